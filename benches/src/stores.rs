@@ -206,7 +206,7 @@ impl<'a> StoreServers<'a> {
         let (url, cache) = self.urls_through(redis, postgres)?;
         let cache = cache.map(|cache| format!("cache = \"{cache}\"\n")).unwrap_or_default();
         let (near, timeout) = (self.stores.local_cache_bytes(), STORE_CALL_TIMEOUT.as_secs());
-        Ok(format!("[store]\nurl = \"{url}\"\n{cache}near = {near}\ntimeout = \"{timeout}s\"\n"))
+        Ok(format!("[store]\nurl = \"{url}\"\n{cache}local_cache = {near}\ntimeout = \"{timeout}s\"\n"))
     }
 
     /// The URL of the store, and of the Redis in front of it if there are two.

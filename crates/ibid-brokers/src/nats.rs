@@ -1,18 +1,18 @@
 //! Deliveries of a JetStream pull consumer.
 //!
-//! Which event it is: its CloudEvents attributes, else its `Nats-Msg-Id`, which is unique in its stream. While a delivery is
-//! being handled the server is told so, and does not deliver it to somebody else. An acknowledgement is confirmed by
-//! the server. A dead letter is published to a subject of its own, which a stream must keep, and confirmed there before
-//! the delivery is ended.
+//! The event identity is taken from the CloudEvents attributes, else from `Nats-Msg-Id`, which is unique in its stream.
+//! During handling, the server receives progress acknowledgements, so that it does not redeliver the message. The
+//! server confirms every acknowledgement. A dead letter is published to its own subject, which a stream must store, and
+//! confirmed there before the delivery ends.
 //!
 //! ```no_run
-//! # async fn consume(consumer: async_nats::jetstream::consumer::PullConsumer, jetstream: async_nats::jetstream::Context)
-//! # -> Result<(), Box<dyn std::error::Error>> {
+//! # use async_nats::jetstream::{Context, consumer::PullConsumer};
+//! # async fn consume(consumer: PullConsumer, jetstream: Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use ibid::inbox::Inbox;
-//! use ibid_brokers::nats::Deliveries;
+//! use ibid_brokers::nats::NatsDeliveries;
 //!
 //! # let inbox: Inbox = unimplemented!();
-//! let mut deliveries = Deliveries::of(&jetstream, consumer, "mailer", "dead.mailer").await?;
+//! let mut deliveries = NatsDeliveries::open(&jetstream, consumer, "mailer", "dead.mailer").await?;
 //! while let Some(delivery) = deliveries.next().await {
 //!     let delivery = delivery?;
 //!     let handled = inbox.handle(delivery.event(), |_attempt| async { Ok::<_, std::io::Error>(()) }).await;
@@ -39,39 +39,38 @@ use futures_util::StreamExt;
 use ibid::inbox::{BrokerMessageId, BrokerReply, DeliveredMessage, EventIdentityError, InboxEvent};
 use tokio::{task::JoinHandle, time::sleep};
 
-/// What NATS knows a message by. It also drops a second message with the same one, for a while.
+/// Identifies a message. JetStream drops a second message with the same id within its duplicate window.
 const MESSAGE_ID_HEADER: &str = "Nats-Msg-Id";
-/// Why a message is a dead letter.
+/// Header with the reason for dead-lettering.
 pub const DEAD_LETTER_REASON_HEADER: &str = "Ibid-Dead-Letter-Why";
-/// The subject that a dead letter was published to.
+/// Header with the original subject of a dead letter.
 pub const DEAD_LETTER_SUBJECT_HEADER: &str = "Ibid-Dead-Letter-Subject";
-/// The `Nats-Msg-Id` that a dead letter came with.
+/// Header with the original `Nats-Msg-Id` of a dead letter.
 pub const DEAD_LETTER_MESSAGE_ID_HEADER: &str = "Ibid-Dead-Letter-Msg-Id";
 
-/// A fault of the broker, or of the way to it. What was not confirmed comes again.
+/// An error of the broker or the connection. Unconfirmed messages are delivered again.
 #[derive(Debug)]
 pub struct NatsError {
     action: &'static str,
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// What a pull consumer is given, one by one.
+/// The deliveries of a pull consumer.
 pub struct NatsDeliveries {
     messages: pull::Stream,
     context: NatsDeliveryContext,
 }
 
-/// For whom deliveries are, and where dead letters go.
 #[derive(Clone)]
 struct NatsDeliveryContext {
     jetstream: Context,
     consumer: String,
     dead_letters: String,
-    /// How often the server is told that a delivery is being handled.
+    /// Interval of progress acknowledgements during handling.
     progress_interval: Duration,
 }
 
-/// One delivery, known by its event. Dropped without a reply, it comes again.
+/// A delivery and its event. If dropped without a reply, it is delivered again.
 pub struct NatsDelivery {
     message: Message,
     event: InboxEvent,
@@ -79,7 +78,7 @@ pub struct NatsDelivery {
     progress_task: AckProgressTask,
 }
 
-/// Tells the server that a delivery is being handled, until it is dropped.
+/// Sends progress acknowledgements until dropped.
 struct AckProgressTask(JoinHandle<()>);
 
 impl Drop for AckProgressTask {
@@ -89,11 +88,11 @@ impl Drop for AckProgressTask {
 }
 
 impl NatsDeliveries {
-    /// Those of a consumer with explicit acknowledgement. `name` is the consumer in the events; two names are two
+    /// Opens a consumer with explicit acknowledgement. `name` is the consumer name in the events; different names are
     /// independent consumers.
     ///
     /// # Errors
-    /// If no stream keeps `dead_letters`, or the server cannot be asked.
+    /// Returns an error if no stream stores the subject `dead_letters`, or if the server cannot be reached.
     pub async fn open(
         context: &Context, mut consumer: PullConsumer, name: &str, dead_letters: &str,
     ) -> Result<Self, NatsError> {
@@ -114,7 +113,8 @@ impl NatsDeliveries {
         Ok(Self { messages, context: to })
     }
 
-    /// The next delivery. One whose event nobody can tell becomes a dead letter, and the next one is returned.
+    /// Waits for the next delivery. A message without an event identity is dead-lettered, and the next delivery is
+    /// returned.
     pub async fn next(&mut self) -> Option<Result<NatsDelivery, NatsError>> {
         loop {
             let message = match self.messages.next().await? {
@@ -134,7 +134,7 @@ impl NatsDeliveries {
                 Err(why) => {
                     tracing::warn!(subject = %message.subject, %why, "a message without an identity");
                     if let Err(error) = self.context.dead_letter(&message, &why.to_string()).await {
-                        // It comes again, and so does this attempt.
+                        // The message is delivered again, and dead-lettering is retried then.
                         tracing::error!(subject = %message.subject, %error, "a dead letter was not taken");
                     }
                 }
@@ -144,26 +144,27 @@ impl NatsDeliveries {
 }
 
 impl NatsDelivery {
-    /// Which event it is.
+    /// Returns the event of the delivery.
     pub fn event(&self) -> &InboxEvent {
         &self.event
     }
 
-    /// The message, to be read. The reply is given by [`reply`](Self::reply).
+    /// Returns the message, for reading. Acknowledge it only with [`reply`](Self::reply).
     pub fn message(&self) -> &async_nats::Message {
         &self.message
     }
 
-    /// How often it was delivered, this time included. A handler that takes its process down is never counted by an inbox
-    /// in a transaction; this is.
+    /// Returns the number of deliveries, including this one. It also counts handlers that crash their process, which an
+    /// inbox in a transaction never does.
     pub fn delivery_count(&self) -> u64 {
         self.message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1))
     }
 
-    /// Tells the broker what became of it, and waits for the broker's word on that.
+    /// Sends the reply to the broker and waits for its confirmation.
     ///
     /// # Errors
-    /// If the broker did not confirm it. Then it may come again, and will be a duplicate if it was handled.
+    /// Returns an error if the broker did not confirm. The message may then be delivered again; it is a duplicate if it
+    /// was handled.
     pub async fn reply(self, reply: BrokerReply) -> Result<(), NatsError> {
         let told = match reply {
             BrokerReply::Acknowledge => self.message.double_ack().await,
@@ -179,7 +180,7 @@ impl NatsDelivery {
 }
 
 impl NatsDeliveryContext {
-    /// Kept elsewhere first, then ended here: whatever happens in between, it is not lost.
+    /// Publishes the dead letter first, then ends the delivery, so that a crash in between loses nothing.
     async fn dead_letter(&self, message: &Message, why: &str) -> Result<(), NatsError> {
         let mut headers = HeaderMap::new();
         for (name, values) in message.headers.iter().flat_map(HeaderMap::iter) {
@@ -196,7 +197,7 @@ impl NatsDeliveryContext {
         headers.insert(DEAD_LETTER_REASON_HEADER, why.replace(['\r', '\n'], " ").as_str());
         headers.insert(DEAD_LETTER_SUBJECT_HEADER, message.subject.as_str());
         if let Ok(info) = message.info() {
-            // Kept once, even if it must be sent again. Two consumers have a dead letter each.
+            // Makes a repeated publish a duplicate. Two consumers have one dead letter each.
             let id = format!("dead:{}:{}:{}", self.consumer, info.stream, info.stream_sequence);
             headers.insert(MESSAGE_ID_HEADER, id.as_str());
         }
@@ -209,12 +210,12 @@ impl NatsDeliveryContext {
     }
 }
 
-/// Sends a dead letter back to where it came from, as the event that it was. Forget it in the inbox first, or it is a
-/// duplicate or poisoned still.
+/// Resends a dead letter to its original subject, as the original event. Forget the event in the inbox first; otherwise
+/// it is still a duplicate or poisoned.
 ///
 /// # Errors
-/// If it is no dead letter, or was not kept: the stream takes no second message with the same `Nats-Msg-Id` within its
-/// duplicate window.
+/// Returns an error if the message is not a dead letter, or was not stored: within its duplicate window, the stream
+/// does not accept a second message with the same `Nats-Msg-Id`.
 pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<(), NatsError> {
     let all = dead.headers.clone().unwrap_or_default();
     let Some(subject) = all.get(DEAD_LETTER_SUBJECT_HEADER).map(|subject| subject.to_string()) else {
@@ -243,10 +244,10 @@ pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<()
     Ok(())
 }
 
-/// Which event a JetStream message is.
+/// Returns the event of a JetStream message.
 ///
 /// # Errors
-/// If nobody can say.
+/// Returns an error if the message has no event identity.
 pub fn identify(consumer: &str, message: &jetstream::Message) -> Result<InboxEvent, EventIdentityError> {
     let info = message.info().ok();
     let headers: Vec<(&str, &[u8])> = message
@@ -303,12 +304,12 @@ impl Error for NatsError {
 
 impl fmt::Debug for NatsDeliveries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deliveries").field("consumer", &self.context.consumer).finish_non_exhaustive()
+        f.debug_struct("NatsDeliveries").field("consumer", &self.context.consumer).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for NatsDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("NatsDelivery").field("event", &self.event).finish_non_exhaustive()
     }
 }

@@ -1,21 +1,21 @@
 //! Deliveries of a RabbitMQ queue.
 //!
-//! Which event it is: its CloudEvents attributes, else its `message_id`, which its publisher makes unique in the queue. A
-//! dead letter is rejected, and goes where the queue's dead-letter exchange sends it: **without one RabbitMQ drops it**.
-//! [`declare`] makes a queue that has one.
+//! The event identity is taken from the CloudEvents attributes, else from `message_id`, which the publisher must keep
+//! unique in the queue. A dead letter is rejected, and goes to the queue's dead-letter exchange: **without one RabbitMQ
+//! drops it**. [`declare`] creates a queue that has one.
 //!
-//! RabbitMQ cannot be told to deliver something later. A delivery that should come again is held back here, unanswered,
-//! and then returned to the queue; meanwhile it counts against the prefetch limit. If this process ends, it returns
-//! at once.
+//! RabbitMQ cannot delay a redelivery. So a delivery to be redelivered later is held back unacknowledged in this
+//! process and then returned to the queue; meanwhile it counts against the prefetch limit. If this process ends, it
+//! returns at once.
 //!
 //! ```no_run
 //! # async fn consume(channel: lapin::Channel) -> Result<(), Box<dyn std::error::Error>> {
 //! use ibid::inbox::Inbox;
-//! use ibid_brokers::rabbitmq::{Deliveries, declare};
+//! use ibid_brokers::rabbitmq::{RabbitmqDeliveries, declare};
 //!
 //! # let inbox: Inbox = unimplemented!();
 //! declare(&channel, "orders").await?;
-//! let mut deliveries = Deliveries::of(&channel, "orders", "mailer", 32).await?;
+//! let mut deliveries = RabbitmqDeliveries::open(&channel, "orders", "mailer", 32).await?;
 //! while let Some(delivery) = deliveries.next().await {
 //!     let delivery = delivery?;
 //!     let handled = inbox.handle(delivery.event(), |_attempt| async { Ok::<_, std::io::Error>(()) }).await;
@@ -43,35 +43,35 @@ use lapin::{
 };
 use tokio::time::sleep;
 
-/// The longest that a delivery is held back: servers end channels that leave one unanswered for half an hour.
+/// Maximum time that a delivery is held back. Servers close channels with a delivery unacknowledged for half an hour.
 pub const MAX_REQUEUE_DELAY: Duration = Duration::from_secs(5 * 60);
 
-/// A fault of the broker, or of the way to it. What was not answered comes again.
+/// An error of the broker or the connection. Unacknowledged messages are delivered again.
 #[derive(Debug)]
 pub struct RabbitmqError {
     action: &'static str,
-    /// `None`: the channel that it came on is gone.
+    /// `None` if the delivery's channel is closed.
     source: Option<lapin::Error>,
 }
 
-/// What a queue delivers, one by one.
+/// The deliveries of a queue.
 pub struct RabbitmqDeliveries {
     messages: lapin::Consumer,
     consumer: String,
     queue: String,
 }
 
-/// One delivery, known by its event. Without a reply it comes again once the channel is closed.
+/// A delivery and its event. Without a reply, it is delivered again once the channel closes.
 pub struct RabbitmqDelivery {
     message: Message,
     event: InboxEvent,
 }
 
-/// A durable queue NAME with a place for dead letters: the exchange and the queue NAME.dead. A replicated (quorum) queue, so
-/// that deliveries are counted and no dead letter is lost on its way.
+/// Declares a durable queue, and `{queue}.dead` as exchange and queue for its dead letters. They are quorum queues
+/// (replicated), so that deliveries are counted and no dead letter is lost on its way.
 ///
 /// # Errors
-/// If the broker does not make them: a queue of that name with other settings is there already, for example.
+/// Returns an error if the broker rejects a declaration, for example because the queue exists with other settings.
 pub async fn declare(channel: &Channel, queue: &str) -> Result<(), RabbitmqError> {
     let dead = format!("{queue}.dead");
     let failed = RabbitmqError::context("the queue and its dead letters cannot be declared");
@@ -99,11 +99,11 @@ pub async fn declare(channel: &Channel, queue: &str) -> Result<(), RabbitmqError
 }
 
 impl RabbitmqDeliveries {
-    /// Those of a queue, at most `prefetch` of them unanswered at a time. `consumer` is the consumer in the events; two
-    /// names are two independent consumers.
+    /// Consumes a queue, with at most `prefetch` unacknowledged deliveries. `consumer` is the consumer name in the
+    /// events; different names are independent consumers.
     ///
     /// # Errors
-    /// If the queue is not there.
+    /// Returns an error if the queue does not exist.
     pub async fn open(channel: &Channel, queue: &str, consumer: &str, prefetch: u16) -> Result<Self, RabbitmqError> {
         let failed = RabbitmqError::context("the queue cannot be consumed");
         channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(failed)?;
@@ -113,7 +113,8 @@ impl RabbitmqDeliveries {
         Ok(Self { messages, consumer: consumer.into(), queue: queue.into() })
     }
 
-    /// The next delivery. One whose event nobody can tell becomes a dead letter, and the next one is returned.
+    /// Waits for the next delivery. A message without an event identity is dead-lettered, and the next delivery is
+    /// returned.
     pub async fn next(&mut self) -> Option<Result<RabbitmqDelivery, RabbitmqError>> {
         loop {
             let message = match self.messages.next().await? {
@@ -134,18 +135,18 @@ impl RabbitmqDeliveries {
 }
 
 impl RabbitmqDelivery {
-    /// Which event it is.
+    /// Returns the event of the delivery.
     pub fn event(&self) -> &InboxEvent {
         &self.event
     }
 
-    /// The message, to be read. The reply is given by [`reply`](Self::reply).
+    /// Returns the message, for reading. Acknowledge it only with [`reply`](Self::reply).
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// How often it was delivered, this time included, if the queue counts (quorum queues do). A handler that takes its
-    /// process down is never counted by an inbox in a transaction; this is.
+    /// Returns the number of deliveries, including this one, if the queue counts them (quorum queues do). It also
+    /// counts handlers that crash their process, which an inbox in a transaction never does.
     pub fn delivery_count(&self) -> Option<u64> {
         let headers = self.message.properties.headers().as_ref();
         let before = match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
@@ -161,10 +162,11 @@ impl RabbitmqDelivery {
         Some(before + 1)
     }
 
-    /// Tells the broker what became of it.
+    /// Sends the reply to the broker.
     ///
     /// # Errors
-    /// If the channel is gone. Then it comes again, and will be a duplicate if it was handled.
+    /// Returns an error if the channel is closed. The message is then delivered again; it is a duplicate if it was
+    /// handled.
     pub async fn reply(self, reply: BrokerReply) -> Result<(), RabbitmqError> {
         let acker = self.message.acker;
         match reply {
@@ -174,7 +176,7 @@ impl RabbitmqDelivery {
             BrokerReply::Redeliver { after } => {
                 tokio::spawn(async move {
                     sleep(after.min(MAX_REQUEUE_DELAY)).await;
-                    // If the channel is gone by now, so is the delivery: it has returned already.
+                    // If the channel is closed by now, the delivery has already returned to the queue.
                     let requeue = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
                     if let Err(error) = acker.nack(requeue).await {
                         tracing::debug!(%error, "a delivery returned to its queue with its channel");
@@ -190,10 +192,10 @@ impl RabbitmqDelivery {
     }
 }
 
-/// Which event a message in this queue is.
+/// Returns the event of a message in this queue.
 ///
 /// # Errors
-/// If nobody can say.
+/// Returns an error if the message has no event identity.
 pub fn identify(consumer: &str, queue: &str, message: &Message) -> Result<InboxEvent, EventIdentityError> {
     let properties = &message.properties;
     let headers: Vec<(&str, &[u8])> = properties
@@ -221,7 +223,7 @@ async fn reject(acker: &Acker) -> Result<(), RabbitmqError> {
     check_sent("it was not rejected", acker.reject(BasicRejectOptions { requeue: false }).await)
 }
 
-/// `false` says that there is no channel to tell it on.
+/// `Ok(false)` means that there is no channel to send on.
 fn check_sent(what: &'static str, told: lapin::Result<bool>) -> Result<(), RabbitmqError> {
     match told {
         Ok(true) => Ok(()),
@@ -253,7 +255,7 @@ impl Error for RabbitmqError {
 
 impl fmt::Debug for RabbitmqDeliveries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deliveries")
+        f.debug_struct("RabbitmqDeliveries")
             .field("consumer", &self.consumer)
             .field("queue", &self.queue)
             .finish_non_exhaustive()
@@ -262,6 +264,6 @@ impl fmt::Debug for RabbitmqDeliveries {
 
 impl fmt::Debug for RabbitmqDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("RabbitmqDelivery").field("event", &self.event).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
-//! Reading an answer to its end before it counts.
+//! Buffers a response body before the response counts.
 //!
-//! A head without its body is no answer: if the connection breaks in between, the next attempt with the same key brings
-//! the whole of it. What is too large to hold, or never ends, is handed on as it comes.
+//! If the connection breaks inside a body, the next attempt with the same key gets the whole response. Event streams
+//! and bodies above the limit are streamed to the caller.
 
 use std::{
     pin::Pin,
@@ -16,11 +16,10 @@ use reqwest::{Body, Response, ResponseBuilderExt as _};
 
 use crate::retry::TransportError;
 
-/// An answer that has arrived.
 pub(crate) struct BufferedResponse {
-    /// Readable as if nobody had read it.
+    /// Its body can still be read from the start.
     pub(crate) response: Response,
-    /// Its body, unless that is handed on as it comes.
+    /// The whole body; `None` if it is streamed.
     pub(crate) body: Option<Bytes>,
 }
 
@@ -33,7 +32,7 @@ pub(crate) async fn buffer_response(response: Response, max: usize) -> Result<Bu
     }
     let url = response.url().clone();
     let (mut parts, mut rest) = http::Response::<Body>::from(response).into_parts();
-    // The conversion loses it.
+    // The conversion to `http::Response` drops the URL.
     let (addressed, ()) = http::Response::builder().url(url).body(()).expect("nothing but a URL").into_parts();
     parts.extensions.extend(addressed.extensions);
     let mut read = BytesMut::new();
@@ -51,7 +50,7 @@ pub(crate) async fn buffer_response(response: Response, max: usize) -> Result<Bu
     Ok(BufferedResponse { response, body: Some(body) })
 }
 
-/// What was read of a body, then the rest of it.
+/// A body whose first part is already read.
 struct PrefixedBody {
     first: Option<Bytes>,
     rest: Body,

@@ -1,8 +1,7 @@
-//! What an answer means for the client: one table, no I/O.
+//! Decides what a response means for the client: one table, no I/O.
 //!
-//! Three questions about each answer. Is it the operation's own, or a refusal? Is it worth another attempt, and when? Has
-//! the key done its duty? The last one errs to one side: a key is only given up if no earlier attempt with it can
-//! still have an effect whose answer was not seen.
+//! Three questions: is the response the operation's own or a refusal, does a retry make sense and when, and can the key
+//! be deleted? A key is deleted only if no earlier attempt with it can still have an effect.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,72 +9,70 @@ use http::{HeaderMap, StatusCode, header};
 use ibid::RefusalReason as Refused;
 use serde::Deserialize;
 
-/// Where the types of an ibid server's problems begin. The host before it is of no interest.
+/// Precedes the name of the refusal in the problem types of ibid servers. The host before it is ignored.
 const PROBLEM_TYPE_PREFIX: &str = "/.well-known/idempotency#";
 
-/// What to do.
+/// What to do with a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum ResponseAction {
-    /// The operation's own answer.
+    /// Return the operation's own response.
     Answer {
-        /// Whether it is final, so that the operation has ended.
+        /// Whether it is final: the operation is over.
         settled: bool,
     },
-    /// Another attempt, with the same key.
+    /// Send again with the same key.
     Retry {
         why: RetryCause,
-        /// What the server asks for, where it is asked. None: as the schedule says.
+        /// `Retry-After`, where it counts. `None`: the schedule decides.
         after: Option<Duration>,
     },
-    /// A refusal that another attempt would not change; none is named if this client does not know it.
+    /// A refusal that a retry would not change; `None` inside if this client does not know its name.
     Refused(Option<Refused>),
 }
 
-/// Why another attempt makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetryCause {
-    /// The first attempt is still running.
+    /// The first attempt is still in progress.
     InProgress,
-    /// The server has no room, or no store, at the moment.
+    /// The server is overloaded, or its store is down.
     Unavailable,
-    /// The app behind the gateway was not reached, or its answer was lost.
+    /// The gateway could not reach the app, or lost its response.
     Upstream,
-    /// Some other 5xx, where the caller wants that retried.
+    /// Another 5xx, and the caller wants those retried.
     ServerError,
 }
 
-/// A refusal in the form of RFC 9457.
+/// A problem document (RFC 9457) in a response. Stripe-style errors are converted to it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Default)]
 #[serde(default)]
 pub struct ServerProblem {
-    /// Which one. ibid's end in `/.well-known/idempotency#NAME`.
+    /// The problem type. Those of ibid end in `/.well-known/idempotency#NAME`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// A sentence for people.
+    /// A short summary for people.
     pub title: String,
     /// What happened this time, and what to do.
     pub detail: String,
 }
 
-/// An answer as far as it is judged.
+/// The parts of a response that the decision depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReceivedResponse<'a> {
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
-    /// The whole body, if it was read.
+    /// The whole body; `None` if it is streamed to the caller.
     pub(crate) body: Option<&'a [u8]>,
 }
 
 impl ServerProblem {
-    /// The name of the refusal, if an ibid server gave it: `in-progress`, `outcome-unknown`, ….
+    /// The name of the refusal if an ibid server sent it, such as `in-progress` or `outcome-unknown`.
     pub fn name(&self) -> Option<&str> {
         self.kind.rsplit_once(PROBLEM_TYPE_PREFIX).map(|(_, name)| name)
     }
 }
 
 impl ReceivedResponse<'_> {
-    /// The problem, if it is one.
     pub(crate) fn problem(&self) -> Option<ServerProblem> {
         match self.media_type()? {
             "application/problem+json" => serde_json::from_slice(self.body?).ok(),
@@ -84,7 +81,7 @@ impl ReceivedResponse<'_> {
         }
     }
 
-    /// A refusal in the shape of Stripe's errors. The app's own errors are none.
+    /// Converts a refusal in the shape of Stripe's errors. Returns `None` for the app's own errors.
     fn stripe_error(&self) -> Option<ServerProblem> {
         #[derive(Deserialize)]
         struct StripeErrorBody {
@@ -108,18 +105,18 @@ impl ReceivedResponse<'_> {
         Some(ServerProblem { kind, title, detail: message })
     }
 
-    /// Whether it was given before: by any of the headers that say so, or by the envelope.
+    /// Whether the response is a replay, by any of the headers that mark one or by the envelope.
     pub(crate) fn is_replayed(&self) -> bool {
         let told = ["idempotent-replayed", "x-idempotency-replay", "x-idempotency-cached"];
         told.iter().any(|name| self.header_is(name, "true")) || self.envelope_cached().unwrap_or(false)
     }
 
-    /// Whether it was given without protection, so that a retry may run again.
+    /// Whether the operation ran without protection, so that a retry may run it again.
     pub(crate) fn is_degraded(&self) -> bool {
         self.header_is("idempotency-guarantee", "degraded")
     }
 
-    /// `metadata.cached`.
+    /// Reads `metadata.cached` of a JSON body.
     fn envelope_cached(&self) -> Option<bool> {
         let media = self.media_type()?;
         if media != "application/json" && !media.ends_with("+json") {
@@ -146,7 +143,7 @@ impl ReceivedResponse<'_> {
         Some(value.split(';').next().unwrap_or_default().trim())
     }
 
-    /// What `Retry-After` asks for, as seconds or as a date. A date is compared with the server's own `Date`, so that
+    /// Parses `Retry-After`, as seconds or as a date. A date is compared with the server's own `Date`, so that the
     /// clocks need not agree.
     fn retry_after(&self, now: SystemTime) -> Option<Duration> {
         let date = |value: &str| httpdate::parse_http_date(value).ok();
@@ -159,7 +156,7 @@ impl ReceivedResponse<'_> {
     }
 }
 
-/// The table.
+/// The decision table.
 pub(crate) fn classify_response(seen: &ReceivedResponse<'_>, retry_5xx: bool, now: SystemTime) -> ResponseAction {
     if let Some(name) = seen.problem().as_ref().and_then(ServerProblem::name) {
         return classify_refusal(Refused::from_name(name), seen, now);
@@ -167,13 +164,14 @@ pub(crate) fn classify_response(seen: &ReceivedResponse<'_>, retry_5xx: bool, no
     if seen.is_replayed() {
         return ResponseAction::Answer { settled: true };
     }
-    // ibid says on the app's own answers that they are not remembered: a conflict with that is the app's own.
+    // The gateway adds this header to the app's own responses that it does not remember: a 409 with it is the app's
+    // own.
     let apps_own = seen.headers.contains_key("idempotency-stored");
     match seen.status.as_u16() {
         409 if !apps_own => ResponseAction::Retry { why: RetryCause::InProgress, after: None },
         429 | 503 => ResponseAction::Retry { why: RetryCause::Unavailable, after: seen.retry_after(now) },
         500.. if retry_5xx => ResponseAction::Retry { why: RetryCause::ServerError, after: None },
-        // An earlier attempt may have been let in, and have had its effect.
+        // An earlier attempt may have been accepted and had an effect.
         401 | 403 | 408 | 409 | 425 | 500.. => ResponseAction::Answer { settled: false },
         _ => ResponseAction::Answer { settled: true },
     }

@@ -1,9 +1,9 @@
-//! Where the key of a named operation is kept, so that a client that was killed goes on with the same key, and one that runs
-//! the operation again gets the same answer.
+//! The journal stores the key of each named operation, so that a restarted client continues with the same key and a
+//! repeated operation returns the same response.
 //!
-//! The order that makes it safe: the key is kept *before* the first byte is sent, and its end is noted *after* the whole
-//! final answer has arrived. Whatever happens between the two, the next try has the same key. After a success the key
-//! stays for as long as the server remembers it; after a final refusal by the app it is forgotten.
+//! Safety depends on the order: the key is stored *before* the first byte is sent, and the result is recorded *after*
+//! the whole final response has arrived. Whatever happens in between, the next attempt has the same key. After a
+//! success the key stays for as long as the server remembers it; after a final refusal by the app it is deleted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,125 +21,123 @@ pub use self::file::FileJournal;
 
 mod file;
 
-/// What a journal answers, later.
+/// The future that [`KeyJournal`] methods return.
 pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, JournalError>> + Send + 'a>>;
 
-/// Keeps keys by the names of their operations.
+/// Stores one key per operation name.
 ///
-/// Everybody who shares a journal (tasks, threads, processes) must get the same key for the same name, however they
-/// race: `keep` is one atomic step.
+/// All tasks, threads and processes that share a journal must get the same key for the same name, even when they race:
+/// [`load_or_store`](KeyJournal::load_or_store) is one atomic step.
 pub trait KeyJournal: fmt::Debug + Send + Sync {
-    /// The key that is kept for this operation. If there is none, or only one of an operation that has ended and whose
-    /// time is over, `fresh` is kept from now on.
+    /// Returns the stored key of this operation. If there is none, or the stored one has expired, stores and returns
+    /// `fresh`.
     ///
-    /// When this returns, the key survives whatever the journal promises to survive.
+    /// When this returns, the key is as durable as the journal makes any key.
     fn load_or_store<'a>(&'a self, operation: &'a str, fresh: ClientKey) -> JournalFuture<'a, StoredKey>;
 
-    /// The operation has succeeded: if its key still is this one, it stays until then, and is removed some time later. If
-    /// it has succeeded before, nothing changes.
+    /// Records that the operation has succeeded. If its key still is `key`, the journal keeps it until `until` and
+    /// removes it some time later. Has no effect on an operation that is already finished.
     fn finish<'a>(&'a self, operation: &'a str, key: &'a ClientKey, until: SystemTime) -> JournalFuture<'a, ()>;
 
-    /// Forgets the key of this operation; if one is given, only if it still is that one, because another one belongs to
-    /// somebody who began anew.
+    /// Deletes the key of this operation. If `key` is given and the stored key differs, does nothing: that key belongs
+    /// to a newer operation of the same name.
     fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a ClientKey>) -> JournalFuture<'a, ()>;
 
-    /// The operations that have not had their final answer, the oldest first: what to go on with after a restart.
+    /// Lists the operations without a final response, oldest first. Resume these after a restart.
     fn pending(&self) -> JournalFuture<'_, Vec<PendingOperation>>;
 }
 
-/// A kept key.
+/// The key that a journal holds for an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredKey {
-    /// The key.
+    /// The key to send.
     pub key: ClientKey,
-    /// Since when it is kept.
+    /// When the journal stored it.
     pub created_at: SystemTime,
-    /// If the operation has succeeded: until when its key stays.
+    /// When it expires; `None` until the operation has succeeded.
     pub expires_at: Option<SystemTime>,
 }
 
 impl StoredKey {
-    /// A key that is kept from now on.
     fn new_key(key: ClientKey, created_at: SystemTime) -> StoredKey {
         StoredKey { key, created_at, expires_at: None }
     }
 
-    /// Whether the operation has ended, and its key is not needed any more.
     fn is_expired(&self, now: SystemTime) -> bool {
         self.expires_at.is_some_and(|until| until < now)
     }
 }
 
-/// An operation without its final answer.
+/// An operation that has no final response yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingOperation {
-    /// Its name.
+    /// The name given with [`OperationSpec::named`](crate::OperationSpec::named).
     pub operation: String,
-    /// Its key.
+    /// The key that it is sent with.
     pub key: ClientKey,
-    /// Since when.
+    /// When its key was stored.
     pub created_at: SystemTime,
 }
 
-/// A journal that cannot be used. Nothing was sent.
+/// The journal failed. If this happens before the first attempt, nothing is sent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The disk, or the rights on it.
+    /// A file operation failed.
     #[error("the journal cannot {doing} {path}", path = path.display())]
     Io {
-        /// What it tried.
+        /// The failed operation, a verb such as `read`.
         doing: &'static str,
-        /// With which file.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A file that is not as it was written. It may name a key that was sent, so no fresh key takes its place.
+    /// A key file that cannot be parsed. It may hold a key that was sent, so the journal does not replace it with a
+    /// fresh one.
     #[error(
         "the journal's file {path} cannot be read ({why}); the operation may have been sent under the key in it: look up \
          whether it happened, then remove the file", path = path.display()
     )]
     Damaged {
-        /// The file.
+        /// The key file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
     },
-    /// Somebody keeps the lock.
+    /// Another process holds the journal's lock.
     #[error("another process has held the journal's lock {path} for {waited:?}; is it stopped?", path = path.display())]
     Locked {
-        /// The lock.
+        /// The lock file.
         path: PathBuf,
-        /// How long this one has waited.
+        /// How long this process waited for it.
         waited: Duration,
     },
-    /// A journal of another make.
+    /// An error of a journal outside this crate, or a failed background task.
     #[error("the journal failed")]
     Other(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// How many operations that have succeeded are kept in memory.
+/// Most finished operations that the memory journal keeps.
 const MAX_FINISHED_KEYS: usize = 100_000;
 
-/// Keeps keys in memory: across retries, not across restarts. Of the operations that have succeeded it keeps the latest
+/// Keeps keys in memory: they survive retries but not a restart. Of the finished operations it keeps the latest
 /// 100,000.
 #[derive(Default)]
 pub struct MemoryJournal {
-    /// Written by whoever calls.
     entries: Mutex<JournalEntries>,
 }
 
 #[derive(Default)]
 struct JournalEntries {
-    /// By operation.
+    /// By operation name.
     keys: HashMap<String, StoredKey>,
-    /// Those that have succeeded, in that order; some may have been forgotten since.
+    /// Finished operations in the order of finishing; some may have been deleted since.
     finished: VecDeque<(String, ClientKey)>,
 }
 
 impl JournalEntries {
-    /// Removes what is over from the front, and the oldest of what is too much.
+    /// Removes expired keys, and the oldest finished ones above the limit.
     fn evict(&mut self, now: SystemTime) {
         while let Some((operation, key)) = self.finished.front() {
             let found = self.keys.get(operation).filter(|kept| kept.key == *key);

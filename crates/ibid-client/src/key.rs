@@ -1,57 +1,57 @@
-//! Keys, and how they are made.
+//! Idempotency keys and their generation.
 //!
-//! Invariant: a [`Key`] is 1 to 255 characters of visible ASCII, so it can be sent. Its `Debug` is masked; only
-//! [`as_str`](Key::as_str) shows it.
+//! Invariant: a [`ClientKey`] is 1 to 255 characters of visible ASCII, so it fits into a header. Its `Debug` output is
+//! masked; only [`as_str`](ClientKey::as_str) reveals it.
 
 use std::{fmt, time::SystemTime};
 
 use http::HeaderValue;
 
-/// The longest key that an ibid route can take.
+/// Longest key that an ibid route accepts, in characters.
 const MAX_KEY_LENGTH: usize = 255;
 
-/// What a client names one operation with.
+/// An idempotency key: the client's name for one operation.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ClientKey(String);
 
-/// A key that cannot be sent.
+/// The error of a key that cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the idempotency key {reason}; a key is 1 to 255 characters of visible ASCII")]
 pub struct InvalidKey {
     reason: &'static str,
 }
 
-/// How the key of a new operation is made.
+/// Generates the key of a new operation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KeyGenerator {
-    /// A random UUID. Right for nearly everything.
+    /// A random UUID. The right choice for nearly every operation.
     #[default]
     UuidV4,
-    /// A random UUID that begins with the time, so that keys sort by it. Not for routes that ask for `uuid4`.
+    /// A UUID that starts with the current time, so that keys sort by age. Routes that require `uuid4` refuse it.
     UuidV7,
-    /// `user:operation:resource:timestamp`, as the `bookings` preset asks for. The timestamp is the time of minting, in
-    /// milliseconds: the same three parts twice are two operations.
+    /// `user:operation:resource:timestamp`, as the `bookings` preset requires. The timestamp is the time of generation
+    /// in milliseconds, so the same three parts used twice make two operations.
     Operation {
-        /// Who.
+        /// The user who runs the operation.
         user: String,
-        /// Does what.
+        /// The operation, such as `booking.create`.
         operation: String,
-        /// To what.
+        /// The resource that the operation changes.
         resource: String,
     },
-    /// Derived from parts, in the shape of a UUID. The same parts are the same operation, for ever and everywhere,
-    /// without any journal: only safe if no two operations have the same parts.
+    /// A hash of the parts in the shape of a UUID. The same parts always give the same key, on every machine and
+    /// without a journal. Safe only if no two operations have the same parts.
     Derived(Vec<String>),
-    /// A key from elsewhere.
+    /// A key that the caller chose.
     Fixed(ClientKey),
 }
 
 impl ClientKey {
-    /// A key from elsewhere.
+    /// Checks a key that the caller chose.
     ///
     /// # Errors
-    /// If it cannot be sent.
+    /// [`InvalidKey`] if the text is empty, longer than 255 characters, or contains anything but visible ASCII.
     pub fn new(text: impl Into<String>) -> Result<ClientKey, InvalidKey> {
         let text = text.into();
         let why = match text.len() {
@@ -63,17 +63,17 @@ impl ClientKey {
         Err(InvalidKey { reason: why })
     }
 
-    /// The key as it is.
+    /// The key in clear.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The key for logs and for people: `550e****0000`.
+    /// The key for logs and messages: `550e****0000`.
     pub fn masked(&self) -> String {
         ibid::mask(&self.0)
     }
 
-    /// Bare where that can be read in one way only, else as a quoted string.
+    /// The header value: the bare key if it parses back to the same key, else a quoted string.
     pub(crate) fn header(&self) -> HeaderValue {
         let bare = ibid::extract_key(self.0.as_bytes()).is_ok_and(|read| read == self.0);
         let sent =
@@ -81,7 +81,7 @@ impl ClientKey {
         HeaderValue::try_from(sent).expect("visible ASCII")
     }
 
-    /// Reads the header that the caller has set by hand.
+    /// Parses the key header that the caller has set.
     pub(crate) fn from_header(value: &HeaderValue) -> Result<ClientKey, InvalidKey> {
         let read =
             ibid::extract_key(value.as_bytes()).map_err(|_| InvalidKey { reason: "in the request cannot be read" })?;
@@ -90,12 +90,12 @@ impl ClientKey {
 }
 
 impl KeyGenerator {
-    /// Parts as they come: `KeyGenerator::derived(["invoice", "17"])`.
+    /// Derives the key from these parts: `KeyGenerator::derived(["invoice", "17"])`.
     pub fn derived<T: Into<String>>(parts: impl IntoIterator<Item = T>) -> KeyGenerator {
         KeyGenerator::Derived(parts.into_iter().map(Into::into).collect())
     }
 
-    /// Whether minting twice gives the same key.
+    /// Whether `generate` returns the same key every time.
     pub(crate) fn is_deterministic(&self) -> bool {
         matches!(self, KeyGenerator::Derived(_) | KeyGenerator::Fixed(_))
     }
@@ -120,7 +120,7 @@ impl KeyGenerator {
     }
 }
 
-/// RFC 9562: 48 bits of milliseconds, then random ones. The random UUID supplies those, and the variant.
+/// RFC 9562: 48 bits of milliseconds, then random bits. A random UUID supplies those and the variant.
 fn uuid_v7(now: SystemTime) -> String {
     let time = format!("{:012x}", unix_millis(now) & 0xffff_ffff_ffff);
     let random = ibid::generate_key();
@@ -133,7 +133,7 @@ fn unix_millis(time: SystemTime) -> u128 {
 
 impl fmt::Debug for ClientKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Key").field(&format_args!("{}", self.masked())).finish()
+        f.debug_tuple("ClientKey").field(&format_args!("{}", self.masked())).finish()
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
             KeyGenerator::Operation { user: "u1".into(), operation: "booking.create".into(), resource: "r9".into() };
         assert_eq!(mint(&named).as_str(), "u1:booking.create:r9:1704067200000");
         assert_eq!(mint(&KeyGenerator::derived(["ab", "c"])).as_str(), ibid::derive_key(&["ab", "c"]));
-        // The JavaScript client makes the same.
+        // The JavaScript client derives the same key.
         assert_eq!(
             mint(&KeyGenerator::derived(["invoice", "17", "\u{fc}"])).as_str(),
             "0ee9896b-d819-4c46-9b73-128482f0ff3a"
@@ -199,6 +199,6 @@ mod tests {
     fn debug_shows_no_key() {
         let shown =
             format!("{:?}", KeyGenerator::Fixed(ClientKey::new("550e8400-e29b-41d4-a716-446655440000").unwrap()));
-        assert_eq!(shown, "Given(Key(550e****0000))");
+        assert_eq!(shown, "Fixed(ClientKey(550e****0000))");
     }
 }

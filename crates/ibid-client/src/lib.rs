@@ -1,39 +1,41 @@
-//! The client's half of idempotency: one key per operation, the same on every retry and after every restart, and an end
-//! that says why.
+//! Sends HTTP requests with an idempotency key: one key per operation, the same on every retry and after every restart.
+//! A call that gives up says why.
 //!
 //! ```no_run
-//! use ibid_client::{Options, send};
+//! use ibid_client::{SendOptions, send};
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = reqwest::Client::new();
 //! let request = client.post("http://127.0.0.1:8080/pay").body("amount=1").build()?;
-//! let options = Options::in_folder("/var/lib/shop/keys").operation("order-17");
+//! let options = SendOptions::in_folder("/var/lib/shop/keys").operation("order-17");
 //! match send(&client, request, &options).await {
-//!     Ok(answer) if answer.replayed => println!("it was paid before: {}", answer.response.status()),
-//!     Ok(answer) => println!("{}", answer.response.status()),
-//!     Err(stopped) => println!("{stopped}"),
+//!     Ok(sent) if sent.replayed => println!("paid before: {}", sent.response.status()),
+//!     Ok(sent) => println!("{}", sent.response.status()),
+//!     Err(error) => println!("{error}"),
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! [`send`] is a plain function; [`IdempotencyMiddleware`] is the same as a layer of `reqwest-middleware`. What is retried and what is not:
+//! [`send`] is a plain function; `IdempotencyMiddleware` does the same as a `reqwest-middleware` layer. The response
+//! decides what happens next:
 //!
-//! | answer | then |
+//! | response | action |
 //! |---|---|
-//! | none, or not the whole of it | again, by the [`Schedule`] |
-//! | 409 in progress | again, by the schedule |
-//! | 429, 503 | again, by `Retry-After` (bounded), and not before the schedule |
-//! | 502, 504 of an ibid gateway that did not get the app's answer | again, by the schedule |
-//! | 409 outcome unknown, 422 key reused, any other refusal of ibid | [`SendError`] |
-//! | another 5xx | the [`SentResponse`]; again if [`SendOptions::retry_5xx`] |
-//! | anything else | the [`Response`] |
+//! | none, or an incomplete one | retry, by the [`Schedule`] |
+//! | 409 in progress | retry, by the schedule |
+//! | 429, 503 | retry after `Retry-After` (bounded), but not before the schedule |
+//! | 502, 504 of an ibid gateway that did not get the app's response | retry, by the schedule |
+//! | 409 outcome unknown, 422 key reused, any other ibid refusal | return a [`SendError`] |
+//! | another 5xx | return the [`SentResponse`]; retry if [`SendOptions::retry_5xx`] is on |
+//! | anything else | return the [`SentResponse`] |
 //!
-//! `Ok` means that the operation's own answer is here, whatever its status. The key of a named operation is kept *before*
-//! anything is sent. After a success it stays for as long as the server remembers it ([`SendOptions::server_ttl`]), so that running
-//! the operation again gets the same answer; after a final 4xx it is forgotten. 401, 403, 408, 425 and 5xx are not
-//! final, because an earlier attempt may have had its effect. Dropping a call's future leaves the key where it is.
+//! `Ok` holds the operation's own response, whatever its status. The journal stores the key of a named operation
+//! *before* anything is sent. After a success the key stays for as long as the server remembers it
+//! ([`SendOptions::server_ttl`]), so that running the operation again returns the same response; after a final 4xx the
+//! journal deletes it. 401, 403, 408, 425 and 5xx are not final, because an earlier attempt may have had an effect.
+//! Dropping a call's future leaves the key in the journal.
 //!
-//! TLS is the caller's choice: this crate turns no feature of `reqwest` on.
+//! The caller chooses the TLS implementation: this crate enables no feature of `reqwest`.
 
 use reqwest::{Client, Request, Response};
 
@@ -61,12 +63,12 @@ mod outcome;
 mod retry;
 mod schedule;
 
-/// Sends a request until it has its answer, or a reason to stop.
+/// Sends a request, and retries it until it has a response or a reason to give up.
 ///
-/// A request that carries the key header already keeps that key.
+/// If the request already has the key header, that key is used.
 ///
 /// # Errors
-/// Why it stopped: after how many attempts, and what the last one brought.
+/// A [`SendError`] with the reason, the number of attempts and the result of the last one.
 pub async fn send(client: &Client, request: Request, options: &SendOptions) -> Result<SentResponse, SendError> {
     send_with_retries(request, options, &options.operation, &mut ClientTransport(client)).await
 }
@@ -86,7 +88,7 @@ impl From<reqwest::Error> for TransportError {
     }
 }
 
-/// The guide's code, tested with the rest.
+/// Runs the guide's code as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/clients.md")]
 struct GuideDoctests;

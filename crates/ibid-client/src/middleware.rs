@@ -1,4 +1,4 @@
-//! A layer for clients of `reqwest-middleware`.
+//! A layer for `reqwest-middleware` clients.
 
 use http::{Extensions, Method};
 use reqwest::{Request, Response};
@@ -9,23 +9,24 @@ use crate::{
     retry::{Transport, TransportError, send_with_retries},
 };
 
-/// Gives every POST, PUT, PATCH and DELETE a key, and retries it with that key; other requests pass untouched.
+/// Gives every POST, PUT, PATCH and DELETE a key, and retries it with that key. Other requests pass unchanged.
 ///
-/// A request's operation is named with an extension; the answer's extensions hold [`ResponseInfo`]. What stops it is a
-/// [`SendError`](crate::SendError) inside [`reqwest_middleware::Error::Middleware`].
+/// A request extension, [`OperationSpec`], names the operation; the response extension [`ResponseInfo`] describes the
+/// result. A call that gives up returns a [`SendError`](crate::SendError) inside
+/// [`reqwest_middleware::Error::Middleware`].
 ///
-/// Put it before layers that act on each attempt, such as tracing or signing: it runs them once per attempt.
+/// Add it before layers that act on each attempt, such as tracing or signing: it runs them once per attempt.
 ///
 /// ```no_run
-/// use ibid_client::{Idempotent, Operation, Options, Told};
+/// use ibid_client::{IdempotencyMiddleware, OperationSpec, ResponseInfo, SendOptions};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let client = reqwest_middleware::ClientBuilder::new(reqwest::Client::new())
-///     .with(Idempotent::new(Options::in_folder("/var/lib/shop/keys")))
+///     .with(IdempotencyMiddleware::new(SendOptions::in_folder("/var/lib/shop/keys")))
 ///     .build();
 /// let request = client.post("http://127.0.0.1:8080/pay").body("amount=1");
-/// let response = request.with_extension(Operation::named("order-17")).send().await?;
-/// println!("replayed: {}", response.extensions().get::<Told>().unwrap().replayed);
+/// let response = request.with_extension(OperationSpec::named("order-17")).send().await?;
+/// println!("replayed: {}", response.extensions().get::<ResponseInfo>().unwrap().replayed);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
@@ -33,24 +34,25 @@ pub struct IdempotencyMiddleware {
     options: SendOptions,
 }
 
-/// What is known about an answer besides itself; an extension of the response.
+/// Describes how a response was obtained; an extension of the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResponseInfo {
-    /// Whether the operation had been carried out before, and this is what was answered then.
+    /// Whether this is the stored response of an earlier run.
     pub replayed: bool,
-    /// Whether the server said that it ran without protection.
+    /// Whether the server ran the operation without protection.
     pub degraded: bool,
-    /// The key that it was sent with.
+    /// The key that was sent.
     pub key: ClientKey,
-    /// How many attempts it took.
+    /// Number of attempts, at least 1.
     pub attempts: u32,
-    /// Whether the journal failed to note the end of the operation, and why.
+    /// Why the journal could not record the final response.
     pub journal_error: Option<String>,
 }
 
 impl IdempotencyMiddleware {
-    /// A layer with these options. A name in them would be every request's, so it is dropped: requests are named one by one.
+    /// Makes a layer with these options. It drops an operation name in them, which would apply to every request: use
+    /// the extension.
     pub fn new(mut options: SendOptions) -> IdempotencyMiddleware {
         options.operation.name = None;
         IdempotencyMiddleware { options }
@@ -93,7 +95,7 @@ impl Transport for NextTransport<'_, '_> {
         match self.next.clone().run(request, self.extensions).await {
             Ok(response) => Ok(response),
             Err(Error::Reqwest(error)) => Err(error.into()),
-            // Another layer's: it knows what it does, and says no.
+            // Another layer rejected the request; a retry would not change that.
             Err(error) => Err(TransportError { error: error.into(), is_permanent: true }),
         }
     }

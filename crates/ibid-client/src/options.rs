@@ -1,4 +1,4 @@
-//! What a caller may choose.
+//! The options of a call.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -6,15 +6,15 @@ use http::HeaderName;
 
 use crate::{FileJournal, JournalError, KeyGenerator, KeyJournal, MemoryJournal, Schedule};
 
-/// How requests are sent, retried and given up. Cheap to clone.
+/// How requests are sent and retried, and when to give up. Cheap to clone.
 ///
 /// ```
-/// use ibid_client::{Mint, Options, Schedule};
+/// use ibid_client::{KeyGenerator, Schedule, SendOptions};
 ///
-/// let options = Options::in_folder("/var/lib/shop/keys")
+/// let options = SendOptions::in_folder("/var/lib/shop/keys")
 ///     .schedule(Schedule::linear())
 ///     .operation("order-17")
-///     .mint(Mint::V7);
+///     .key_generator(KeyGenerator::UuidV7);
 /// ```
 #[derive(Debug, Clone)]
 pub struct SendOptions {
@@ -30,11 +30,11 @@ pub struct SendOptions {
     pub(crate) operation: OperationSpec,
 }
 
-/// Which operation a request belongs to.
+/// The operation that a request belongs to.
 ///
-/// A *named* one keeps its key in the journal, after a success for as long as the server remembers it: the same name means the
-/// same operation, also after a restart, and running it again gets the same answer. A final 4xx frees the name, and so
-/// does [`SendOptions::forget`]. Without a name the key lives as long as the call.
+/// The journal stores the key of a *named* operation, after a success for as long as the server remembers it. The same
+/// name means the same operation, also after a restart, and running it again returns the same response. A final 4xx or
+/// [`SendOptions::forget`] frees the name. Without a name, the key lives as long as the call.
 #[derive(Debug, Clone, Default)]
 pub struct OperationSpec {
     pub(crate) name: Option<String>,
@@ -42,34 +42,35 @@ pub struct OperationSpec {
 }
 
 impl OperationSpec {
-    /// The operation of this name, such as `order-17`.
+    /// An operation with this name, such as `order-17`.
     pub fn named(name: impl Into<String>) -> OperationSpec {
         OperationSpec { name: Some(name.into()), key_generator: None }
     }
 
-    /// An operation whose key is made like this.
+    /// An unnamed operation whose key this generator makes.
     pub fn with_key_generator(mint: KeyGenerator) -> OperationSpec {
         OperationSpec { name: None, key_generator: Some(mint) }
     }
 
-    /// Makes its key like this, if it has none yet.
+    /// Sets the generator for the key, used if the journal holds none.
     pub fn key_generator(self, mint: KeyGenerator) -> OperationSpec {
         OperationSpec { key_generator: Some(mint), ..self }
     }
 }
 
 impl SendOptions {
-    /// Keeps the keys of named operations in files of this folder: they survive a restart, and a loss of power.
+    /// Stores the keys of named operations in files of this folder: they survive restarts and power failures.
     pub fn in_folder(folder: impl Into<PathBuf>) -> SendOptions {
         SendOptions::with_journal(Arc::new(FileJournal::at(folder)))
     }
 
-    /// Keeps the keys of named operations in memory: a restart forgets them, and what was begun before it may happen twice.
+    /// Stores the keys of named operations in memory. A restart forgets them, so an operation started before it may run
+    /// twice.
     pub fn in_memory() -> SendOptions {
         SendOptions::with_journal(Arc::new(MemoryJournal::default()))
     }
 
-    /// Keeps the keys of named operations in a journal of the caller's own.
+    /// Stores the keys of named operations in the caller's own journal.
     pub fn with_journal(journal: Arc<dyn KeyJournal>) -> SendOptions {
         SendOptions {
             journal,
@@ -85,71 +86,72 @@ impl SendOptions {
         }
     }
 
-    /// The journal in use, to see what is pending after a restart.
+    /// The journal in use, for example to list [`pending`](KeyJournal::pending) operations after a restart.
     pub fn journal(&self) -> &Arc<dyn KeyJournal> {
         &self.journal
     }
 
-    /// Frees the name of an operation: the next call with it is a new operation, with a new key.
+    /// Frees the name of an operation: the next call with it is a new operation with a new key.
     ///
     /// # Errors
-    /// If the journal cannot be changed.
+    /// [`JournalError`] if the journal cannot be changed.
     pub async fn forget(&self, operation: &str) -> Result<(), JournalError> {
         self.journal.forget(operation, None).await
     }
 
-    /// The name of the operation. See [`OperationSpec`].
+    /// Names the operation. See [`OperationSpec`].
     pub fn operation(mut self, name: impl Into<String>) -> SendOptions {
         self.operation.name = Some(name.into());
         self
     }
 
-    /// How the key of a new operation is made; a random UUID by default.
+    /// Sets the generator for new keys; a random UUID by default.
     pub fn key_generator(mut self, mint: KeyGenerator) -> SendOptions {
         self.operation.key_generator = Some(mint);
         self
     }
 
-    /// The header that carries the key; `Idempotency-Key` by default, `X-Idempotency-Key` at some servers.
+    /// Sets the header that carries the key; `Idempotency-Key` by default. Some servers expect `X-Idempotency-Key`.
     pub fn header(self, header: HeaderName) -> SendOptions {
         SendOptions { header, ..self }
     }
 
-    /// When to try again, and how often.
+    /// Sets the number of attempts and the waits between them.
     pub fn schedule(self, schedule: Schedule) -> SendOptions {
         SendOptions { schedule, ..self }
     }
 
-    /// Whether to retry answers such as 500 too. A server that does not remember them runs the operation again; off by default.
+    /// Whether to retry other 5xx responses, such as 500; off by default. A server that does not remember them runs the
+    /// operation again.
     pub fn retry_5xx(self, retry_5xx: bool) -> SendOptions {
         SendOptions { retry_5xx, ..self }
     }
 
-    /// How long one attempt may take, its whole answer included; 90 s by default. Longer than the server's own time-out, or
-    /// its answer is only seen by the next attempt.
+    /// Limits the time of one attempt, including its whole response; 90 s by default. Choose more than the server's own
+    /// timeout, or only the next attempt sees the response.
     pub fn attempt_timeout(self, attempt_timeout: Duration) -> SendOptions {
         SendOptions { attempt_timeout, ..self }
     }
 
-    /// How long everything may take together. Without one, the schedule and the time of an attempt are the bounds.
+    /// Limits the time of the whole call. Without a deadline, only the schedule and the attempt timeout limit it.
     pub fn deadline(self, deadline: Duration) -> SendOptions {
         SendOptions { deadline: Some(deadline), ..self }
     }
 
-    /// The longest `Retry-After` that is waited for; 60 s by default. A server that asks for more ends the call instead.
+    /// Limits the `Retry-After` that the client waits for; 60 s by default. A longer one ends the call.
     pub fn max_retry_after(self, max_retry_after: Duration) -> SendOptions {
         SendOptions { max_retry_after, ..self }
     }
 
-    /// How long the server remembers a key (its `ttl`); 24 h by default. For that long the key of an operation that has
-    /// succeeded is kept. One that was begun longer ago and has not ended is not sent again: the server may take it for a
-    /// new one.
+    /// Tells how long the server remembers a key (its `ttl`); 24 h by default. The journal keeps the key of a finished
+    /// operation that long. An unfinished operation with an older key is not sent again, because the server may treat
+    /// it as a new one.
     pub fn server_ttl(self, lifetime: Duration) -> SendOptions {
         SendOptions { server_ttl: lifetime, ..self }
     }
 
-    /// Answers up to this size are read to their end before the operation counts as ended, so that one that breaks off is asked
-    /// for again; 1 MiB by default. Larger ones, and event streams, are handed on as they come.
+    /// Limits the response size that is buffered, in bytes; 1 MiB by default. A buffered response that breaks off is
+    /// retried. Larger ones and event streams are streamed to the caller.
     pub fn max_response(self, max_answer: usize) -> SendOptions {
         SendOptions { max_response: max_answer, ..self }
     }

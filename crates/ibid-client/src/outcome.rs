@@ -1,4 +1,4 @@
-//! How a call ends: with an answer, or stopped for a reason.
+//! The two results of a call: a response, or an error with its reason.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -7,101 +7,101 @@ use reqwest::Response;
 
 use crate::{ClientKey, InvalidKey, JournalError, classify::ServerProblem};
 
-/// The operation's own answer, whatever its status.
+/// The operation's own response, whatever its status.
 #[derive(Debug)]
 pub struct SentResponse {
-    /// As the server gave it. Read to its end already, up to `max_answer`.
+    /// The response. Up to `max_response` bytes of the body are already buffered.
     pub response: Response,
-    /// Whether the operation had been carried out before, and this is what was answered then.
+    /// Whether this is the stored response of an earlier run.
     pub replayed: bool,
-    /// Whether the server said that it ran without protection: sending it again may run it again.
+    /// Whether the server ran the operation without protection: sending it again may run it again.
     pub degraded: bool,
-    /// The key that it was sent with.
+    /// The key that was sent.
     pub key: ClientKey,
-    /// How many attempts it took.
+    /// Number of attempts, at least 1.
     pub attempts: u32,
-    /// Why the journal takes the operation for pending after a final answer, if it could not note the end.
+    /// Why the journal could not record the final response. It still lists the operation as pending.
     pub journal_error: Option<JournalError>,
 }
 
-/// Why there is no answer. The key of a named operation is kept, so sending it again is safe unless the reason says
-/// otherwise.
+/// The error of a call without the operation's response. The journal keeps the key of a named operation, so sending it
+/// again is safe unless the reason says otherwise.
 #[derive(Debug)]
 pub struct SendError {
-    /// Why.
+    /// Why the call gave up.
     pub reason: SendErrorReason,
-    /// How many attempts were made.
+    /// Number of attempts; 0 if nothing was sent.
     pub attempts: u32,
-    /// What the last attempt brought.
+    /// The result of the last attempt.
     pub last_attempt: LastAttempt,
-    /// The key, if it came to that.
+    /// The key; `None` if the call failed before it had one.
     pub key: Option<ClientKey>,
-    /// The operation under whose name the key is kept.
+    /// The name under which the journal keeps the key, if it does.
     pub operation: Option<String>,
 }
 
-/// Why a call was stopped.
+/// Why a call gave up.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SendErrorReason {
-    /// It was started once, and nobody knows how it ended. Never retried.
+    /// The operation started once, and its outcome is unknown. Never retried.
     OutcomeUnknown,
-    /// The key belongs to another request.
+    /// The key was first used for a different request.
     KeyReused,
-    /// The server refuses the request as it is.
+    /// The server refuses the request; a retry would not change that.
     Refused,
-    /// After the last attempt the first one was still running.
+    /// The first attempt was still in progress after the last retry.
     StillInProgress,
-    /// After the last attempt the server still had no room, no store, or no app.
+    /// After the last attempt the server was still overloaded, or could not reach its store or the app.
     Unavailable,
-    /// After the last attempt it was still a 5xx.
+    /// The last attempt still got a 5xx.
     ServerError,
-    /// The network failed on the last attempt too. Whether the request arrived is not known.
+    /// The last attempt failed on the network. The request may have arrived.
     Network,
-    /// The server asks for more patience than is allowed.
+    /// `Retry-After` exceeds the configured maximum.
     RetryAfterTooLong {
-        /// What it asks for.
+        /// The value of `Retry-After`.
         asked: Duration,
-        /// What is allowed.
+        /// The configured maximum, [`SendOptions::max_retry_after`](crate::SendOptions::max_retry_after).
         allowed: Duration,
     },
-    /// There is no time for another attempt.
+    /// The deadline, given here, leaves no time for another attempt.
     DeadlineExceeded(Duration),
-    /// It was begun so long ago that the server may have forgotten the key. Nothing was sent this time.
+    /// The key is so old that the server may have forgotten it. Nothing was sent.
     KeyExpired {
-        /// When it was begun.
+        /// Age of the key.
         age: Duration,
-        /// How long the server remembers.
+        /// How long the server remembers keys, [`SendOptions::server_ttl`](crate::SendOptions::server_ttl).
         lifetime: Duration,
     },
-    /// The body is a stream, which can be sent once only. Nothing was sent.
+    /// The body is a stream and cannot be sent twice. Nothing was sent.
     BodyNotReplayable,
-    /// There is no key that could be sent. Nothing was sent.
+    /// The key is invalid. Nothing was sent.
     BadKey(InvalidKey),
     /// The journal failed. Nothing was sent.
     Journal(Box<JournalError>),
-    /// The request cannot be sent at all.
+    /// The request is invalid, redirects too often, or another layer rejected it: a retry would fail too.
     InvalidRequest,
 }
 
-/// What the last attempt brought.
+/// The result of the last attempt.
 #[derive(Debug)]
 pub enum LastAttempt {
-    /// There was none.
+    /// No attempt was made.
     NotMade,
-    /// An answer.
+    /// The server responded.
     Response {
-        /// The answer, still readable.
+        /// The response, with its body still readable.
         response: Box<Response>,
-        /// What it says, if it is a problem of RFC 9457.
+        /// The problem document in the body, if there is one.
         problem: Option<Box<ServerProblem>>,
     },
-    /// No answer, or not the whole of it.
+    /// No response arrived, or only a part of it.
     Failed(Box<dyn Error + Send + Sync>),
 }
 
 impl SendError {
-    /// The status of the last answer, if there was one.
+    /// The status of the last response, if there was one.
     pub fn status(&self) -> Option<StatusCode> {
         match &self.last_attempt {
             LastAttempt::Response { response, .. } => Some(response.status()),
@@ -109,7 +109,7 @@ impl SendError {
         }
     }
 
-    /// Whether sending the same operation again, later and with the same key, is what to do.
+    /// Whether to send the same operation again later, with the same key.
     pub fn is_retryable(&self) -> bool {
         match self.reason {
             SendErrorReason::StillInProgress
@@ -153,7 +153,7 @@ impl fmt::Display for SendError {
     }
 }
 
-/// An error and what it comes from, in one line: the cause alone says what was refused or broke.
+/// Displays an error and its sources in one line, because reqwest names the cause only in the sources.
 struct ErrorChain<'a>(&'a (dyn Error + 'static));
 
 impl fmt::Display for ErrorChain<'_> {

@@ -1,7 +1,6 @@
-//! One call, from the key to its end.
+//! Runs one call: store the key, send, classify the response, wait, send again.
 //!
-//! Keep the key, send, judge, wait, send again. Dropping the future at any point leaves the key in the journal, and so
-//! costs nothing but the call.
+//! Dropping the future at any point leaves the key in the journal, so the next call continues with it.
 
 use std::{error::Error, time::SystemTime};
 
@@ -15,32 +14,29 @@ use crate::{
     classify::{ReceivedResponse, ResponseAction, RetryCause, classify_response},
 };
 
-/// Sends a request once.
 pub(crate) trait Transport: Send {
     fn send_once(&mut self, request: Request) -> impl Future<Output = Result<Response, TransportError>> + Send;
 }
 
-/// An attempt without an answer.
+/// An attempt that got no response.
 #[derive(Debug)]
 pub(crate) struct TransportError {
     pub(crate) error: Box<dyn Error + Send + Sync>,
-    /// Whether it is the request's own fault, so that it would fail again.
+    /// Whether the request itself is at fault, so that a retry would fail too.
     pub(crate) is_permanent: bool,
 }
 
-/// What the attempts so far have come to.
 struct CallState<'a> {
     options: &'a SendOptions,
     key: ClientKey,
-    /// The name under which the key is kept.
+    /// The operation's name in the journal; `None` if the key is not stored there.
     name: Option<&'a str>,
-    /// Whether nobody can have sent anything with this key before this call.
+    /// Whether no earlier call can have sent this key.
     key_is_new: bool,
     attempts: u32,
     deadline: Option<Instant>,
 }
 
-/// What one attempt came to.
 enum SendAttemptOutcome {
     Finished(Result<SentResponse, SendError>),
     Retry { reason: SendErrorReason, after: Option<Duration>, last: LastAttempt },
@@ -67,7 +63,7 @@ pub(crate) async fn send_with_retries(
     }
 }
 
-/// Finds the key, and keeps it before anything is sent.
+/// Chooses the key, and stores it before anything is sent.
 async fn prepare_key<'a>(
     request: &Request, options: &'a SendOptions, operation: &'a OperationSpec, until: Option<Instant>,
 ) -> Result<CallState<'a>, SendError> {
@@ -76,7 +72,7 @@ async fn prepare_key<'a>(
         operation.key_generator.as_ref().or(options.operation.key_generator.as_ref()).unwrap_or(&KeyGenerator::UuidV4);
     let by_hand = |value: &HeaderValue| ClientKey::from_header(value).map_err(bad);
     let given = request.headers().get(&options.header).map(by_hand).transpose()?;
-    // A key that is the same each time needs no journal.
+    // A deterministic key needs no journal.
     let name = operation.name.as_deref().filter(|_| given.is_none() && !mint.is_deterministic());
     let fresh = given.is_none() && !mint.is_deterministic();
     let key = match given {
@@ -103,9 +99,9 @@ impl CallState<'_> {
         };
         self.key_is_new = kept.key == self.key;
         self.key = kept.key;
-        // A clock that was set back makes it young: then the server's own memory decides.
+        // If the clock was set back, the key counts as new, and the server decides whether it remembers it.
         let age = SystemTime::now().duration_since(kept.created_at).unwrap_or_default();
-        // One that has ended is answered from the server's memory.
+        // A finished operation is not checked: the server replays it.
         if kept.expires_at.is_none() && age > self.options.server_ttl {
             return Err(self.send_error(
                 SendErrorReason::KeyExpired { age, lifetime: self.options.server_ttl },
@@ -164,7 +160,7 @@ impl CallState<'_> {
             ResponseAction::Answer { settled } => {
                 let not_forgotten = match settled {
                     false => None,
-                    // The app says no, and nothing has happened: the next try is another operation.
+                    // The app refused and nothing happened, so the next call is a new operation.
                     true if response.status().is_client_error() => self.forget().await,
                     true => self.finish().await,
                 };
@@ -183,7 +179,7 @@ impl CallState<'_> {
             }
             ResponseAction::Refused(refusal) => {
                 let mut stopped = self.send_error(refusal.into(), last(response));
-                // Nothing has ever run under such a key, and nothing will: the next call had better take another.
+                // The server never accepts this key, so nothing can run under it: the next call takes a new one.
                 let never = refusal == Some(ibid::RefusalReason::KeyInvalid) && self.key_is_new && self.attempts == 1;
                 if never && self.forget().await.is_none() {
                     stopped.operation = None;
@@ -193,7 +189,7 @@ impl CallState<'_> {
         }
     }
 
-    /// Waits for the next attempt, if there is one.
+    /// Waits for the next attempt, or fails with `reason` if there is none.
     async fn wait_before_retry(
         &self, reason: SendErrorReason, after: Option<Duration>, last: LastAttempt,
     ) -> Result<(), SendError> {
@@ -205,7 +201,7 @@ impl CallState<'_> {
         if let Some(asked) = after.filter(|asked| *asked > allowed) {
             return Err(self.send_error(SendErrorReason::RetryAfterTooLong { asked, allowed }, last));
         }
-        // Not before the server asks for, nor before the schedule says.
+        // Waits for the longer of `Retry-After` and the schedule.
         let wait = schedule.with_jitter(wait.max(after.unwrap_or_default()));
         let next = Instant::now() + wait;
         if self.deadline.is_some_and(|until| next >= until) {
@@ -217,12 +213,12 @@ impl CallState<'_> {
         Ok(())
     }
 
-    /// Frees the name. An answer is not withheld because the journal fails.
+    /// Frees the name. A journal error does not withhold the response.
     async fn forget(&self) -> Option<crate::JournalError> {
         self.options.journal.forget(self.name?, Some(&self.key)).await.err()
     }
 
-    /// Keeps the key for as long as the server remembers it: running the operation again gets the same answer.
+    /// Keeps the key for as long as the server remembers it, so that a repeated operation is replayed.
     async fn finish(&self) -> Option<crate::JournalError> {
         const MAX_KEY_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
         let until = SystemTime::now() + self.options.server_ttl.min(MAX_KEY_TTL);

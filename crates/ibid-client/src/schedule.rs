@@ -1,14 +1,13 @@
-//! When to try again.
+//! The waits between attempts.
 //!
-//! A wait is never shorter than its schedule says, and at most a quarter longer: enough to keep a crowd of clients from
-//! coming back in step, little enough that the times still tell the schedule.
+//! Jitter adds up to a quarter to a wait and never shortens it: enough to keep many clients from retrying in step.
 
 use std::{fmt, time::Duration};
 
-/// No wait of a schedule is longer.
+/// Longest wait of any schedule.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// How the waits between attempts grow, and how many attempts there are.
+/// How the waits between attempts grow, and the number of attempts.
 ///
 /// | name | waits | attempts |
 /// |---|---|---|
@@ -29,7 +28,7 @@ enum WaitGrowth {
 }
 
 impl Schedule {
-    /// 100 ms, then twice as long each time; 5 attempts.
+    /// Waits 100 ms, then twice as long each time; 5 attempts.
     pub const fn exponential() -> Schedule {
         Schedule {
             growth: WaitGrowth::Exponential,
@@ -39,17 +38,17 @@ impl Schedule {
         }
     }
 
-    /// 1 s, then a second longer each time; 3 attempts.
+    /// Waits 1 s, then one second longer each time; 3 attempts.
     pub const fn linear() -> Schedule {
         Schedule { growth: WaitGrowth::Linear, initial_wait: Duration::from_secs(1), attempts: 3, jitter: true }
     }
 
-    /// One attempt, no retry.
+    /// Makes one attempt and never retries.
     pub const fn once() -> Schedule {
         Schedule { attempts: 1, ..Schedule::exponential() }
     }
 
-    /// The schedule of that name: `exponential`, `linear` or `once`.
+    /// Looks up a schedule by name: `exponential`, `linear` or `once`.
     pub fn from_name(name: &str) -> Option<Schedule> {
         match name {
             "exponential" => Some(Schedule::exponential()),
@@ -59,27 +58,27 @@ impl Schedule {
         }
     }
 
-    /// Another number of attempts, the first one included; at least one.
+    /// Sets the number of attempts, including the first; at least 1.
     pub const fn attempts(self, attempts: u32) -> Schedule {
         Schedule { attempts: if attempts == 0 { 1 } else { attempts }, ..self }
     }
 
-    /// Another first wait, from which the others grow.
+    /// Sets the first wait, from which the others grow.
     pub const fn first(self, first: Duration) -> Schedule {
         Schedule { initial_wait: first, ..self }
     }
 
-    /// Exactly the schedule's waits. For tests, and for a client that is alone.
+    /// Turns jitter off. For tests, and for a client that is the only one.
     pub const fn without_jitter(self) -> Schedule {
         Schedule { jitter: false, ..self }
     }
 
-    /// How many attempts there are at most.
+    /// The maximum number of attempts, including the first.
     pub const fn max_attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// The wait after this many attempts, without jitter; none if they were all.
+    /// The wait after this many attempts, without jitter; `None` if no attempt is left.
     pub fn wait(&self, attempts_made: u32) -> Option<Duration> {
         if attempts_made == 0 || attempts_made >= self.attempts {
             return None;
@@ -91,12 +90,12 @@ impl Schedule {
         Some(self.initial_wait.saturating_mul(factor).min(MAX_WAIT))
     }
 
-    /// A wait with its jitter: up to a quarter more.
+    /// Adds jitter: up to a quarter of the wait.
     pub(crate) fn with_jitter(&self, wait: Duration) -> Duration {
         if !self.jitter {
             return wait;
         }
-        // Without randomness there is no jitter; nothing depends on it.
+        // If the system has no randomness, there is no jitter.
         let dice = getrandom::u32().unwrap_or(0);
         let share = wait.as_nanos() / 4 * u128::from(dice) / u128::from(u32::MAX);
         wait.saturating_add(Duration::from_nanos(u64::try_from(share).unwrap_or(u64::MAX)))

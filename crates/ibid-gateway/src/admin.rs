@@ -1,9 +1,8 @@
-//! The admin port: whether the gateway is alive and can do its work, what it has done, and what operators see and
-//! change.
+//! The admin port: health checks, metrics, the admin API and the console.
 //!
-//! [`AdminState`] is everything that is known here; [`api`] gives it to programs, and the console to people. Health and metrics
-//! need no token, everything else does ([`auth`]), and is asked by a name of this machine ([`hosts`]). No answer may be
-//! cached, framed, or read by pages of other origins.
+//! [`AdminState`] holds everything these share; [`api`] serves it to programs, the console to people. Health and
+//! metrics need no token. Everything else needs one ([`auth`]) and an allowed host name ([`hosts`]). Responses cannot
+//! be cached, framed, or read by pages of other origins.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -16,7 +15,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::Ibid;
-use ibid_stores::{Member, seal::SealedStore};
+use ibid_stores::{StoreMember, seal::SealedStore};
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -54,63 +53,53 @@ mod reseal;
 pub mod stats;
 pub(crate) mod store_state;
 
-/// Connections at a time; more wait in the system's queue.
+/// Concurrent connections; more wait in the listen backlog.
 const MAX_CONNECTIONS: usize = 1024;
-/// A TLS handshake that takes longer is given up.
+/// A TLS handshake that takes longer is aborted.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The admin port, bound.
+/// The bound admin port.
 pub struct AdminServer {
     listener: TcpListener,
-    /// Whether operators connect with TLS.
     secure: bool,
     state: Arc<AdminState>,
 }
 
-/// Who asks: from where, and whether nobody on the way could listen.
+/// The client's address, whether it connected over TLS, and the local address it connected to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientInfo {
     pub(crate) client: IpAddr,
     pub(crate) secure: bool,
-    /// The address of this machine that they connected to.
     pub(crate) connected_to: IpAddr,
 }
 
-/// Everything that operators may see, and what they change it through.
+/// The state that the admin API and the console share.
 pub struct AdminState {
-    /// The engine and its store.
     pub ibid: Ibid,
-    /// Brings what is sealed under the first key. `None` if nothing is.
+    /// Reseals stored records with the first key; `None` if the gateway seals nothing.
     pub resealer: Option<Resealer>,
-    /// The configuration in force.
     pub live: Arc<LiveConfig>,
-    /// Who was seen; who may says the configuration.
+    /// Authenticates callers. The configuration lists the accepted tokens.
     pub auth: Authenticator,
-    /// Who did.
     pub audit: AuditTrail,
-    /// What was counted.
     pub metrics: Arc<Metrics>,
-    /// What the store holds.
+    /// Cached counts of the store's entries.
     pub gauges: StoreGauges,
-    /// What shadow mode saw.
     pub shadow: Arc<ShadowCounters>,
-    /// The last refusals.
+    /// The latest refusals.
     pub refusals: Arc<RefusalLog>,
-    /// How it went over the last day.
+    /// Samples of the metrics over the last day.
     pub history: Arc<MetricsHistory>,
-    /// When it began, in milliseconds since the Unix epoch.
+    /// Start time in milliseconds since the Unix epoch.
     pub started_ms: u64,
-    /// How each store is.
     stores: StoreProbes,
 }
 
 impl AdminState {
-    /// For a gateway with these settings.
-    ///
     /// # Errors
     /// If the audit trail cannot be opened.
     pub fn new(
-        settings: &config::AdminSettings, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<SealedStore>>,
+        settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
         live: Arc<LiveConfig>, watched: &MetricsObserver,
     ) -> Result<Self, String> {
         let audit = AuditTrail::open(settings.audit.as_deref()).map_err(|why| {
@@ -133,19 +122,17 @@ impl AdminState {
         })
     }
 
-    /// How the store is now.
+    /// Probes every store.
     pub(crate) async fn store_health(&self) -> StoreHealth {
         StoreHealth::check(&self.ibid, &self.stores).await
     }
 }
 
 impl AdminServer {
-    /// Binds the address.
-    ///
     /// # Errors
-    /// If it cannot be bound, or the audit trail cannot be opened.
+    /// If the address cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
-        settings: &config::AdminSettings, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<SealedStore>>,
+        settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
         live: Arc<LiveConfig>, watched: &MetricsObserver,
     ) -> Result<Self, String> {
         let listen = settings.listen;
@@ -155,21 +142,19 @@ impl AdminServer {
         Ok(Self { listener, secure, state: Arc::new(AdminState::new(settings, ibid, members, sealed, live, watched)?) })
     }
 
-    /// Where it listens.
-    ///
     /// # Errors
-    /// If the system does not say.
+    /// If the operating system does not return the local address.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Whether operators connect with TLS.
+    /// Whether the port uses TLS.
     pub fn is_secure(&self) -> bool {
         self.secure
     }
 
-    /// Serves until `ended` is told, or cannot be any more; during a shutdown it says that the gateway is not ready. Nothing
-    /// of it is left then: another gateway may have its address and its audit trail.
+    /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
+    /// the listener and the audit trail's lock are released, so another gateway can use them.
     pub async fn run(self, stop: watch::Receiver<bool>, mut ended: oneshot::Receiver<()>) {
         let Self { listener, secure, state: desk } = self;
         tokio::spawn(desk.history.clone().run_sampler(desk.metrics.clone(), stop.clone()));
@@ -185,7 +170,7 @@ impl AdminServer {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            // The certificates in force now: each connection has its own.
+            // The current certificates: a reload applies to new connections.
             let tls = if secure { desk.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
             let connected_to = socket.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
             let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
@@ -205,7 +190,6 @@ impl AdminServer {
     }
 }
 
-/// One of an operator.
 struct AdminConnection {
     state: Arc<AdminState>,
     console: Arc<Console>,
@@ -266,10 +250,10 @@ const READ_METHODS: &str = "GET, HEAD, OPTIONS";
 const NOT_FOUND_TEXT: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
 
 async fn metrics_response(desk: &AdminState) -> AdminResponse {
-    // One after the other: the gauges would count the key that is claimed for the second.
+    // One after the other: the gauges would count the key that the store probe claims.
     let stored = desk.gauges.read().await;
     let stores = desk.stores.ask().await;
-    // Those of a configuration that was taken up since the last look, too.
+    // Includes routes that a reload added since the last scrape.
     desk.metrics.register_routes(&desk.live.now().settings.routes);
     let up: Vec<_> = stores.iter().map(|store| (store.name, store.is_up())).collect();
     build_response(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored, &up))
@@ -282,7 +266,7 @@ async fn readiness_response(desk: &AdminState, stopping: bool) -> AdminResponse 
         "ready": ready,
         "stopping": stopping,
         "running": desk.ibid.engine().running().count(),
-        // Without URLs: no token is asked for here.
+        // Without URLs, because this endpoint needs no token.
         "store": health.to_json(|_| None),
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -293,7 +277,7 @@ fn text_response(status: StatusCode, text: &str) -> AdminResponse {
     build_response(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
-/// An answer of this port, with what holds for all of them.
+/// Builds a response with the headers that all responses of this port have.
 pub(crate) fn build_response(status: StatusCode, kind: &'static str, text: String) -> AdminResponse {
     let mut answer = Response::new(Full::new(Bytes::from(text)));
     *answer.status_mut() = status;

@@ -13,6 +13,6 @@ pub mod store;
 pub mod sweep;
 
 mod admin_client;
-mod outside;
+mod open_store;
 
-pub use outside::CommandError;
+pub use open_store::CommandError;

@@ -1,8 +1,8 @@
-//! The console: what operators see in a browser, at `/` on the admin port.
+//! The console: the operators' web pages at `/` on the admin port.
 //!
-//! Pages are made here, from templates, and work without scripts; with them parts of a page refresh themselves and
-//! charts are drawn. Invariants: a page shows nothing that the admin API would not show to the same caller, and changes
-//! go through the same [`admin::records::change`](crate::admin::records::change). Nothing is ever fetched from elsewhere.
+//! Templates render the pages, which work without scripts; scripts refresh parts of a page and draw charts. Invariants:
+//! a page shows nothing that the admin API would not show to the same caller, and changes go through the same
+//! [`admin::records::change`](crate::admin::records::change). Browsers load nothing from other hosts.
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
@@ -48,19 +48,19 @@ mod record_list;
 mod routing;
 mod row;
 
-/// Deeds and refusals beside one record.
+/// Maximum number of audit entries, and of refusals, beside one record.
 const MAX_RELATED_ROWS: usize = 20;
 
 type ConsoleResponse = Response<Full<Bytes>>;
 
-/// What the console keeps between requests.
+/// State that the console keeps between requests.
 #[derive(Default)]
 pub(crate) struct Console {
     attention: Attention,
 }
 
 impl Console {
-    /// Answers a request to a path that is not the API's. `None`: there is no such page.
+    /// Responds to a request outside the API; `None` if there is no such page.
     pub(crate) async fn answer(
         &self, desk: &AdminState, request: Request<Incoming>, asking: ClientInfo,
     ) -> Option<ConsoleResponse> {
@@ -73,7 +73,7 @@ impl Console {
         if let Some(refused) = refuse_method(&parts.method, place.allowed_methods()) {
             return Some(refused);
         }
-        // Before anything is read of them: strangers are not to take up memory.
+        // Authenticates before it reads the body: unknown clients must not take up memory.
         let caller = match place {
             ConsolePage::LogIn => None,
             _ => match desk.auth.caller(&desk.live.now().tokens, &parts.headers, asking.client) {
@@ -93,14 +93,13 @@ impl Console {
     }
 }
 
-/// One request of somebody who looks at pages.
 struct ConsoleRequest<'a> {
     console: &'a Console,
     desk: &'a AdminState,
     parts: &'a Parts,
     /// The query of a GET, the body of a POST.
     form: Form,
-    /// Whether it came over TLS.
+    /// Whether the request came over TLS.
     secure: bool,
 }
 
@@ -137,7 +136,7 @@ impl ConsoleRequest<'_> {
     async fn show_overview(&self, caller: &AdminCaller) -> ConsoleResponse {
         let desk = self.desk;
         let window = ChartWindow::from_name(self.form.value("window")).unwrap_or_default();
-        // One after the other: the gauges would count the key that is claimed for the first.
+        // One after the other: the gauges would count the key that the store probe claims.
         let health = desk.store_health().await;
         let counts = desk.gauges.read().await;
         let needs = self.console.attention.get(&**desk.ibid.engine().store()).await;
@@ -156,7 +155,7 @@ impl ConsoleRequest<'_> {
         html_response(StatusCode::OK, &page)
     }
 
-    /// What the charts are drawn from.
+    /// The data of the charts, as JSON.
     fn show_series(&self) -> ConsoleResponse {
         let window = ChartWindow::from_name(self.form.value("window")).unwrap_or_default();
         let mut answer = Response::new(Full::new(self.desk.history.chart_series(window).to_string().into()));
@@ -191,13 +190,13 @@ impl ConsoleRequest<'_> {
     }
 
     async fn show_unknown(&self, caller: &AdminCaller) -> ConsoleResponse {
-        let shell = PageShell::new("/stuck", caller);
+        let shell = PageShell::new("/unknown", caller);
         let store = self.desk.ibid.engine().store();
         let (lists, counts) = tokio::join!(self.console.attention.get(&**store), self.desk.gauges.read());
         match &lists.error {
             Some(why) => html_response(
                 StatusCode::SERVICE_UNAVAILABLE,
-                &ErrorPage::store_unavailable(shell, "/stuck", why.clone()),
+                &ErrorPage::store_unavailable(shell, "/unknown", why.clone()),
             ),
             None => html_response(StatusCode::OK, &OutcomeUnknownPage::new(shell, &lists, counts.unknown)),
         }
@@ -250,7 +249,7 @@ impl ConsoleRequest<'_> {
         html_response(StatusCode::OK, &AuditPage::new(shell, &self.desk.audit, before))
     }
 
-    /// The form, the look at what it would do, and the deed.
+    /// Shows the form, then the confirmation, then applies the change.
     async fn change_record(&self, caller: &AdminCaller, address: Address, action: RecordAction) -> ConsoleResponse {
         let shell = PageShell::new("/records", caller);
         if !caller.can_change() {
@@ -291,7 +290,7 @@ impl ConsoleRequest<'_> {
                     &ChangeFormPage::new(shell, action, &view, seen, given, Some(wrong)),
                 );
             }
-            // Back from the look.
+            // Back from the confirmation.
             (_, _) => {
                 return html_response(StatusCode::OK, &ChangeFormPage::new(shell, action, &view, seen, given, None));
             }
@@ -333,7 +332,7 @@ impl ConsoleRequest<'_> {
     }
 
     fn log_out(&self, caller: &AdminCaller) -> ConsoleResponse {
-        // Nobody else's page ends a session.
+        // A page of another origin must not end the session.
         if matches!(caller.authenticated_by, AuthMethod::Session { .. })
             && !caller.has_valid_csrf(self.form.non_empty("csrf").as_deref())
         {
@@ -390,8 +389,8 @@ impl ConsoleRequest<'_> {
             (None, _) => {
                 let advice = vec!["Look at the record as it is now, and decide again."];
                 ErrorPage {
-                    back: "/stuck",
-                    back_name: "Stuck and unknown",
+                    back: "/unknown",
+                    back_name: "Outcome unknown",
                     retry: self.parts.method == Method::POST,
                     retry_path: self.record_path().to_owned(),
                     ..ErrorPage::new(shell, "Nothing was changed", to_sentence(&detail), advice)
@@ -401,21 +400,21 @@ impl ConsoleRequest<'_> {
         html_response(status, &page)
     }
 
-    /// Of the record that an action is about.
+    /// The path of the record that the action belongs to.
     fn record_path(&self) -> &str {
         let path = self.parts.uri.path();
         path.rsplit_once('/').filter(|(record, _)| record.starts_with("/records/")).map_or(path, |(record, _)| record)
     }
 }
 
-/// Somebody who is not known, or not any more.
+/// Redirects to the log-in page, or responds with a problem if the request had a token.
 fn unauthenticated_response(parts: &Parts, denied: AuthError) -> ConsoleResponse {
     let asked_with_token = parts.headers.contains_key(header::AUTHORIZATION);
     if asked_with_token || matches!(denied, AuthError::RateLimited { .. }) {
         return AdminProblem::from(denied).into_response();
     }
     let is_part = parts.headers.contains_key("hx-request");
-    // What was posted is not there any more; the page that it was posted from is.
+    // After the log-in, the browser cannot repeat a POST: it returns to the form's page.
     let here = match (parts.method == Method::POST, parts.uri.path()) {
         (true, "/logout") => "/",
         (true, path) => path,

@@ -1,7 +1,7 @@
-//! The published contract of every route, `GET /.well-known/idempotency`: as JSON, and as a page for people.
+//! The published contract of every route, `GET /.well-known/idempotency`, as JSON and as a page for people.
 //!
-//! Every refusal's `type` points to its place on this page. What is published is what a client needs; nothing about
-//! the upstream, the store or the operators' labels is.
+//! The `type` of every refusal points to its section of this page. The contract contains what clients need, and nothing
+//! about the upstream, the store or the operators' labels.
 
 use ibid::{
     KeySource, OnMismatch, OnStoreDown, OnUnknown, Policy, PolicyMode, RefusalReason, ScopePart, grpc::GrpcStatusCode,
@@ -16,7 +16,6 @@ mod html;
 
 pub use html::render_html;
 
-/// Where the gateway serves it.
 pub const CONTRACT_PATH: &str = "/.well-known/idempotency";
 
 /// The contract for programs.
@@ -35,7 +34,7 @@ pub fn json(routes: &RouteTable) -> Value {
     })
 }
 
-/// Routes that are off promise nothing.
+/// Leaves out routes that are off.
 fn published_routes(routes: &RouteTable) -> impl Iterator<Item = &RouteEntry> {
     routes.iter().filter(|route| route.policy.mode != PolicyMode::Off)
 }
@@ -114,7 +113,7 @@ fn route_json(route: &RouteEntry, calls: &[&str]) -> Value {
     contract
 }
 
-/// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.
+/// Whether a client of this route can get this refusal. A policy in shadow mode refuses nothing.
 pub(crate) fn is_possible(policy: &Policy, is_limited: bool, reason: RefusalReason) -> bool {
     if policy.mode != PolicyMode::Enforce {
         return false;
@@ -129,7 +128,7 @@ pub(crate) fn is_possible(policy: &Policy, is_limited: bool, reason: RefusalReas
             believes || policy.checks_key_owner()
         }
         RefusalReason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
-        // Of calls that are not known to be a route's.
+        // Refuses only calls that belong to no route.
         RefusalReason::MethodUnknown => false,
         RefusalReason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         RefusalReason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,

@@ -228,6 +228,6 @@ fn no_keys_refusal() -> Refusal {
 
 impl fmt::Debug for JwtVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Verifier({:?})", self.settings)
+        write!(f, "JwtVerifier({:?})", self.settings)
     }
 }

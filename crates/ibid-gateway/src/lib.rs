@@ -2,6 +2,8 @@
 //!
 //! Only [`config`] reads the environment. Nothing in this crate's library exits the process.
 
+#![allow(missing_docs, reason = "the library of a binary: its items are documented where the name does not say enough")]
+
 pub mod admin;
 pub mod commands;
 pub mod config;

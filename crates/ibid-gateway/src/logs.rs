@@ -1,8 +1,8 @@
-//! Logs: text or JSON on standard error, one line per covered request, keys and hashes masked.
+//! Logs: text or JSON on standard error, one line per covered request, with keys and hashes masked.
 //!
-//! Lines are gathered and written by a thread of their own, because a write per request would cost more than
-//! everything else that the gateway does for it. Requests never wait for that thread: if standard error takes nothing for
-//! long, lines are lost. They are counted ([`lost_lines`]), and the log says how many once it is written again.
+//! A separate thread writes the lines in batches, because a write per request would cost more than everything else that
+//! the gateway does for it. Requests never wait for that thread: if standard error blocks for long, lines are dropped
+//! and counted ([`lost_lines`]), and the log reports the number once it is writable again.
 
 use std::{
     collections::HashSet,
@@ -28,43 +28,42 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{LogFormat, LogSettings};
 
-/// How long a line may wait for others to be written with.
+/// How long a line waits for a batch.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
-/// More than this is written at once; beyond it the writing thread has fallen behind, and lines are dropped.
+/// Maximum size of the buffer (4 MiB). When it is full, lines are dropped.
 const MAX_BUFFERED_BYTES: usize = 4 << 20;
-/// How long the end of the process waits for the last lines to be written.
+/// How long the process waits at exit for the last lines.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Lines that were never written, since the process began. There is one standard error.
+/// Lines dropped since the process started.
 static LOST_LINES: AtomicU64 = AtomicU64::new(0);
 
-/// How many lines could not be written since the process began.
+/// Log lines that were dropped since the process started.
 pub fn lost_lines() -> u64 {
     LOST_LINES.load(Relaxed)
 }
 
-/// Writes what is logged. Dropped, it writes what is left.
+/// Keeps the writer thread running. Dropping it writes the remaining lines.
 pub struct LogFlushGuard {
     stop: Option<mpsc::Sender<()>>,
     /// Closed once the last line is written.
     finished: mpsc::Receiver<()>,
 }
 
-/// Lines that wait to be written.
 #[derive(Clone, Default)]
 struct LogBuffer(Arc<Mutex<BufferedLines>>);
 
 #[derive(Default)]
 struct BufferedLines {
     lines: Vec<u8>,
-    /// Lines for which there was no room since the last ones were taken.
+    /// Lines dropped since the last flush.
     lost: u64,
 }
 
 /// Starts logging.
 ///
 /// # Errors
-/// If a logger was set before.
+/// If a global logger is already set.
 pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
     let lines = LogBuffer::default();
     let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");
@@ -88,11 +87,11 @@ pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
 }
 
 impl LogBuffer {
-    /// Writes what was gathered. Returns whether there was anything.
+    /// Writes the buffered lines. Returns whether there were any.
     fn flush_buffer(&self) -> bool {
         let BufferedLines { lines, lost } = std::mem::take(&mut *self.0.lock());
         if lost > 0 {
-            // There is room again: it comes behind the lines that were gathered before the first was lost.
+            // The buffer is empty now, so this line follows the lines that were buffered before the loss.
             tracing::warn!(lost, "{lost} log lines were lost, because standard error did not take them");
         }
         write_all(&mut io::stderr(), &lines);
@@ -100,14 +99,14 @@ impl LogBuffer {
     }
 }
 
-/// Writes all lines; those that cannot be written are lost.
+/// Writes all lines, and counts those that fail as lost.
 fn write_all(out: &mut impl Write, mut lines: &[u8]) {
     while !lines.is_empty() {
         match out.write(lines) {
             Ok(0) => break,
             Ok(some) => lines = &lines[some..],
             Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-            // Somebody made standard error non-blocking.
+            // Another process made standard error non-blocking.
             Err(why) if why.kind() == io::ErrorKind::WouldBlock => pause(),
             Err(_) => break,
         }
@@ -123,7 +122,7 @@ fn pause() {
 impl Drop for LogFlushGuard {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A standard error that takes nothing must not keep the process from ending.
+        // A blocked standard error must not keep the process from exiting.
         let _ = self.finished.recv_timeout(FINAL_FLUSH_TIMEOUT);
     }
 }
@@ -153,19 +152,19 @@ impl<'a> MakeWriter<'a> for LogBuffer {
     }
 }
 
-/// The most paths that a line is written about because requests with a key went there uncovered.
+/// Maximum number of uncovered paths to log.
 const MAX_UNCOVERED_PATHS: usize = 1000;
 
-/// Logs what the engine tells.
+/// Logs requests and engine events.
 #[derive(Debug, Default)]
 pub struct LogObserver {
-    /// Hashes of the paths that requests with a key went to uncovered. Written here only.
+    /// Hashes of the logged paths that got a key but are not covered.
     uncovered_paths: Mutex<HashSet<u64>>,
     hasher: RandomState,
 }
 
 impl LogObserver {
-    /// One line per path: a client that sends keys in vain does so with every request.
+    /// Logs each path once, because a client that sends keys there does so with every request.
     fn log_uncovered(&self, notice: &EngineEvent<'_>, path: &str) {
         let hash = self.hasher.hash_one(path);
         let mut known = self.uncovered_paths.lock();

@@ -1,10 +1,10 @@
-//! What Prometheus is told: `GET /metrics` on the admin port.
+//! Prometheus metrics: `GET /metrics` on the admin port.
 //!
-//! [`FAMILIES`] is the one list of what there is; the page and the table in `docs/operating.md` follow it. Everything is
-//! there from the start, at zero. Counting takes no lock and allocates nothing; what can be summed up from other
-//! counters when somebody asks is not counted a second time.
+//! [`FAMILIES`] is the one list of metrics; the page and the table in `docs/operating.md` follow it. Every metric
+//! exists from the start, at zero. Counting takes no lock and allocates nothing; sums of other counters are computed on
+//! read.
 //!
-//! A [`Metrics`] lives as long as its process: a reload changes which routes there are, never what was counted.
+//! A [`Metrics`] lives as long as the process: a reload changes the routes, never the counts.
 
 use std::{
     array,
@@ -49,34 +49,28 @@ mod shadow;
 mod sharded;
 mod snapshot;
 
-/// What the page is, in the words of HTTP.
+/// The `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// All values of one name.
+/// A metric family: all samples of one name.
 #[derive(Debug)]
 pub struct MetricFamily {
-    /// As Prometheus knows it.
     pub name: &'static str,
-    /// What its samples are told apart by.
+    /// Label names.
     pub labels: &'static [&'static str],
-    /// What it is.
     pub kind: MetricKind,
-    /// What it means, on one line.
+    /// One line.
     pub help: &'static str,
 }
 
-/// What a family is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
-    /// Only grows, until the process ends.
     Counter,
-    /// Rises and falls.
     Gauge,
-    /// How many were at most so large.
     Histogram,
 }
 
-/// Everything that there is, in the order of the page.
+/// All metrics, in the order of the page.
 #[rustfmt::skip]
 pub const FAMILIES: [MetricFamily; 20] = [
     MetricFamily { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: MetricKind::Counter,
@@ -121,14 +115,14 @@ pub const FAMILIES: [MetricFamily; 20] = [
              help: "Log lines that were never written, because standard error did not take them." },
 ];
 
-/// Counts what an engine tells.
+/// Counts requests and engine events.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: RouteCounters,
     counters: Sharded<GatewayCounters>,
 }
 
-/// What is counted once per gateway, not per route.
+/// Counters per gateway, not per route.
 #[derive(Debug, Default)]
 struct GatewayCounters {
     hits: AtomicU64,
@@ -146,7 +140,7 @@ struct GatewayCounters {
     store: [Histogram; StoreCall::ALL.len()],
 }
 
-/// What was counted since the process began, under the names of the families.
+/// Totals since the process started, for programs other than Prometheus.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MetricTotals {
     /// `idempotency_cache_hit_total`.
@@ -169,16 +163,14 @@ pub struct MetricTotals {
     pub routes: Vec<RouteTotals>,
 }
 
-/// The requests of one route.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RouteTotals {
-    /// Its name.
     pub route: String,
-    /// By what they got; every outcome is there.
+    /// By outcome name; every outcome is present.
     pub outcomes: BTreeMap<&'static str, u64>,
 }
 
-/// Counts, then tells somebody else.
+/// Counts, then forwards to another observer.
 pub struct MetricsObserver {
     metrics: Arc<Metrics>,
     shadow: Arc<ShadowCounters>,
@@ -187,12 +179,12 @@ pub struct MetricsObserver {
 }
 
 impl Metrics {
-    /// Shows these routes from now on, at zero if nothing was counted for them.
+    /// Adds these routes at zero, unless they are already counted.
     pub fn register_routes(&self, routes: &RouteTable) {
         routes.iter().for_each(|route| self.requests.register(&route.name));
     }
 
-    /// All of it, in Prometheus' text format. `up` says of each store whether it is.
+    /// Renders all metrics in Prometheus' text format. `up` gives the state of each store.
     pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
         let mut page = Exposition::default();
         for family in &FAMILIES {
@@ -202,7 +194,7 @@ impl Metrics {
         page.into_text()
     }
 
-    /// The same numbers for people and programs that are not Prometheus.
+    /// The totals for the console and the API.
     pub fn totals(&self) -> MetricTotals {
         let total = |of: fn(&GatewayCounters) -> &AtomicU64| {
             self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>()
@@ -278,14 +270,14 @@ impl Metrics {
 impl Observer for Metrics {
     fn answered(&self, request: &RequestReport<'_>) {
         self.requests.get_or_insert(request.route).increment(request.outcome);
-        // Without an address nothing was asked of the store, and a request without a key has only begun.
+        // Without an address the request never reached the store, and a keyless request has only started.
         if request.address.is_none() {
             return;
         }
         let mine = self.counters.local();
         mine.overhead.observe(request.took.saturating_sub(request.run_took));
         match request.attempt {
-            // Whatever it was answered with: one that lost its claim ran, and got the record of another.
+            // Counted whatever the response: a request that lost its claim ran, and got another request's record.
             Some(_) => mine.misses.fetch_add(1, Relaxed),
             None if request.outcome == RequestOutcome::Replayed => mine.hits.fetch_add(1, Relaxed),
             None => 0,
@@ -311,7 +303,7 @@ impl Observer for Metrics {
             EngineEvent::SettlementDropped(_) => mine.dropped.fetch_add(1, Relaxed),
             EngineEvent::UncoveredKey { .. } => mine.uncovered.fetch_add(1, Relaxed),
             EngineEvent::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
-            // A store that had to do without the first, or without the one that decides: never both for one call.
+            // Either the front store or the authority was unreachable; one call never reports both.
             EngineEvent::Fallback { .. } | EngineEvent::FrontOnlyClaim(_) => mine.fallbacks.fetch_add(1, Relaxed),
             _ => return,
         };
@@ -319,27 +311,26 @@ impl Observer for Metrics {
 }
 
 impl MetricsObserver {
-    /// Counts from zero what `then` is told.
+    /// Counts from zero, and forwards to `then`.
     pub fn new(then: impl Observer) -> Arc<Self> {
         Self::with_shared_observer(Arc::new(then))
     }
 
-    /// As [`new`](Self::new), for an observer that somebody else has, too.
+    /// Like [`new`](Self::new), with an observer that is shared.
     pub fn with_shared_observer(then: Arc<dyn Observer>) -> Arc<Self> {
         Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), next: then })
     }
 
-    /// What shadow mode saw, and who sent no key.
+    /// The counts of shadow mode and of missing keys.
     pub fn shadow(&self) -> &Arc<ShadowCounters> {
         &self.shadow
     }
 
-    /// The last refusals.
+    /// The latest refusals.
     pub fn refusals(&self) -> &Arc<RefusalLog> {
         &self.refusals
     }
 
-    /// What was counted.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
@@ -366,7 +357,7 @@ impl Observer for MetricsObserver {
 
 impl fmt::Debug for MetricsObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watched").field("metrics", &self.metrics).finish_non_exhaustive()
+        f.debug_struct("MetricsObserver").field("metrics", &self.metrics).finish_non_exhaustive()
     }
 }
 
@@ -380,8 +371,8 @@ impl fmt::Display for MetricKind {
     }
 }
 
-/// Whether the request met an earlier one with its key. One that ran is the first if its attempt is: a holder that lost its
-/// claim gets the record of another, and was there before it.
+/// Whether the request followed an earlier one with its key. For a request that ran, its attempt decides: one that lost
+/// its claim gets another's record, but may have been the first.
 fn is_retry(request: &RequestReport<'_>) -> bool {
     if let Some(attempt) = request.attempt {
         return attempt > 1;
@@ -395,10 +386,9 @@ fn is_retry(request: &RequestReport<'_>) -> bool {
     }
 }
 
-/// How many outcomes there are.
 const OUTCOME_COUNT: usize = NON_REFUSAL_OUTCOMES.len() + RefusalReason::COUNT;
 
-/// Outcomes but refusals. What a shadow refusal would have been for is in the log.
+/// All outcomes except refusals. One entry stands for all shadow refusals; the log has their reasons.
 const NON_REFUSAL_OUTCOMES: [RequestOutcome; 9] = [
     RequestOutcome::Executed,
     RequestOutcome::Released,
@@ -411,7 +401,7 @@ const NON_REFUSAL_OUTCOMES: [RequestOutcome; 9] = [
     RequestOutcome::Shadow(ShadowOutcome::Refusal(RefusalReason::KeyMissing)),
 ];
 
-/// All outcomes that have a name of their own, each at its [`place`].
+/// All outcomes that have a name, each at its [`outcome_index`].
 fn all_outcomes() -> [RequestOutcome; OUTCOME_COUNT] {
     let mut refusals = RefusalReason::all().map(RequestOutcome::Refused);
     array::from_fn(|at| {
@@ -419,7 +409,6 @@ fn all_outcomes() -> [RequestOutcome; OUTCOME_COUNT] {
     })
 }
 
-/// Where an outcome is counted.
 fn outcome_index(outcome: RequestOutcome) -> usize {
     match outcome {
         RequestOutcome::Executed => 0,

@@ -1,9 +1,9 @@
-//! What a store remembers, for people and programs: how it is found, shown and changed.
+//! Finds, shows and changes stored entries, for operators.
 //!
-//! `ibid keys` and the admin API both stand on this, so an entry looks the same and a change means the same whichever
-//! way an operator takes.
+//! `ibid keys` and the admin API both use this module, so that an entry looks the same and a change means the same in
+//! both.
 //!
-//! Invariant: every change is a compare-and-set on the fence of the entry that was seen, and has a reason.
+//! Invariant: every change is a compare-and-set on the fence of the entry that the operator saw, and has a reason.
 
 use ibid::store::{Address, EntryState, StoreError};
 
@@ -21,43 +21,34 @@ mod find;
 mod reseal;
 pub(crate) mod view;
 
-/// What entries are asked for by. All that is set must match.
+/// A query for entries. All filters that are set must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordQuery {
-    /// At this address.
     pub address: Option<Address>,
-    /// In this state.
     pub state: Option<EntryState>,
-    /// Of this tenant.
     pub tenant: Option<String>,
-    /// Of this user.
     pub user: Option<String>,
-    /// Of this endpoint.
     pub endpoint: Option<String>,
-    /// With this key: as the client sent it, or as it is stored, which may be masked.
+    /// The key as the client sent it, or as it is stored, which may be masked.
     pub key: Option<String>,
-    /// Claimed longer ago.
+    /// Minimum time since the claim.
     pub older_than: Option<std::time::Duration>,
 }
 
-/// Why entries could not be found.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordLookupError {
-    /// Nothing is there.
     #[error("nothing matches: it was never there, was released or forgotten, or has expired")]
     NotFound,
-    /// More than the one that was meant.
+    /// A query for one entry matches several; two of their addresses.
     #[error("more than one entry matches; name one by its address, such as {0} or {1}")]
     Ambiguous(Address, Address),
-    /// It never stood still.
+    /// The record changed during every read attempt.
     #[error("it changes faster than it can be read; try again")]
     KeepsChanging,
-    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The state's name.
 pub fn state_name(state: EntryState) -> &'static str {
     match state {
         EntryState::Processing => "processing",
@@ -67,7 +58,6 @@ pub fn state_name(state: EntryState) -> &'static str {
     }
 }
 
-/// The state of that name.
 pub fn state_from_name(name: &str) -> Option<EntryState> {
     [EntryState::Processing, EntryState::Done, EntryState::Failed, EntryState::Unknown]
         .into_iter()

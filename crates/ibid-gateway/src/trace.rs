@@ -1,10 +1,11 @@
-//! Traces for OpenTelemetry: what one request did, sent to a collector by OTLP over HTTP, in JSON.
+//! OpenTelemetry traces, exported as OTLP over HTTP in JSON.
 //!
-//! The caller's `traceparent` is continued, and the app is sent one of its own, so that its spans hang below the run. A request
-//! has a span; below it each call of the store, and the run. A replay *links* to the request whose answer it got: its place in
-//! that trace is kept with the answer, in a header that no client sees ([`ORIGINAL_TRACE_HEADER`]).
+//! The gateway continues the caller's `traceparent` and sends its own to the app, so that the app's spans are children
+//! of the run. Each request has a span, with child spans for store calls and the run. A replay *links* to the request
+//! that produced its answer: that request's span context is stored with the answer, in a header that no client sees
+//! ([`ORIGINAL_TRACE_HEADER`]).
 //!
-//! Invariant: tracing never holds a request up. Spans that the collector does not take in time are dropped and counted.
+//! Invariant: tracing never delays a request. Spans that the collector does not accept in time are dropped and counted.
 //!
 //! ```text
 //! POST /payments/*   ├───────────────────────────────┤   executed
@@ -35,11 +36,11 @@ use self::{
 mod export;
 mod span_context;
 
-/// Where the request of a remembered answer stands in its trace. Only ever between the app and the gateway.
+/// Carries the original request's span context in a stored answer. Clients and the app never see it.
 pub const ORIGINAL_TRACE_HEADER: HeaderName = HeaderName::from_static("x-ibid-trace");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The trace of one request. Its span ends when nobody works on the request any more.
+/// The trace of one request. Its span ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct RequestTrace(Arc<RequestSpan>);
 
@@ -53,7 +54,7 @@ struct RequestSpan {
     details: Mutex<SpanDetails>,
 }
 
-/// What becomes known on the way.
+/// Attributes that become known while the request is handled.
 #[derive(Default)]
 struct SpanDetails {
     route: Option<String>,
@@ -67,7 +68,7 @@ struct SpanDetails {
     original: Option<SpanContext>,
 }
 
-/// The app at work.
+/// The span of the app's run.
 struct RunSpan {
     context: SpanContext,
     began: Instant,
@@ -75,7 +76,7 @@ struct RunSpan {
     status: Option<u16>,
 }
 
-/// The time of day of moments, by one reading of it.
+/// Converts instants to wall-clock times, based on one reading of the clock.
 #[derive(Clone, Copy)]
 struct TraceClock {
     wall: SystemTime,
@@ -98,7 +99,7 @@ impl TraceClock {
 thread_local!(static CURRENT: RefCell<Option<RequestTrace>> = const { RefCell::new(None) });
 
 impl RequestTrace {
-    /// Continues the caller's trace, or begins one. Nothing if the caller has decided that this one is not traced.
+    /// Continues the caller's trace, or starts one. `None` if the caller's `traceparent` is not sampled.
     pub fn begin<B>(tracer: &Tracer, request: &mut Request<B>) -> Option<Self> {
         let caller = SpanContext::from_headers(request.headers(), &TRACEPARENT);
         if caller.is_some_and(|(_, sampled)| !sampled) {
@@ -122,13 +123,13 @@ impl RequestTrace {
         Some(trace)
     }
 
-    /// Polls a future so that what observers are told meanwhile is told about this request.
+    /// Polls a future with this trace as the current one, so that observer calls are recorded in it.
     pub async fn scope<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         poll_fn(|cx| self.enter(|| future.as_mut().poll(cx))).await
     }
 
-    /// The request is answered. What was kept of the original's trace is taken off.
+    /// Records the response, and removes [`ORIGINAL_TRACE_HEADER`] from it.
     pub fn answered<B>(&self, answer: &mut Response<B>) {
         let kept = take_original_context(answer);
         let mut noted = self.0.details.lock();
@@ -137,7 +138,7 @@ impl RequestTrace {
         noted.original = kept.filter(|original| *original != self.0.context);
     }
 
-    /// The request goes to the app, as a run under a claim or as it came.
+    /// Starts the span of the request to the app and sets its `traceparent`. `claimed`: whether it runs under a claim.
     pub fn send(&self, headers: &mut HeaderMap, claimed: bool) -> UpstreamSpan {
         let place = self.0.context.child();
         headers.insert(TRACEPARENT, place.to_header());
@@ -161,7 +162,7 @@ impl RequestTrace {
     }
 }
 
-/// What was kept with an answer.
+/// Removes [`ORIGINAL_TRACE_HEADER`] from a response and parses it.
 pub fn take_original_context<B>(answer: &mut Response<B>) -> Option<SpanContext> {
     answer
         .headers_mut()
@@ -170,15 +171,15 @@ pub fn take_original_context<B>(answer: &mut Response<B>) -> Option<SpanContext>
         .map(|(place, _)| place)
 }
 
-/// A request that the app has.
+/// The span of a request to the app.
 pub struct UpstreamSpan {
     trace: RequestTrace,
-    /// No run under a claim: its span ends with the head of the answer.
+    /// Set if the request runs without a claim: the span ends with the response head.
     unclaimed_run: Option<RunSpan>,
 }
 
 impl UpstreamSpan {
-    /// The head of the app's answer, or what the gateway makes of there being none.
+    /// Records the app's response head, or the gateway's error response if there is none.
     pub fn answered<B>(self, answer: &mut Response<B>) {
         let status = Some(answer.status().as_u16());
         let traced = &self.trace.0;
@@ -199,7 +200,6 @@ impl UpstreamSpan {
 }
 
 impl RequestSpan {
-    /// A span below the request's.
     fn child_span(&self, place: SpanContext, name: &str, began: Instant, took: Duration) -> FinishedSpan {
         let start = self.began.wall_time(began);
         FinishedSpan::new(place, Some(self.context.span_id), name.to_owned(), SpanKind::Client, start, start + took)
@@ -237,7 +237,7 @@ impl Drop for RequestSpan {
         span.set_text("ibid.key", Some(noted.key).filter(|key| !key.is_empty()));
         span.set_text("ibid.request_id", Some(noted.request_id).filter(|id| !id.is_empty()));
         span.set_number("ibid.attempt", noted.attempt.map(i64::from));
-        // Its client has gone, and what it asked for was done all the same.
+        // The client disconnected, and the operation ran all the same.
         span.set_text("ibid.client", noted.ended.is_none().then(|| "gone".to_owned()));
         span.failed = noted.status.is_some_and(|status| status >= 500);
         span.link = noted.original;
@@ -245,7 +245,7 @@ impl Drop for RequestSpan {
     }
 }
 
-/// Notes what the engine tells about the request that it works on, then tells somebody else.
+/// Records engine events in the current trace, then forwards them.
 pub struct TraceObserver(pub Arc<dyn Observer>);
 
 impl Observer for TraceObserver {
@@ -259,7 +259,7 @@ impl Observer for TraceObserver {
             noted.request_id = request.request_id.to_owned();
             noted.attempt = request.attempt;
             if let Some(run) = noted.run.as_mut().filter(|_| request.outcome != RequestOutcome::Keyless) {
-                // With the body of the answer, which came behind its head.
+                // Includes the response body, which arrives after the head.
                 run.took = Some(request.run_took.max(run.took.unwrap_or_default()));
             }
         });
@@ -281,7 +281,7 @@ impl Observer for TraceObserver {
     }
 }
 
-/// Random, and never zero but for the odds.
+/// 128 random bits; zero only with negligible probability.
 fn random_id() -> [u8; 16] {
     ClaimToken::mint().0
 }

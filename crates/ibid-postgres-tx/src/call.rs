@@ -1,4 +1,4 @@
-//! What is to be done once.
+//! The identity of an operation that runs once.
 
 use ibid::{
     AddressSecret, IdempotencyKey, LabelKeyDisplay, OnMismatch, Policy, Scope, mask,
@@ -7,17 +7,17 @@ use ibid::{
 
 use crate::{driver::Isolation, error::TxError};
 
-/// A key in its scope, and what makes two calls with it the same.
+/// A key in its scope, and the fingerprint that identifies the request.
 ///
-/// A gateway or a layer finds what was remembered under the same scope, key and, where its policy compares requests,
-/// fingerprint: make them with [`Scope::of`] and [`Fingerprint::of`] from the request, as those do.
+/// A gateway or layer finds the remembered answer under the same scope, key and, if its policy compares requests,
+/// fingerprint. Create them from the request with [`Scope::of`] and [`Fingerprint::of`], as those do.
 #[derive(Debug, Clone)]
 pub struct IdempotentCall {
     scope: Scope,
     key: String,
     secret: Option<AddressSecret>,
     pub(crate) fingerprint: Fingerprint,
-    /// The same by the rules of other versions.
+    /// Fingerprints of the same request by the rules of other versions.
     older_fingerprints: OlderFingerprints,
     pub(crate) tenant: String,
     pub(crate) user: String,
@@ -27,13 +27,13 @@ pub struct IdempotentCall {
 
 #[derive(Debug, Clone)]
 enum OlderFingerprints {
-    /// Of plain bytes: the same in every version.
+    /// A fingerprint of raw bytes is the same in every version.
     RawBytes,
     Digested(Vec<Fingerprint>),
 }
 
 impl IdempotentCall {
-    /// A key in a scope. Calls are not compared unless something is given to compare.
+    /// Creates a call for a key in a scope. Requests are not compared unless a request or fingerprint is set.
     pub fn new(scope: &Scope, key: impl Into<String>) -> Self {
         Self {
             scope: scope.clone(),
@@ -48,19 +48,19 @@ impl IdempotentCall {
         }
     }
 
-    /// What is asked for: with other bytes the key is refused, or as the policy says.
+    /// Sets the request's bytes. The policy decides about the same key with other bytes; by default it is rejected.
     pub fn request(mut self, request: &[u8]) -> Self {
         (self.fingerprint, self.older_fingerprints) = (Fingerprint::of_bytes(request), OlderFingerprints::RawBytes);
         self
     }
 
-    /// The same, already digested.
+    /// Sets the request's fingerprint instead of its bytes.
     pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
         (self.fingerprint, self.older_fingerprints) = (fingerprint, OlderFingerprints::Digested(Vec::new()));
         self
     }
 
-    /// The same request's [fingerprint of an older version](Fingerprint::of_version), for what was recorded before an
+    /// Adds the request's [fingerprint of an older version](Fingerprint::of_version), for answers recorded before an
     /// upgrade. Call it after [`fingerprint`](Self::fingerprint).
     pub fn older_fingerprint(mut self, fingerprint: Fingerprint) -> Self {
         if let OlderFingerprints::Digested(older) = &mut self.older_fingerprints {
@@ -69,7 +69,6 @@ impl IdempotentCall {
         self
     }
 
-    /// The fingerprint by the rules of a version, if it is known.
     pub(crate) fn fingerprint_of_version(&self, version: u8) -> Option<Fingerprint> {
         match &self.older_fingerprints {
             OlderFingerprints::RawBytes => {
@@ -79,54 +78,52 @@ impl IdempotentCall {
         }
     }
 
-    /// The secret that addresses are made with, if the gateway has one.
+    /// Sets the secret for deriving addresses, if the gateway uses one.
     pub fn address_secret(mut self, secret: AddressSecret) -> Self {
         self.secret = Some(secret);
         self
     }
 
-    /// Whose data it is, for operators.
+    /// Sets the tenant that operators see.
     pub fn tenant(mut self, tenant: &str) -> Self {
         self.tenant = postgres_text(tenant);
         self
     }
 
-    /// Who asks, for operators.
+    /// Sets the user that operators see.
     pub fn user(mut self, user: &str) -> Self {
         self.user = postgres_text(user);
         self
     }
 
-    /// What it is about, for operators, such as `POST /payments`.
+    /// Sets the endpoint that operators see, such as `POST /payments`.
     pub fn endpoint(mut self, endpoint: &str) -> Self {
         self.endpoint = postgres_text(endpoint);
         self
     }
 
-    /// The isolation of the transaction; the database's default if it is not said.
+    /// Sets the isolation level of the transaction. Without it, the database's default applies.
     pub fn isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = Some(isolation);
         self
     }
 
-    /// Its key, in the spelling that a layer would give it.
+    /// Returns the validated key, normalized like in a layer.
     pub(crate) fn key(&self, policy: &Policy) -> Result<IdempotencyKey, TxError> {
         IdempotencyKey::new(&policy.key, self.key.as_str()).map_err(TxError::KeyInvalid)
     }
 
-    /// Where a key of it is remembered.
     pub(crate) fn address(&self, policy: &Policy, key: &IdempotencyKey) -> Address {
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&self.fingerprint);
         self.scope.address(key.as_str(), own_entry, self.secret.as_ref())
     }
 
-    /// The key as operators see it.
     pub(crate) fn displayed_key(&self, policy: &Policy, key: &IdempotencyKey) -> String {
         if policy.label.key == LabelKeyDisplay::Clear { postgres_text(key.as_str()) } else { mask(key.as_str()) }
     }
 }
 
-/// Text in PostgreSQL cannot hold a zero byte: people see its symbol instead.
+/// PostgreSQL text cannot contain zero bytes: they are replaced with a visible symbol.
 fn postgres_text(value: &str) -> String {
     let value = &value[..value.floor_char_boundary(1024)];
     value.replace('\0', "\u{2400}")

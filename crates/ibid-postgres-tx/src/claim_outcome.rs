@@ -1,4 +1,4 @@
-//! What a claim in a transaction finds.
+//! The outcome of a claim in a transaction.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use ibid::{
 
 use crate::driver::{DriverError, SqlRow};
 
-/// What is selected, in the order in which [`Found::read`] reads it.
+/// The columns are in the order in which [`TxClaimOutcome::read`] reads them.
 pub(crate) const CLAIM_SQL: &str = "SELECT c.locked, c.xid, (c.answer).found, (c.answer).fence, \
     (c.answer).fingerprint_version, (c.answer).fingerprint, (c.answer).takeover_in_us, (c.answer).record, \
     (c.answer).status, (c.answer).header_names, (c.answer).header_values, (c.answer).body, (c.answer).requested_ms, \
@@ -20,21 +20,21 @@ pub(crate) const CLAIM_SQL: &str = "SELECT c.locked, c.xid, (c.answer).found, (c
 
 #[derive(Debug)]
 pub(crate) enum TxClaimOutcome {
-    /// Ours to run, in this transaction.
+    /// This transaction runs the operation.
     Granted { fence: Fence, xid: i64 },
-    /// Somebody is at it in a transaction that has not ended.
+    /// An unfinished transaction holds the address's lock.
     Locked,
-    /// Somebody who has claimed it is at it.
+    /// A gateway or layer holds the claim.
     Busy(Fingerprint),
-    /// Somebody was at it, and nobody knows how that ended.
+    /// A holder started, and its outcome is unknown.
     OutcomeUnknown { fence: Fence, fingerprint: Fingerprint, takeover_in: Duration },
-    /// It is done.
+    /// Completed, with this answer.
     Done { fence: Fence, fingerprint: Fingerprint, answer: StoredAnswer },
-    /// This token was released or forgotten.
+    /// The token was released or forgotten.
     TokenSpent,
 }
 
-/// A remembered answer: the bytes that a gateway would have written, or what the SQL functions wrote.
+/// A remembered answer: encoded by a gateway, or written by the SQL functions as columns.
 #[derive(Debug)]
 pub(crate) enum StoredAnswer {
     Encoded(Bytes),

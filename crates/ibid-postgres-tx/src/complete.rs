@@ -1,4 +1,4 @@
-//! An answer that is recorded in the transaction of the handler that gives it.
+//! Records an answer in the transaction of the handler that produces it.
 
 use std::time::Duration;
 
@@ -14,56 +14,56 @@ use crate::driver::{DriverError, SqlValue, Transaction};
 
 const COMPLETE_SQL: &str = "SELECT FROM ibid._run_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
-/// Why [`complete_in`] did not record the answer. The transaction can only be rolled back, except after
+/// Why [`complete_in`] did not record the answer. Roll the transaction back, except after
 /// [`NotRemembered`](Self::NotRemembered).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// The policy would not remember such an answer, so nothing was written.
+    /// The policy does not remember such an answer. Nothing was written.
     #[error(transparent)]
     NotRemembered(#[from] NotRememberedError),
-    /// The claim is in another database: the layer's store is not the one that this transaction writes to.
+    /// The claim is in another database: the layer's store is not the database of this transaction.
     #[error(
         "the claim of this request is not in the database of this transaction; \
          the layer must have the PostgreSQL store of the same database"
     )]
     OtherDatabase(#[source] DriverError),
-    /// The claim was taken over, released or forgotten meanwhile: somebody else may have done the same.
+    /// The claim was taken over, released or forgotten: another request may have run the same operation.
     #[error(
         "this request has lost its claim meanwhile; roll back, so that its effect does not come on top of another's"
     )]
     ClaimLost(#[source] DriverError),
-    /// It was called before, and that was committed or is in this very transaction.
+    /// The answer was recorded before, in this transaction or a committed one.
     #[error("the answer of this request was recorded before; an answer is recorded once")]
     AlreadyRecorded(#[source] DriverError),
-    /// The database did not do it.
+    /// The database failed to record the answer.
     #[error("the answer could not be recorded: {0}")]
     Database(#[source] DriverError),
 }
 
-/// Records the answer of a handler under the layer in the handler's own transaction: it is remembered if, and only if,
+/// Records the answer of a handler under the layer in the handler's own transaction. It is remembered if and only if
 /// that transaction commits.
 ///
-/// Take [`ibid::http::HandlerClaim`] from the request's extensions, write, call this, commit, and return the same response. What the
-/// client gets is then decided by the database:
+/// Take [`ibid::http::HandlerClaim`] from the request's extensions, write, call this function, commit, and return the
+/// same response. The database then decides what the client gets:
 ///
-/// | the transaction | the handler returns | the client gets |
+/// | transaction | handler returns | client gets |
 /// |---|---|---|
-/// | was committed | the same response | it |
-/// | was committed (even if the handler could not know) | anything else, or it panicked | what was recorded |
-/// | was rolled back | the same response | 503: nothing was done, try again with the same key |
-/// | was rolled back | anything else | that; nothing is remembered (`Idempotency-StoredAs: false`) |
+/// | committed | the same response | that response |
+/// | committed (even if the handler could not know) | anything else, or it panicked | the recorded answer |
+/// | rolled back | the same response | 503: nothing was done, retry with the same key |
+/// | rolled back | anything else | that; nothing is remembered (`Idempotency-Stored: false`) |
 ///
 /// ```no_run
 /// # #[cfg(feature = "sqlx")] mod example {
 /// use axum::{Extension, body::Body, extract::State, response::Response};
 /// use bytes::Bytes;
-/// use ibid::http::Claimed;
+/// use ibid::http::HandlerClaim;
 /// use ibid_postgres_tx::complete_in;
 /// use sqlx::PgPool;
 ///
 /// async fn pay(
-///     State(pool): State<PgPool>, Extension(claimed): Extension<Claimed>,
+///     State(pool): State<PgPool>, Extension(claimed): Extension<HandlerClaim>,
 /// ) -> Result<Response, axum::http::StatusCode> {
 ///     let answer = Response::new(Bytes::from("paid"));
 ///     let paid = async {
@@ -79,44 +79,44 @@ pub enum CompleteError {
 /// # }
 /// ```
 ///
-/// Only a transaction will do, of either driver:
+/// The function requires a transaction, of either driver:
 ///
 /// ```
-/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
-/// # async fn one(mut tx: sqlx::Transaction<'_, sqlx::Postgres>, claimed: Claimed, answer: Response<Bytes>) {
+/// # use {bytes::Bytes, http::Response, ibid::http::HandlerClaim};
+/// # async fn one(mut tx: sqlx::Transaction<'_, sqlx::Postgres>, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
-/// # async fn two(mut tx: tokio_postgres::Transaction<'_>, claimed: Claimed, answer: Response<Bytes>) {
+/// # async fn two(mut tx: tokio_postgres::Transaction<'_>, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
-/// # async fn three(mut tx: deadpool_postgres::Transaction<'_>, claimed: Claimed, answer: Response<Bytes>) {
+/// # async fn three(mut tx: deadpool_postgres::Transaction<'_>, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
 ///
-/// A pool, a connection or a client would commit the record by itself, and does not compile:
+/// A pool, connection or client would commit the record by itself, and does not compile:
 ///
 /// ```compile_fail
-/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
-/// # async fn one(mut tx: sqlx::PgPool, claimed: Claimed, answer: Response<Bytes>) {
+/// # use {bytes::Bytes, http::Response, ibid::http::HandlerClaim};
+/// # async fn one(mut tx: sqlx::PgPool, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
 /// ```compile_fail
-/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
-/// # async fn one(mut tx: sqlx::PgConnection, claimed: Claimed, answer: Response<Bytes>) {
+/// # use {bytes::Bytes, http::Response, ibid::http::HandlerClaim};
+/// # async fn one(mut tx: sqlx::PgConnection, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
 /// ```compile_fail
-/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
-/// # async fn one(mut tx: tokio_postgres::Client, claimed: Claimed, answer: Response<Bytes>) {
+/// # use {bytes::Bytes, http::Response, ibid::http::HandlerClaim};
+/// # async fn one(mut tx: tokio_postgres::Client, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
 /// ```compile_fail
-/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
-/// # async fn one(mut tx: deadpool_postgres::Client, claimed: Claimed, answer: Response<Bytes>) {
+/// # use {bytes::Bytes, http::Response, ibid::http::HandlerClaim};
+/// # async fn one(mut tx: deadpool_postgres::Client, claimed: HandlerClaim, answer: Response<Bytes>) {
 /// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
@@ -144,12 +144,12 @@ pub async fn complete_in<T: Transaction>(
     })
 }
 
-/// An answer, and whose it is.
+/// An answer, and the claim that it completes.
 pub(crate) struct AnswerWrite<'a> {
     pub(crate) address: &'a Address,
     pub(crate) token: &'a ClaimToken,
     pub(crate) fence: Fence,
-    /// The transaction that it must be written in.
+    /// The transaction that must write it.
     pub(crate) xid: Option<i64>,
     pub(crate) answer: &'a CompletedAnswer,
     pub(crate) ttl: Duration,
@@ -176,7 +176,7 @@ impl AnswerWrite<'_> {
     }
 }
 
-/// Clamped at ten thousand years, so that no sum of a few overflows a timestamp.
+/// Clamps to ten thousand years, so that sums do not overflow a timestamp.
 pub(crate) fn clamp_micros(span: Duration) -> i64 {
     span.as_micros().min(315_576_000_000_000_000) as i64
 }

@@ -1,7 +1,7 @@
-//! What is asked of a driver: one statement at a time, inside a transaction.
+//! The driver interface: runs one statement at a time, inside a transaction.
 //!
-//! Invariant: nothing here is implemented for a pool, a client or a connection. Outside a transaction each statement
-//! commits by itself, and "together with the business write" would mean nothing.
+//! Invariant: pools, clients and connections do not implement it. Outside a transaction each statement commits by
+//! itself, so nothing would commit together with the business write.
 
 use bytes::Bytes;
 
@@ -12,19 +12,18 @@ mod tokio_postgres_driver;
 
 /// An open transaction: `sqlx::Transaction<'_, Postgres>`, `tokio_postgres::Transaction<'_>` or deadpool's.
 ///
-/// Sealed, and implemented for nothing else: whatever is written through a pool or a bare connection would commit by
-/// itself.
+/// Sealed, and implemented for nothing else: a write through a pool or a bare connection would commit by itself.
 pub trait Transaction: sealed::StatementExecutor {}
 
-/// Where transactions come from: `sqlx::PgPool` or `deadpool_postgres::Pool`. Sealed.
+/// A source of transactions: `sqlx::PgPool` or `deadpool_postgres::Pool`. Sealed.
 pub trait TxPool: sealed::ConnectionSource<Connection = Self::Conn> + Send + Sync {
-    /// One of its connections.
+    /// The pool's connection type.
     type Conn: TxConnection;
 }
 
 /// A connection of a [`TxPool`]. Sealed.
 pub trait TxConnection: sealed::DiscardableConnection + Send + 'static {
-    /// A transaction on it.
+    /// The connection's transaction type.
     type Tx<'c>: Transaction + sealed::TransactionEnd + Send;
 
     #[doc(hidden)]
@@ -32,12 +31,12 @@ pub trait TxConnection: sealed::DiscardableConnection + Send + 'static {
     -> impl Future<Output = Result<Self::Tx<'_>, DriverError>> + Send;
 }
 
-/// How much of other transactions a transaction sees.
+/// Isolation level of a transaction: which commits of others it sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
-    /// What was committed before each statement.
+    /// Those before each statement.
     ReadCommitted,
-    /// What was committed before the first statement.
+    /// Those before its first statement.
     RepeatableRead,
     /// As if transactions ran one after the other.
     Serializable,
@@ -46,38 +45,38 @@ pub enum Isolation {
 pub(crate) mod sealed {
     use super::{DriverError, SqlRow, SqlValue};
 
-    /// Runs one statement.
+    /// Runs statements.
     pub trait StatementExecutor: Send {
-        /// All its rows. The number of values is the number of parameters.
+        /// Runs one statement and returns its rows. `values` has one value per parameter.
         fn query_rows<'a>(
             &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
         ) -> impl Future<Output = Result<Vec<SqlRow>, DriverError>> + Send + 'a;
     }
 
-    /// Gives connections.
+    /// Provides connections.
     pub trait ConnectionSource {
-        /// One of them.
+        /// The connection type.
         type Connection;
-        /// Waits for a free one.
+        /// Waits for a free connection.
         fn connection(&self) -> impl Future<Output = Result<Self::Connection, DriverError>> + Send;
     }
 
-    /// Can be thrown away.
+    /// A connection that can be closed instead of returned to its pool.
     pub trait DiscardableConnection {
-        /// Not to be used by anybody again.
+        /// Closes the connection.
         fn discard(self);
     }
 
-    /// Ends.
+    /// Ends a transaction.
     pub trait TransactionEnd: Sized {
-        /// Commits. An `Ok` does not say that there was something left to commit.
+        /// Commits. `Ok` does not prove that there was something left to commit.
         fn commit(self) -> impl Future<Output = Result<(), DriverError>> + Send;
-        /// Rolls back.
+        /// Rolls the transaction back.
         fn rollback(self) -> impl Future<Output = Result<(), DriverError>> + Send;
     }
 }
 
-/// A parameter of a statement. What it is called is its type in SQL.
+/// A parameter of a statement. Each variant is named after its SQL type.
 #[derive(Debug, Clone, Copy)]
 pub enum SqlValue<'a> {
     /// `bytea`.
@@ -112,36 +111,36 @@ enum DriverRow {
     TokioPostgres(tokio_postgres::Row),
 }
 
-/// What a driver could not do.
+/// An error of the database driver.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct DriverError {
-    /// What became of the transaction.
+    /// The consequence for the transaction.
     pub kind: DriverErrorKind,
-    /// The server's SQLSTATE, if it answered.
+    /// The server's SQLSTATE, if it replied.
     pub code: Option<String>,
-    /// For people.
+    /// Description for people.
     pub message: String,
-    /// The driver's error.
+    /// The driver's own error.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// What a failure says about the transaction.
+/// What an error means for the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DriverErrorKind {
-    /// The server answered with an ERROR: it can only be rolled back. Of a COMMIT: it was.
+    /// The server replied with an ERROR: the transaction can only be rolled back. A failed COMMIT was rolled back.
     RolledBack,
-    /// No connection was to be had: nothing was sent.
+    /// There was no connection: nothing was sent.
     NotSent,
-    /// The connection broke or fell silent. Of a COMMIT: it may have taken place.
+    /// The connection broke or timed out. A COMMIT may have succeeded.
     ConnectionLost,
-    /// The answer is not what was asked for.
+    /// The reply has an unexpected form.
     Unreadable,
 }
 
 impl DriverError {
-    /// Whether the transaction was only in the way of another, and may succeed if it is run again.
+    /// Returns `true` after a serialization failure or deadlock: the transaction may succeed if it is run again.
     pub fn is_transient(&self) -> bool {
         self.kind == DriverErrorKind::RolledBack && self.code.as_deref().is_some_and(is_transient_code)
     }
@@ -150,7 +149,7 @@ impl DriverError {
         Self { kind: DriverErrorKind::Unreadable, code: None, message: said.into(), source: None }
     }
 
-    /// Of a transaction that the operation itself gave up, for a reason that passes.
+    /// Error of a transaction that the operation itself aborted, for a temporary reason.
     pub(crate) fn from_operation(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         let code = find_sqlstate(&*error);
         Self { kind: DriverErrorKind::RolledBack, code, message: error.to_string(), source: Some(error) }
@@ -171,10 +170,10 @@ fn is_transient_code(code: &str) -> bool {
     matches!(code, "40001" | "40P01")
 }
 
-/// The SQLSTATE somewhere in a chain of errors, if one of the drivers put it there.
+/// Returns the SQLSTATE of a driver error in a chain of errors.
 pub(crate) fn find_sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
-    // No chain is as long as this, unless it has no end.
+    // The limit protects against cyclic chains.
     for _ in 0..32 {
         let error = next?;
         if let Some(fault) = error.downcast_ref::<DriverError>() {
@@ -211,25 +210,18 @@ macro_rules! getters {
     };
 }
 
-// What only one of our two users reads is still part of what a row can do.
+// Not every driver combination uses all getters.
 #[allow(dead_code)]
 impl SqlRow {
     getters! {
-        /// A `bigint`.
         bigint: i64;
-        /// An `integer`.
         integer: i32;
-        /// A `smallint`.
         smallint: i16;
-        /// A `boolean`.
         boolean: bool;
-        /// A `text`.
         text: String;
-        /// A `text[]`.
         texts: Vec<String>;
     }
 
-    /// A `bytea`.
     pub(crate) fn bytea(&self, at: usize) -> Result<Option<Bytes>, DriverError> {
         let found: Option<Vec<u8>> = match &self.0 {
             #[cfg(feature = "sqlx")]
@@ -240,7 +232,7 @@ impl SqlRow {
         Ok(found.map(Bytes::from))
     }
 
-    /// What must not be NULL.
+    /// Rejects NULL.
     pub(crate) fn require<T>(found: Option<T>, what: &str) -> Result<T, DriverError> {
         found.ok_or_else(|| DriverError::unreadable(format!("{what} is NULL")))
     }

@@ -1,28 +1,29 @@
 //! The inbox: an event of a broker has its effect in this database exactly once, however often it is delivered.
 //!
-//! The mark that an event was handled is written in the transaction that has its effect, so that both commit or neither
-//! does. The broker is told afterwards: what was committed and not acknowledged comes again, and is a duplicate.
+//! The mark that an event was handled is written in the transaction of its effect, so both commit or neither does. The
+//! delivery is acknowledged afterwards: an event that was committed but not acknowledged is delivered again, as a
+//! duplicate.
 //!
-//! Invariants: nothing is marked outside the handler's transaction; what is so old that its mark may have been removed is
-//! [`TxEventClaim::TooOld`], never new; events of one batch are marked in the order of their names, so that two batches
-//! that overlap never wait for each other in a circle.
+//! Invariants: nothing is marked outside the handler's transaction; an event so old that its mark may have been removed
+//! is [`TxEventClaim::TooOld`], never new; events of one batch are marked in the order of their names, so overlapping
+//! batches do not deadlock.
 //!
 //! ```no_run
-//! use ibid::inbox::Event;
-//! use ibid_postgres_tx::inbox::{Claimed, Inbox};
+//! use ibid::inbox::InboxEvent;
+//! use ibid_postgres_tx::inbox::{TxEventClaim, TxInbox};
 //!
-//! # async fn ship(pool: sqlx::PgPool, event: Event) -> Result<(), Box<dyn std::error::Error>> {
-//! let inbox = Inbox::default();
+//! # async fn ship(pool: sqlx::PgPool, event: InboxEvent) -> Result<(), Box<dyn std::error::Error>> {
+//! let inbox = TxInbox::default();
 //! let mut tx = pool.begin().await?;
-//! if inbox.claim(&mut tx, &event).await? == Claimed::New {
+//! if inbox.claim(&mut tx, &event).await? == TxEventClaim::New {
 //!     sqlx::query("INSERT INTO shipments (order_id) VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
-//!     tx.commit().await?; // and only now is the broker told
+//!     tx.commit().await?; // acknowledge to the broker only after this
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! [`TxInbox::handle`] does all of this, counts failures and says what the broker is to be told; [`TxInbox::handle_batch`] does
-//! it for many events in one transaction.
+//! [`TxInbox::handle`] does all of this, counts failures and derives the broker's reply. [`TxInbox::handle_batch`]
+//! handles many events in one transaction.
 
 use std::{
     error::Error,
@@ -42,19 +43,19 @@ pub use self::handle::{TxEventFailure, TxEventOutcome};
 
 mod handle;
 
-/// How many events one call marks at most: the statement and its locks stay small.
+/// Maximum number of events that one call marks, so that the statement and its locks stay small.
 pub const MAX_BATCH: usize = 10_000;
 
-/// Nobody knows when it happened.
+/// Stands for an event without a time.
 const NO_TIMESTAMP: i64 = i64::MIN;
-/// What a timestamp of PostgreSQL can hold with room to spare: the years 1 to 9999.
+/// Limits of a PostgreSQL timestamp with room to spare: the years 1 to 9999, in microseconds.
 const MIN_TIMESTAMP_US: i64 = -62_135_596_800_000_000;
 const MAX_TIMESTAMP_US: i64 = 253_402_300_799_000_000;
 const DEFAULT_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// How events are marked, and for how long. The table belongs to all inboxes of a database; consumers are told apart
-/// by the names in their events.
+/// Settings for marking events. All inboxes of a database share one table; the consumer name in each event separates
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TxInbox {
     ttl: Duration,
@@ -63,50 +64,50 @@ pub struct TxInbox {
     transaction_timeout: Duration,
 }
 
-/// What a claim found.
+/// The outcome of claiming an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum TxEventClaim {
-    /// It is marked as handled, if this transaction commits: handle it now.
+    /// The event is new: handle it now. It is marked as handled if this transaction commits.
     New,
-    /// It was handled before.
+    /// The event was handled before.
     Duplicate,
-    /// It happened so long ago that it may have been handled, and its mark removed since.
+    /// The event is so old that it may have been handled and its mark removed since.
     TooOld,
-    /// It failed too often.
+    /// The event failed too often.
     Poisoned {
-        /// How often.
+        /// Number of failures.
         attempts: u32,
-        /// What it failed of the last time.
+        /// The last error.
         error: String,
     },
 }
 
-/// How often an event has failed.
+/// The failures of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxEventFailures {
-    /// So often, in all.
+    /// Number of failures so far.
     pub attempts: u32,
-    /// Whether that is too often: further claims find it poisoned.
+    /// Whether the limit is reached: further claims return [`TxEventClaim::Poisoned`].
     pub poisoned: bool,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxInboxSweep {
-    /// Marks and failures removed.
+    /// Number of marks and failures removed.
     pub removed: u32,
-    /// Whether more were waiting when it stopped.
+    /// Whether more are due.
     pub more: bool,
 }
 
-/// The database could not be asked. The event was not handled, unless it [may have been](Self::may_have_committed); let
-/// it come again in any case.
+/// The database could not be used. The event was not handled, unless it [may have committed](Self::may_have_committed).
+/// Let the broker deliver it again in either case.
 #[derive(Debug)]
 pub struct TxInboxError(DriverError);
 
 impl Default for TxInbox {
-    /// Marks are kept for seven days; an event that has failed five times is poisoned; a transaction has five minutes.
+    /// Keeps marks for seven days, poisons an event after five failures, and limits a transaction to five minutes.
     fn default() -> Self {
         Self {
             ttl: Duration::from_secs(7 * 24 * 3600),
@@ -118,55 +119,56 @@ impl Default for TxInbox {
 }
 
 impl TxInbox {
-    /// How long a mark is kept, and so how old an event may be. Longer than the broker keeps and redelivers messages.
+    /// Sets how long marks are kept, and so the maximum age of an event. It must exceed the broker's retention and
+    /// redelivery time.
     #[must_use]
     pub fn ttl(self, keep: Duration) -> Self {
         Self { ttl: keep, ..self }
     }
 
-    /// How many failures an event may have, at least one.
+    /// Sets the number of failures after which an event is poisoned, at least 1.
     #[must_use]
     pub fn poison_after(self, failures: u32) -> Self {
         Self { poison_after: failures.max(1), ..self }
     }
 
-    /// When failed events should come again.
+    /// Sets the redelivery delay of failed events.
     #[must_use]
     pub fn backoff(self, backoff: RedeliveryBackoff) -> Self {
         Self { backoff, ..self }
     }
 
-    /// How long a transaction of [`handle`](Self::handle) or [`handle_batch`](Self::handle_batch) may take, handlers included.
-    /// One that takes longer, because the server is silent for example, is given up with its connection.
+    /// Sets the maximum duration of a transaction of [`handle`](Self::handle) or [`handle_batch`](Self::handle_batch),
+    /// handlers included. A longer one is abandoned and its connection closed.
     #[must_use]
     pub fn transaction_timeout(self, limit: Duration) -> Self {
         Self { transaction_timeout: limit, ..self }
     }
 
-    /// Marks an event as handled in your transaction. The mark is there once you commit, and gone if you do not.
+    /// Marks an event as handled in your transaction. The mark exists once you commit.
     ///
-    /// If another transaction has marked it and not ended yet, this waits for it (as long as `lock_timeout` allows): a
-    /// duplicate if that one commits. Whoever claims several events in one transaction one by one may wait in a circle
-    /// with somebody who does so in another order; [`claim_batch`](Self::claim_batch) does not.
+    /// If an unfinished transaction has marked the event, this waits for it (up to `lock_timeout`); the event is a
+    /// duplicate if that one commits. Transactions that claim several events one by one, in different orders, can
+    /// deadlock; [`claim_batch`](Self::claim_batch) cannot.
     ///
-    /// Commit only if nothing failed: PostgreSQL answers the COMMIT of a failed transaction by rolling back, without an
-    /// error, and an event that is acknowledged then is lost.
+    /// Commit only if no statement failed: PostgreSQL rolls back the COMMIT of a failed transaction without an error,
+    /// and an event acknowledged then is lost.
     ///
     /// # Errors
-    /// If the database could not be asked: roll back, and let the event come again.
+    /// Returns an error if the database cannot be used: roll back, and let the broker deliver the event again.
     pub async fn claim<T: Transaction>(&self, tx: &mut T, event: &InboxEvent) -> Result<TxEventClaim, TxInboxError> {
         let mut claims = self.claim_batch(tx, std::slice::from_ref(event)).await?;
         claims.pop().ok_or_else(|| TxInboxError(DriverError::unreadable("a claim without an answer")))
     }
 
-    /// Marks many events, in one statement. The answers are in the order of the events; of an event that is there twice
-    /// the second is a duplicate.
+    /// Marks many events in one statement. The results are in the order of the events; the second occurrence of an
+    /// event is a duplicate.
     ///
-    /// If one of them then fails, roll back to a savepoint from before it was handled and [take back](Self::unclaim) its
-    /// mark; the others keep theirs. [`handle_batch`](Self::handle_batch) does that.
+    /// If handling one of them fails, roll back to a savepoint before it and [remove](Self::unclaim) its mark; the
+    /// others keep theirs. [`handle_batch`](Self::handle_batch) does that.
     ///
     /// # Errors
-    /// As [`claim`](Self::claim); also if there are more than [`MAX_BATCH`].
+    /// As [`claim`](Self::claim); also if there are more than [`MAX_BATCH`] events.
     pub async fn claim_batch<T: Transaction>(
         &self, tx: &mut T, events: &[InboxEvent],
     ) -> Result<Vec<TxEventClaim>, TxInboxError> {
@@ -199,7 +201,8 @@ impl TxInbox {
         rows.iter().map(|row| Ok(read_claim(row)?)).collect()
     }
 
-    /// Takes back the mark that this transaction made, so that it can commit without this event. `false` if there is none.
+    /// Removes the mark that this transaction made, so that it can commit without the event. Returns `false` if there
+    /// is none.
     ///
     /// # Errors
     /// As [`claim`](Self::claim).
@@ -209,15 +212,15 @@ impl TxInbox {
         Ok(first_row(&rows)?.boolean(0)?.unwrap_or(false))
     }
 
-    /// Counts a failure, in a transaction of its own, because the handler's was rolled back. Roll back first: this must not
-    /// wait for a transaction that waits for this.
+    /// Counts a failure in its own transaction, because the handler's is rolled back. Roll back first: otherwise the
+    /// two transactions can deadlock.
     ///
     /// # Errors
-    /// If it could not be counted. Let the event come again all the same.
+    /// Returns an error if the failure could not be counted. Let the broker deliver the event again nevertheless.
     pub async fn record_failure<P: TxPool>(
         &self, pool: &P, event: &InboxEvent, error: &(impl fmt::Display + ?Sized),
     ) -> Result<TxEventFailures, TxInboxError> {
-        // Text in PostgreSQL has no zero bytes.
+        // PostgreSQL text cannot contain zero bytes.
         let error = error.to_string().replace('\0', " ");
         let keep = SqlValue::Bigint(Some(self.ttl_us()));
         let [consumer, source, id] = event_params(event);
@@ -228,8 +231,8 @@ impl TxInbox {
         Ok(TxEventFailures { attempts, poisoned: attempts >= self.poison_after })
     }
 
-    /// Forgets an event, its mark and its failures, so that the next delivery of it is new whatever its age: before it is
-    /// sent again from a dead-letter queue. Whether there was anything to forget: it was handled, or has failed.
+    /// Forgets an event, its mark and its failures, so that its next delivery is new at any age. Call it before
+    /// resending from a dead-letter queue. Returns whether the event had been handled or had failed.
     ///
     /// # Errors
     /// As [`claim`](Self::claim).
@@ -240,11 +243,11 @@ impl TxInbox {
         Ok(first_row(&rows)?.boolean(0)?.unwrap_or(false))
     }
 
-    /// Removes at most so many marks and failures that have had their time, in a transaction of its own. Gateways on this
-    /// database and `ibid sweep` do the same; without any of them call it now and then, until there is no more.
+    /// Removes at most `at_most` expired marks and failures, in its own transaction. Gateways on this database and
+    /// `ibid sweep` do the same; without them, call it periodically until nothing is left.
     ///
     /// # Errors
-    /// If the database could not be asked.
+    /// Returns an error if the database cannot be used.
     pub async fn sweep<P: TxPool>(&self, pool: &P, at_most: u32) -> Result<TxInboxSweep, TxInboxError> {
         let at_most = SqlValue::Integer(Some(i32::try_from(at_most).unwrap_or(i32::MAX)));
         let rows = self
@@ -278,7 +281,7 @@ impl TxInbox {
     }
 }
 
-/// What is given up may be silent, or busy with what nobody wants any more: nobody gets it again.
+/// Closes the connection: it may be dead, or busy with an abandoned statement.
 fn discard_timed_out(connection: impl TxConnection) -> TxInboxError {
     connection.discard();
     DriverError::timed_out("a transaction of the inbox").into()
@@ -314,19 +317,18 @@ fn clamp_timestamp_us(at: SystemTime) -> i64 {
 }
 
 impl TxInboxError {
-    /// Whether the transaction was only in the way of another (a serialization failure, a deadlock) and is worth another
-    /// try at once.
+    /// Returns `true` after a serialization failure or deadlock: an immediate retry may succeed.
     pub fn is_transient(&self) -> bool {
         self.0.is_transient()
     }
 
-    /// Whether the connection broke while something was to be committed: the event may have been handled. The next
-    /// delivery finds out.
+    /// Returns `true` if the connection broke, possibly during COMMIT: the event may have been handled. The next
+    /// delivery shows it.
     pub fn may_have_committed(&self) -> bool {
         self.0.kind == DriverErrorKind::ConnectionLost
     }
 
-    /// The server's SQLSTATE, if it answered.
+    /// Returns the server's SQLSTATE, if it replied.
     pub fn sqlstate(&self) -> Option<&str> {
         self.0.code.as_deref()
     }

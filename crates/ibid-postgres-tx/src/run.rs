@@ -1,12 +1,12 @@
-//! Claim, business write and answer as one transaction. Read [`run_tx`], then `TxRun::decide`.
+//! Runs claim, business write and answer as one transaction. Start with [`run_tx`], then `TxRun::next_action`.
 //!
 //! Invariants:
 //!
-//! - Whoever runs holds the advisory lock of its address until its transaction ends. Nobody waits for that lock on a
-//!   connection: duplicates give theirs back and come again.
-//! - A COMMIT whose answer was lost is looked up by claiming again with the same token. That cannot be answered before
-//!   the old transaction has ended, because that holds the lock; then it finds what was committed, or nothing.
-//! - Every loop is bounded: by `wait_timeout` where others are at it, by [`MAX_ATTEMPTS`] where it was rolled back.
+//! - A running operation holds the advisory lock of its address until its transaction ends. Duplicates do not wait for
+//!   the lock on a connection: they return theirs to the pool and retry.
+//! - If the reply to COMMIT is lost, the operation claims again with the same token. That claim cannot succeed before
+//!   the old transaction has ended, because that holds the lock; then it finds the committed answer, or nothing.
+//! - Every loop is bounded: by `wait_timeout` while other calls run, by [`MAX_ATTEMPTS`] after rollbacks.
 
 use std::{
     future::Future,
@@ -34,13 +34,13 @@ use crate::{
     error::{TxBoxError, TxError},
 };
 
-/// How often a transaction is tried that others roll back, or whose connection breaks.
+/// Maximum attempts of a transaction that is rolled back by conflicts or loses its connection.
 const MAX_ATTEMPTS: u32 = 10;
-/// How long one of our own statements may take. The driver itself would wait for ever.
+/// Timeout of one of our own statements. The driver itself would wait forever.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long at least the end of a transaction in doubt is looked for.
+/// Minimum time spent on determining the outcome of a COMMIT without a reply.
 const MIN_COMMIT_LOOKUP_TIME: Duration = Duration::from_secs(10);
-/// Nobody waits longer.
+/// Upper limit of a wait, so that adding it does not overflow the clock.
 const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 const INITIAL_BACKOFF: Duration = Duration::from_millis(5);
 const MAX_BACKOFF: Duration = Duration::from_millis(250);
@@ -48,26 +48,27 @@ const MAX_BACKOFF: Duration = Duration::from_millis(250);
 /// A future that borrows the transaction: `Box::pin(async move { … })`.
 pub type TxFuture<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
 
-/// A transaction of a pool.
+/// The transaction type of a pool.
 pub type Tx<'c, P> = <<P as TxPool>::Conn as TxConnection>::Tx<'c>;
 
-/// What [`run_tx`] gives back.
+/// The result of [`run_tx`].
 #[derive(Debug)]
 #[must_use]
 pub enum TxOutcome {
     /// The operation ran and was committed now.
     Executed(Response<Bytes>),
-    /// It was done before; this was its answer.
+    /// The operation was committed earlier; this is its answer.
     Replayed(Record),
 }
 
 impl TxOutcome {
-    /// Whether it was done before.
+    /// Returns `true` if the operation was committed earlier.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Replayed(_))
     }
 
-    /// As an answer for whoever asked. A body that was too large to be kept is told by its length and digest, as JSON.
+    /// Converts the outcome into a response. A body that was too large to store is described by its length and digest,
+    /// as JSON.
     pub fn into_response(self) -> Response<Bytes> {
         let record = match self {
             Self::Executed(response) => return response,
@@ -92,17 +93,17 @@ impl TxOutcome {
 
 /// Runs an operation once per key and scope, in one transaction with its claim and its answer.
 ///
-/// `Ok` commits and is remembered for the policy's `ttl`, whatever its status; `Err` rolls back, and the next call runs
-/// it again. So does a panic, a run beyond the policy's `timeout`, and dropping the returned future.
+/// `Ok` commits and is remembered for the policy's `ttl`, with any status. `Err` rolls back, and the next call runs the
+/// operation again. So do a panic, exceeding the policy's `timeout`, and dropping the returned future.
 ///
-/// The operation may be called more than once, each time in a fresh transaction, and only after the one before was rolled
-/// back: on serialization failures and deadlocks (also if they are the source of its error), and on connections that
-/// break. What it does besides its transaction is not undone.
+/// The operation may be called more than once, each time in a new transaction after the previous one was rolled back:
+/// after serialization failures and deadlocks (also if they are the source of its error), and after lost connections.
+/// Its effects outside the transaction are not undone.
 ///
-/// Of the policy these dials count: `key`, `on_mismatch`, `on_concurrent` and `wait_timeout`, `on_unknown` (of what a
-/// gateway began), `ttl`, `timeout`, `label.key`; and those about what is kept of an answer.
+/// These policy settings apply: `key`, `on_mismatch`, `on_concurrent` and `wait_timeout`, `on_unknown` (for requests
+/// that a gateway started), `ttl`, `timeout`, `label.key`, and those about storing answers.
 ///
-/// An operation that ends its transaction by itself (`tx.execute("COMMIT")`) is refused as
+/// An operation that ends its transaction by itself (`tx.execute("COMMIT")`) fails with
 /// [`RolledBack`](TxError::RolledBack).
 ///
 /// # Errors
@@ -142,38 +143,32 @@ struct TxRun<'a, P> {
     displayed_key: String,
     key_hash: String,
     token: ClaimToken,
-    /// Whom to take over.
     take_over: Option<Fence>,
-    /// How often something went wrong that may go better next time.
+    /// Number of temporary failures so far.
     failed_attempts: u32,
-    /// Until when others are waited for.
     wait_deadline: Instant,
     uncertain_commit: Option<UncertainCommit>,
 }
 
-/// How one transaction ended.
 enum TxAttempt {
     Committed(Response<Bytes>),
-    /// Nothing was run: this is there.
+    /// The operation did not run, because of this entry.
     NotGranted(TxClaimOutcome),
-    /// The database could not be asked.
+    /// The database could not be used.
     Unreachable(DriverError),
-    /// It was ours to run, was rolled back, and is worth another try.
+    /// The operation ran, was rolled back, and is worth another attempt.
     RolledBack(DriverError),
-    /// It was run, and nobody knows whether it was committed.
+    /// The operation ran, and may have been committed.
     CommitUncertain(UncertainCommit),
 }
 
-/// What comes after a step.
 enum TxNextAction {
-    /// Another transaction, at once.
     RetryNow,
-    /// Another one after a pause.
     RetryLater,
     Finish(Box<TxOutcome>),
 }
 
-/// A commit that was not answered.
+/// A COMMIT without a reply.
 struct UncertainCommit {
     fence: Fence,
     response: Response<Bytes>,
@@ -200,7 +195,7 @@ impl<P: TxPool> TxRun<'_, P> {
         }
     }
 
-    /// All branching, top to bottom.
+    /// Decides what follows an attempt. All branching is here.
     fn next_action(&mut self, step: TxAttempt) -> Result<TxNextAction, TxError> {
         match step {
             TxAttempt::Committed(response) => Ok(TxNextAction::Finish(Box::new(TxOutcome::Executed(response)))),
@@ -209,7 +204,7 @@ impl<P: TxPool> TxRun<'_, P> {
                 self.uncertain_commit = Some(doubt);
                 self.count_failed_attempt().map_err(|_| self.in_doubt_error())
             }
-            // Nothing is in doubt any more: it could be run again only because the one before was rolled back.
+            // A new run was possible only because the uncertain transaction was rolled back.
             TxAttempt::RolledBack(fault) => {
                 self.uncertain_commit = None;
                 self.count_failed_attempt().map_err(|tries| attempts_exhausted(tries, fault))
@@ -242,7 +237,7 @@ impl<P: TxPool> TxRun<'_, P> {
                     }
                 }
             }
-            // Somebody forgot it while its answer was on the way: another name. What is granted is not found.
+            // An operator forgot the claim meanwhile: use a new token. `Granted` does not occur here.
             TxAttempt::NotGranted(TxClaimOutcome::TokenSpent | TxClaimOutcome::Granted { .. }) => {
                 (self.token, self.take_over) = (ClaimToken::mint(), None);
                 self.count_failed_attempt().map(|_| TxNextAction::RetryNow).map_err(|_| TxError::InProgress)
@@ -281,7 +276,7 @@ impl<P: TxPool> TxRun<'_, P> {
         }
     }
 
-    /// One connection, one transaction.
+    /// Runs one transaction on one connection.
     async fn attempt<F, E>(&self, operation: &mut F) -> Result<TxAttempt, TxError>
     where
         F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
@@ -289,7 +284,7 @@ impl<P: TxPool> TxRun<'_, P> {
     {
         let connecting = self.pool.connection();
         let connected = match &self.uncertain_commit {
-            // How long a pool tries is its own business, unless somebody waits to hear what became of a commit.
+            // The pool limits its own wait, unless the outcome of a COMMIT is pending.
             Some(_) => timeout_at(self.wait_deadline, connecting).await,
             None => Ok(connecting.await),
         };
@@ -307,7 +302,7 @@ impl<P: TxPool> TxRun<'_, P> {
             _ => false,
         };
         if is_suspect {
-            // It may be silent, or busy with what nobody wants any more.
+            // The connection may be dead, or busy with an abandoned statement.
             connection.discard();
         }
         ended
@@ -325,7 +320,7 @@ impl<P: TxPool> TxRun<'_, P> {
         let (fence, xid) = match with_statement_timeout("the claim", self.claim(&mut tx)).await {
             Ok(TxClaimOutcome::Granted { fence, xid }) => (fence, xid),
             Ok(found) => {
-                // Nothing was changed: if this fails, only the connection is lost.
+                // Nothing was changed: if the rollback fails, only the connection is lost.
                 drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
                 return Ok(TxAttempt::NotGranted(found));
             }
@@ -360,7 +355,7 @@ impl<P: TxPool> TxRun<'_, P> {
             drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
             return recording_failed(fault);
         }
-        // Nothing failed in the transaction: the statement before would have, and a COMMIT that rolls back says so.
+        // No statement failed: recording the answer would have failed, too, and a COMMIT that rolls back reports it.
         match with_statement_timeout("COMMIT", tx.commit()).await {
             Ok(()) => Ok(TxAttempt::Committed(response)),
             Err(fault) if fault.is_transient() => Ok(TxAttempt::RolledBack(fault)),
@@ -371,7 +366,7 @@ impl<P: TxPool> TxRun<'_, P> {
 
     async fn claim(&self, tx: &mut Tx<'_, P>) -> Result<TxClaimOutcome, DriverError> {
         let policy = self.policy;
-        // A little longer than the operation may take.
+        // A little longer than the operation's timeout.
         let idle = policy.timeout.saturating_add(Duration::from_secs(5)).as_millis();
         let values = [
             SqlValue::Bytea(Some(&self.address.0)),
@@ -393,12 +388,12 @@ impl<P: TxPool> TxRun<'_, P> {
     }
 }
 
-/// Nothing was run.
+/// Classifies an error before the operation ran.
 fn claim_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
     match fault.kind {
         DriverErrorKind::Unreadable => Err(TxError::Corrupt(Box::new(fault))),
         DriverErrorKind::ConnectionLost | DriverErrorKind::NotSent => Ok(TxAttempt::Unreachable(fault)),
-        // Also a row that is locked for longer than we wait.
+        // Includes a row that stays locked beyond the lock timeout.
         DriverErrorKind::RolledBack if fault.is_transient() || fault.code.as_deref() == Some("55P03") => {
             Ok(TxAttempt::Unreachable(fault))
         }
@@ -406,10 +401,10 @@ fn claim_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
     }
 }
 
-/// It was run, and cannot be committed.
+/// Classifies an error after the operation ran, which prevents the commit.
 fn recording_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
     match fault.code.as_deref() {
-        // in_failed_sql_transaction; and the operation ended its transaction, or took its claim away.
+        // in_failed_sql_transaction; or the operation ended its transaction or removed its claim.
         Some("25P02" | "IB001" | "IB002" | "IB003" | "IB004") => Err(TxError::RolledBack(fault)),
         _ if fault.is_transient() || fault.kind == DriverErrorKind::ConnectionLost => Ok(TxAttempt::RolledBack(fault)),
         _ => Err(TxError::Database(fault)),
@@ -435,7 +430,7 @@ async fn with_statement_timeout<T>(
     timeout(STATEMENT_TIMEOUT, work).await.unwrap_or_else(|_| Err(DriverError::timed_out(what)))
 }
 
-/// Between half of it and all of it.
+/// Returns a random duration between half of `pause` and all of it.
 fn with_jitter(pause: Duration) -> Duration {
     let [random, ..] = ClaimToken::mint().0;
     pause / 2 + pause / 2 * u32::from(random) / 255

@@ -1,8 +1,8 @@
-//! One deadline and one circuit breaker around every call to a server.
+//! Circuit breaker around every call to a server.
 //!
-//! A server that has failed several times in a row is left alone for a while: calls fail at once, saying that nothing
-//! was sent. Then one call at a time tries it again. The pauses double, and are jittered so that many processes do not
-//! come back at the same moment.
+//! After several failures in a row, calls fail at once and report that nothing was sent. After a pause, one call at a
+//! time tries the server again. The pauses double, and are jittered so that many processes do not retry at the same
+//! moment.
 
 use std::time::Duration;
 
@@ -10,30 +10,29 @@ use ibid::store::ClaimToken;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// So many failures in a row open it.
+/// Consecutive failures that open the breaker.
 const FAILURE_THRESHOLD: u32 = 5;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Whether a server may be called.
 #[derive(Debug, Default)]
 pub(crate) struct CircuitBreaker(Mutex<BreakerState>);
 
 #[derive(Debug, Default)]
 struct BreakerState {
     failures: u32,
-    /// While open: when the next call may try.
+    /// While open: the earliest time of the next call.
     retry_at: Option<Instant>,
     backoff: Duration,
 }
 
-/// Leave to make one call. Say how it went; dropped without a word, it says nothing.
+/// Permission for one call. Report the result with [`Self::answered`] or [`Self::failed`]; dropping it records nothing.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct BreakerPermit<'a>(&'a CircuitBreaker);
 
 impl CircuitBreaker {
-    /// Leave to call, or how long not to.
+    /// Returns a permit, or the remaining pause if the breaker is open.
     pub(crate) fn pass(&self) -> Result<BreakerPermit<'_>, Duration> {
         let mut state = self.0.lock();
         if let Some(next_try) = state.retry_at {
@@ -41,31 +40,30 @@ impl CircuitBreaker {
             if now < next_try {
                 return Err(next_try - now);
             }
-            // This one tries; the others wait for what it finds, at most until the next pause is over.
+            // This call probes the server; others fail until it reports, or until the next pause ends.
             state.retry_at = Some(now + state.backoff);
         }
         Ok(BreakerPermit(self))
     }
 
-    /// Whether calls fail at once.
     #[cfg_attr(not(test), allow(dead_code, reason = "not every store asks"))]
     pub(crate) fn is_open(&self) -> bool {
         self.0.lock().retry_at.is_some_and(|next_try| Instant::now() < next_try)
     }
 
-    /// Something besides a call has shown that the server is there again.
+    /// Closes the breaker after other evidence that the server is reachable.
     pub(crate) fn close(&self) {
         *self.0.lock() = BreakerState::default();
     }
 }
 
 impl BreakerPermit<'_> {
-    /// The server answered: anything, even a refusal.
+    /// Records that the server responded, even with an error.
     pub(crate) fn answered(self) {
         self.0.close();
     }
 
-    /// No answer in time, or no connection.
+    /// Records that no response came in time, or that no connection was possible.
     pub(crate) fn failed(self) {
         let mut state = self.0.0.lock();
         state.failures = state.failures.saturating_add(1);
@@ -76,7 +74,7 @@ impl BreakerPermit<'_> {
     }
 }
 
-/// Between half of it and all of it.
+/// Returns a random duration between half of `pause` and all of it.
 pub(crate) fn with_jitter(pause: Duration) -> Duration {
     let [random, ..] = ClaimToken::mint().0;
     pause / 2 + pause / 2 * u32::from(random) / 255

@@ -1,9 +1,8 @@
-//! Certificates that a store's URL names: read again when their files change, so that new connections use them without a
-//! restart.
+//! Reloads the TLS certificates named in a store's URL when their files change, without a restart.
 //!
-//! Invariant: what is in use is made of files that were read together and that fit. Files that do not (one of a pair was
-//! replaced before the other) are refused, which is said once, and what was in use stays. Connections that are open
-//! are not touched.
+//! Invariant: the configuration in use is built from files that were read together and match. If they do not match (one
+//! of a pair is replaced before the other), the change is rejected, logged once, and the previous configuration stays.
+//! Open connections are not affected.
 
 use std::{
     fmt, io,
@@ -16,37 +15,32 @@ use parking_lot::Mutex;
 use rustls::ClientConfig;
 use sha2::{Digest, Sha256};
 
-/// How often the files are looked at between connections, so that whoever replaced them learns what became of it.
+/// Interval at which the files are checked between connections, so that a change is logged soon after it is made.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsPaths {
-    /// Of those who may vouch for the server; else the system's.
+    /// CA certificates that verify the server. `None` uses the system's root certificates.
     pub(crate) ca: Option<PathBuf>,
-    /// Of the certificate that the server is shown, and of its private key.
     pub(crate) client_cert: Option<(PathBuf, PathBuf)>,
 }
 
-/// What is in them, or why it cannot be read.
+/// Contents of the files, or the error of reading them.
 pub(crate) struct TlsMaterial {
     pub(crate) ca: Option<TlsFile>,
     pub(crate) cert: Option<TlsFile>,
     pub(crate) key: Option<TlsFile>,
 }
 
-/// One file, and what is in it.
 pub(crate) struct TlsFile {
     path: PathBuf,
     contents: io::Result<Vec<u8>>,
 }
 
-/// Makes TLS of what is in the files.
 type BuildTlsConfig = dyn Fn(&TlsMaterial) -> Result<ClientConfig, String> + Send + Sync;
 
-/// How TLS is done now.
 pub(crate) struct ReloadingTlsConfig {
-    /// Whose they are, in the log.
+    /// Name of the store in log messages.
     store: &'static str,
     paths: TlsPaths,
     build_config: Box<BuildTlsConfig>,
@@ -54,16 +48,16 @@ pub(crate) struct ReloadingTlsConfig {
 }
 
 struct LoadedTlsConfig {
-    /// Of what was looked at last, good or not. Written by who looks.
+    /// Hash of the files as last read, whether usable or not.
     content_hash: [u8; 32],
     config: Arc<ClientConfig>,
 }
 
 impl ReloadingTlsConfig {
-    /// Reads the files, and goes on looking at them for as long as somebody has this.
+    /// Reads the files, and checks them for changes for as long as the returned value lives.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Returns the reason if they cannot be used.
     pub(crate) fn open(
         store: &'static str, files: TlsPaths,
         make: impl Fn(&TlsMaterial) -> Result<ClientConfig, String> + Send + Sync + 'static,
@@ -77,11 +71,11 @@ impl ReloadingTlsConfig {
         Ok(this)
     }
 
-    /// What a connection that is made now uses.
+    /// Returns the configuration for a new connection.
     pub(crate) async fn now(&self) -> Arc<ClientConfig> {
         if !self.paths.is_empty() {
             let files = self.paths.clone();
-            // It fails only if the runtime ends.
+            // `spawn_blocking` fails only at runtime shutdown.
             if let Ok(contents) = tokio::task::spawn_blocking(move || files.read()).await {
                 self.apply_changes(&contents);
             }
@@ -134,7 +128,7 @@ impl TlsPaths {
 }
 
 impl TlsMaterial {
-    /// Tells contents apart without keeping a private key for it.
+    /// Identifies the contents without keeping a copy of the private key.
     fn hash(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         for content in [&self.ca, &self.cert, &self.key].into_iter().flatten() {
@@ -159,7 +153,7 @@ impl TlsFile {
     }
 
     /// # Errors
-    /// Why there is nothing, as the system says it.
+    /// Returns the error of reading the file.
     pub(crate) fn bytes(&self) -> Result<&[u8], &io::Error> {
         self.contents.as_deref()
     }
@@ -167,6 +161,9 @@ impl TlsFile {
 
 impl fmt::Debug for ReloadingTlsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Certificates").field("store", &self.store).field("files", &self.paths).finish_non_exhaustive()
+        f.debug_struct("ReloadingTlsConfig")
+            .field("store", &self.store)
+            .field("files", &self.paths)
+            .finish_non_exhaustive()
     }
 }

@@ -1,24 +1,24 @@
-//! The embedded store: a log in segments, made for entries that all die at a time known when they are written.
+//! The embedded store: a segmented log for entries whose expiry is known when they are written.
 //!
 //! ```text
 //!  callers ──► queue ──► writer ──► one batch: one write, one sync ──► index ──► answers
 //!     │                    │                                             ▲
-//!     └── replays ◄── pread ◄── index            keeper: next segment, recycling, moving what lives on
+//!     └── replays ◄── pread ◄── index            compactor: next segment, recycling, moving live entries
 //! ```
 //!
-//! A claim is answered when it is durable, not before. Replays never wait for the writer. Space comes back by recycling
-//! whole segments. `docs/embedded-store.md` has the format, the invariants and what is promised.
+//! A claim is answered only once it is durable. Replays never wait for the writer. Space is reclaimed by recycling
+//! whole segments. `docs/embedded-store.md` describes the format, the invariants and the guarantees.
 //!
-//! Invariant of the whole: what is in the log and has not died is in the index, and nothing else is; of two entries at
-//! one address the one with the higher version counts; an entry outlives what it supersedes.
+//! Invariants: the index holds exactly the log's entries that have not died; of two entries at one address the one with
+//! the higher version counts; an entry outlives the entry that it supersedes.
 //!
 //! ```
 //! # let path = std::env::temp_dir().join(format!("ibid-doc-{}", std::process::id()));
 //! use ibid::store::Store;
-//! use ibid_stores::embedded::{Embedded, Options};
+//! use ibid_stores::embedded::{Embedded, EmbeddedOptions};
 //!
-//! let store = Embedded::open(&path, Options::default())?;
-//! assert!(store.promise().durable);
+//! let store = Embedded::open(&path, EmbeddedOptions::default())?;
+//! assert!(store.guarantees().durable);
 //! # drop(store);
 //! # std::fs::remove_dir_all(path).unwrap();
 //! # Ok::<_, ibid_stores::embedded::OpenError>(())
@@ -79,29 +79,29 @@ mod segments;
 mod snapshot;
 mod writer;
 
-/// How many unfinished claims are named in the log at a start.
+/// Maximum number of overdue claims named in the log message at start.
 const MAX_OVERDUE_LISTED: usize = 20;
 
-/// What a store survives.
+/// The failures that acknowledged writes survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// Loss of power: every batch is synced before it is answered.
+    /// Power loss: every batch is synced before it is answered.
     #[default]
     Power,
-    /// The end of the process, however that comes, but not loss of power.
+    /// A crash of the process, but not power loss.
     Crash,
 }
 
-/// How a store is opened.
+/// Options for opening an embedded store.
 #[derive(Debug, Clone)]
 pub struct EmbeddedOptions {
-    /// What it survives.
+    /// The failures that acknowledged writes survive.
     pub durability: Durability,
-    /// How many bytes of disk it may take up. A full store refuses new keys; it evicts nothing.
+    /// Maximum disk space in bytes. A full store refuses new keys; it evicts nothing.
     pub max_size: u64,
-    /// Bytes per segment, at most 1 GiB; smaller ones are used if fewer than eight would fit into `max_size`.
+    /// Bytes per segment, at most 1 GiB. Reduced if fewer than eight segments would fit into `max_size`.
     pub segment_size: u64,
-    /// What tells the time.
+    /// The clock of the store.
     pub time: TimeSource,
 }
 
@@ -117,7 +117,7 @@ impl Default for EmbeddedOptions {
 }
 
 impl EmbeddedOptions {
-    /// Larger records do not fit into a segment, roughly.
+    /// Returns the approximate maximum size of a record in bytes. Larger records do not fit into a segment.
     pub fn max_record_size(&self) -> u64 {
         self.limits().segment_size / 2
     }
@@ -128,51 +128,52 @@ impl EmbeddedOptions {
     }
 }
 
-/// A store that cannot be opened.
+/// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The file system says no, or another process is there.
+    /// An I/O error, or another process has the store open.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Written by a later version.
+    /// A file was written by a later version of ibid.
     #[error("{file} is of format version {version}, which this build does not read")]
     Version {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// Of its format.
+        /// Format version of the file.
         version: u32,
     },
-    /// Not even an empty store fits.
+    /// There is not enough space even for an empty store.
     #[error("{0}")]
     NoSpace(String),
-    /// Something does not read, and compacting would remove it.
+    /// A file is corrupt, and compaction would remove what is left of it.
     #[error("{0}; compacting would remove what is left of it, so nothing was changed")]
     Corrupt(String),
 }
 
-/// The embedded store.
+/// A store in the files of one directory, for one process at a time.
 pub struct Embedded {
     log: Arc<SharedLog>,
-    /// Taken when the store is closed.
+    /// `None` once the store is closed.
     queue: Option<Sender<WriterCall>>,
     threads: Vec<JoinHandle<()>>,
     report: StoreReport,
     quotas: QuotaCounters,
-    /// Held until everything above has ended.
+    /// Released after everything above is dropped.
     _lock: Box<dyn fmt::Debug + Send + Sync>,
 }
 
 impl Embedded {
-    /// Opens the store in a directory, which is made if it is not there.
+    /// Opens the store in a directory, which is created if it is missing.
     ///
     /// # Errors
-    /// If another process has it open, if its files are of a later version, or if the disk fails.
+    /// Returns an error if another process has the store open, if its files have a later format version, or if the disk
+    /// fails.
     pub fn open(path: impl AsRef<Path>, options: EmbeddedOptions) -> Result<Self, OpenError> {
         Self::open_on(Arc::new(Directory::open(path.as_ref())?), options)
     }
 
-    /// Opens the store on a disk.
+    /// Opens the store on a custom [`Disk`].
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -187,7 +188,7 @@ impl Embedded {
         keeper.compact_before_start();
         let tail = match (log.segments.prepare_segment(format::MAIN_LANE, log.position(), None), any) {
             (Ok(segment), _) => LogTail::new(segment, log.position().sequence + 1),
-            // It serves what it has, and claims again once there is room.
+            // Without free space the store serves replays, and accepts claims again once there is room.
             (Err(_), Some(any)) => LogTail::full(any),
             (Err(SegmentError::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoSpace(full.to_string())),
@@ -209,12 +210,12 @@ impl Embedded {
         Ok(store)
     }
 
-    /// What opening found in the files.
+    /// Returns what opening the store found in its files.
     pub fn report(&self) -> &StoreReport {
         &self.report
     }
 
-    /// How many batches were written since the log began.
+    /// Returns the number of batches written since the log was created.
     pub fn batch_count(&self) -> u64 {
         self.log.position().sequence
     }
@@ -239,7 +240,7 @@ impl Embedded {
         self.send_to_writer(self.log.clock.now(), move |reply| WriterRequest::Change(at, change, reply))
     }
 
-    /// A claim that changes nothing is answered from what is durable, without the writer.
+    /// Answers a claim that changes nothing from durable data, without the writer.
     fn claim_unchanged(&self, ask: &Arc<ClaimRequest>, now: UnixMicros) -> Result<Option<ClaimOutcome>, StoreError> {
         let current = self.log.load(&ask.address)?;
         let (answer, granted) = decisions::claim(current.as_deref(), ask, Fence::UNSEEN, now);
@@ -276,7 +277,7 @@ impl Store for Embedded {
                     let Some(lapses) = running else { return Ok(()) };
                     (shard.waiters.entry(*at).or_default().clone(), lapses)
                 };
-                // Only a `Notified` that was made before it is reached by `notify_waiters`; so look once more.
+                // `notify_waiters` reaches only a `Notified` that exists already, so check once more after creating it.
                 let notified = waiters.notified();
                 tokio::pin!(notified);
                 notified.as_mut().enable();
@@ -286,8 +287,8 @@ impl Store for Embedded {
                 let silence = Duration::from_micros(lapses.min(deadline).saturating_sub(clock.now()));
                 let woken = timeout(silence, notified).await.is_ok();
                 let mut shard = self.log.index.shard(at);
-                // One in the table and this one: the last waiter leaves no trace, unless the table by now holds those
-                // who wait for the next holder.
+                // Two references: the table's and this one. The last waiter removes the table's entry, unless that now
+                // belongs to waiters of the next holder.
                 if Arc::strong_count(&waiters) == 2 && shard.is_listed(at, &waiters) {
                     shard.waiters.remove(at);
                 }
@@ -331,14 +332,14 @@ impl Store for Embedded {
 }
 
 impl Drop for Embedded {
-    /// Whatever was asked is written first.
+    /// Writes all queued calls before it returns.
     fn drop(&mut self) {
-        // The writer notes this time as the last at which the store was open.
+        // The writer records this time as the last at which the store was open.
         self.log.clock.now();
         self.queue = None;
         let keeper = self.threads.pop();
         for writer in self.threads.drain(..) {
-            // A thread that panicked has nothing more to say.
+            // A panicked thread has already reported its error.
             let _ = writer.join();
         }
         self.log.segment_pool.close();
@@ -354,15 +355,12 @@ impl fmt::Debug for Embedded {
     }
 }
 
-/// A log that was read and mended, before anything is written to it.
+/// A log that was read and repaired, before anything is written to it.
 struct OpenedLog {
     log: SharedLog,
-    /// Any of its segments.
     any_segment: Option<Arc<LogSegment>>,
     writer_start: writer::WriterStart,
-    /// The last sequence number of the cold lane.
     cold_sequence: u64,
-    /// The segments that a snapshot covers.
     covered: HashSet<u32>,
     report: StoreReport,
 }
@@ -396,7 +394,7 @@ fn recover_log(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<OpenedLo
     Ok(OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report })
 }
 
-/// Says which unfinished claims outlived their retention while the store was closed.
+/// Logs the unfinished claims whose ttl ended while the store was closed.
 fn warn_overdue(overdue: &[Address]) {
     if overdue.is_empty() {
         return;

@@ -1,14 +1,14 @@
-//! Stores for [`ibid`], named by URL.
+//! Store backends for [`ibid`], selected by URL.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 //! let store = ibid_stores::open("memory:?max_size=64MiB").await?;
-//! assert_eq!(store.promise().store, "memory");
+//! assert_eq!(store.guarantees().store, "memory");
 //! # Ok::<_, ibid_stores::UrlError>(()) }).unwrap();
 //! ```
 //!
-//! A [`StoreConfig`] is a whole configuration: one store, or two as one, with finished answers kept near,
-//! sealed if there are keys.
+//! [`StoreConfig`] describes a complete setup: one store or two tiered stores, an optional local cache of completed
+//! answers, and optional encryption.
 
 pub mod embedded;
 pub mod local_cache;
@@ -21,7 +21,7 @@ pub mod tiered;
 
 pub use lock::ProcessLock;
 pub use remote::RemoteOptions;
-pub use store_config::{Member, OpenedStore, Role, StoreConfig, StoreConfigError, StoreOptions};
+pub use store_config::{OpenedStore, StoreConfig, StoreConfigError, StoreMember, StoreOptions, StoreRole};
 pub use url::{ServerUrl, StoreKind, StoreUrl, UrlError, open, parse_size};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]

@@ -1,26 +1,26 @@
-//! Finished answers in this process, around any store; one waiter per key at that store, and few who claim it at the same
-//! time, however many are here.
+//! Caches completed answers in this process, in front of any store. It also limits concurrent claims per key, and
+//! shares one store-side wait among all local waiters of a key.
 //!
-//! What is finished does not change, so a replay need not ask the store again. Invariants:
+//! Completed answers never change, so a replay is served from memory without a store call. Invariants:
 //!
-//! - A copy answers at most for as long as the store said, counted from **before** the call that fetched it, and at
-//!   most [`MAX_UNCONFIRMED_AGE`] after that. So it never outlives the entry, and what was forgotten elsewhere unnoticed is
-//!   answered for a few seconds more at worst.
-//! - A copy is kept only if nothing was invalidated at its place since before that call: what a slow answer brings is
-//!   not kept after somebody forgot it ([`AnswerCache::forget`]), or may have ([`AnswerCache::flush`]).
-//! - Only what is done is copied. Who runs, who is released and who is spent, the store alone says. A token that was
-//!   spent may find the answer of those who came after it: the contract allows that, and it is never granted.
-//! - A holder's own record is copied when its first settle is answered. A repeated one may find an earlier record in
-//!   place, or an earlier end of its life, so it copies nothing.
+//! - An answer is served at most for the ttl that the store reported, counted from **before** the call that fetched it,
+//!   and at most [`MAX_UNCONFIRMED_AGE`] after that. So it never outlives the store's entry, and an answer forgotten
+//!   elsewhere without a notification is served for a few seconds more at worst.
+//! - An answer is cached only if its shard saw no invalidation since before that call. So a slow response is not cached
+//!   after a [`forget`](AnswerCache::forget) or a [`flush`](AnswerCache::flush).
+//! - Only completed answers are cached; every other state is read from the store. A claim with a spent token may
+//!   receive the answer of a later claim: the store contract allows that, and the token is never granted.
+//! - A holder's own record is cached when the store acknowledges its first settlement. A repeated settlement may find
+//!   an earlier record, or a shorter remaining ttl, so it is not cached.
 //!
 //! ```
 //! use std::sync::Arc;
 //! use ibid::store::{Memory, Store};
-//! use ibid_stores::near::{Copies, Near};
+//! use ibid_stores::local_cache::{AnswerCache, LocalCache};
 //!
-//! let copies = Copies::new(64 << 20);
-//! let store: Arc<dyn Store> = Arc::new(Near::new(Arc::new(Memory::default()), copies.clone()));
-//! assert_eq!((store.promise().store, copies.hits()), ("memory", 0));
+//! let answers = AnswerCache::new(64 << 20);
+//! let store: Arc<dyn Store> = Arc::new(LocalCache::new(Arc::new(Memory::default()), answers.clone()));
+//! assert_eq!((store.guarantees().store, answers.hits()), ("memory", 0));
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -33,13 +33,13 @@ use ibid::store::{
 use tokio::time::Instant;
 
 pub use self::answer_cache::{AnswerCache, MAX_UNCONFIRMED_AGE};
-use self::{gate::ClaimLimiter, shared_wait::SharedWaits};
+use self::{claim_limiter::ClaimLimiter, shared_wait::SharedWaits};
 
 mod answer_cache;
-mod gate;
+mod claim_limiter;
 mod shared_wait;
 
-/// A store with copies of its finished answers in this process.
+/// A store that serves completed answers from memory.
 #[derive(Debug)]
 pub struct LocalCache {
     store: Arc<dyn Store>,
@@ -49,7 +49,7 @@ pub struct LocalCache {
 }
 
 impl LocalCache {
-    /// Around `store`, whose channel of invalidations, if it has one, tells the same `copies`.
+    /// Wraps `store`. A store that publishes invalidations must deliver them to the same `answers`.
     pub fn new(store: Arc<dyn Store>, answers: AnswerCache) -> Self {
         Self { store, answers, gates: ClaimLimiter::default(), shared_waits: SharedWaits::default() }
     }
@@ -102,7 +102,7 @@ impl LocalCache {
         Ok(held)
     }
 
-    /// A change by operators: whatever comes of it, even if nobody waits for that, the copy is not to be trusted.
+    /// Invalidates the cached answer after an administrative change, whether it succeeds, fails or is dropped.
     async fn invalidate_after(
         &self, at: &Address, change: StoreFuture<'_, SettleOutcome>,
     ) -> Result<SettleOutcome, StoreError> {

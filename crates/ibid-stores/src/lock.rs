@@ -1,4 +1,4 @@
-//! One process at a time.
+//! Exclusive use of a file or directory by one process.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-/// A file or a folder that one process has for itself. Held by open files: it ends with the process, however that ends.
-/// The file says who has it, and stays.
+/// Exclusive lock of a process on a file or directory. The operating system releases it when the process ends, even
+/// after a crash. The lock file names its holder, and is never removed.
 #[derive(Debug)]
 #[expect(dead_code, reason = "held, and never looked at")]
 pub struct ProcessLock {
@@ -17,10 +17,11 @@ pub struct ProcessLock {
 }
 
 impl ProcessLock {
-    /// Takes it, making the file if it is missing.
+    /// Locks the file, creating it if it is missing.
     ///
     /// # Errors
-    /// If another has it ([`io::ErrorKind::WouldBlock`]; the message says who), or the file cannot be used.
+    /// Returns [`io::ErrorKind::WouldBlock`] if another process holds the lock; the message names that process. Returns
+    /// other errors if the file cannot be used.
     pub fn acquire(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match file.try_lock() {
@@ -39,8 +40,8 @@ impl ProcessLock {
         }
     }
 
-    /// Takes a folder, and the file `name` in it as [`Self::acquire`] does. Removing the file frees nothing: the folder itself
-    /// is locked, too, where the file system can lock one (NFS cannot).
+    /// Locks a directory and the file `name` in it. Removing the file does not release the lock: the directory itself
+    /// is locked, too, where the file system supports it (NFS does not).
     ///
     /// # Errors
     /// As [`Self::acquire`].

@@ -1,16 +1,16 @@
-//! The PostgreSQL store: shared by many gateways, decided by the database's clock and its transactions.
+//! The PostgreSQL store: shared by many gateways. The database's clock and transactions decide.
 //!
-//! One row per address in `ibid.idempotency_keys`, one statement per call, and so one transaction. What each call
-//! decides is written in PL/pgSQL (`postgres/migrations/`), beside the data: atomic, and one round trip. A claim that
-//! finds an answer writes nothing.
+//! Each address is one row in `ibid.idempotency_keys`; each call is one statement, and so one transaction. The
+//! decisions are PL/pgSQL functions (`postgres/migrations/`) beside the data: atomic, in one round trip. A claim that
+//! finds a completed answer writes nothing.
 //!
 //! ```text
-//! place       the URL           pool, link   connections     lane       calls of many as one statement
-//! statements  what is sent      rows         what is read    faults     what a failure means
-//! waiting     who waits         checks       what is wanting migrate    the schema
+//! url         parses URLs        pool, connection  connections      batcher  many calls as one statement
+//! statements  prepared SQL       rows              column mapping   error    classifies failures
+//! waiters     waits for holders  checks            server settings  migrate  the schema
 //! ```
 //!
-//! A server that is not there yet is no error: calls fail as not applied until it is.
+//! An unreachable server is not an error at opening: calls fail as not applied until it is reachable.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,33 +23,33 @@ use tokio_postgres::Row;
 
 pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
 use self::{
+    batcher::Batcher,
     error::{STORE_NAME, store_error},
-    lane::Batcher,
     pool::PostgresPool,
     rows::{RowOperation, RowOutcome, column},
     statements::Statement,
     url::PostgresUrl,
-    waiting::PostgresWaiters,
+    waiters::PostgresWaiters,
 };
 use crate::{local_cache::AnswerCache, remote::RemoteOptions};
 
 mod admin;
+mod batcher;
 mod checks;
 mod connection;
 mod error;
-mod lane;
 mod migrate;
 mod pool;
 mod rows;
 mod statements;
 mod tls;
 mod url;
-mod waiting;
+mod waiters;
 
-/// A sweep may have to remove many rows.
+/// Deadline of a sweep, which may have to remove many rows.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The PostgreSQL store.
+/// A store on PostgreSQL that many processes share.
 #[derive(Debug)]
 pub struct Postgres {
     pool: Arc<PostgresPool>,
@@ -60,19 +60,19 @@ pub struct Postgres {
     tasks: [AbortHandle; 2],
 }
 
-/// Reads a URL, and says what is wrong with it. Nothing is opened.
+/// Checks that a URL names a PostgreSQL store, without connecting.
 ///
 /// # Errors
-/// What is wrong, and what is allowed.
+/// Returns what is wrong with the URL, and what is allowed.
 pub fn check(url: &str) -> Result<(), String> {
     url.parse::<PostgresUrl>().map(drop)
 }
 
 impl Postgres {
-    /// Opens the store that a URL names. A server that cannot be reached is no error: see [`Store::guarantees`].
+    /// Opens the store that a URL names. An unreachable server is not an error: see [`Store::guarantees`].
     ///
     /// # Errors
-    /// If the URL, or a file that it names, cannot be used.
+    /// Returns an error if the URL, or a file that it names, cannot be used.
     pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
         let place: PostgresUrl = url.parse()?;
         let certificates = place.tls.reloading_config()?;
@@ -90,19 +90,19 @@ impl Postgres {
         })
     }
 
-    /// Which generation of copies elsewhere may be trusted.
+    /// Returns the current generation of copies in a front store. Older copies must not be trusted.
     ///
     /// # Errors
-    /// If the server does not say.
+    /// Returns an error if the server cannot be queried.
     pub async fn generation(&self) -> Result<u64, StoreError> {
         let found = self.pool.read("SELECT m.generation FROM ibid.meta m", &[], self.pool.timeout).await?;
         column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
     }
 
-    /// Begins a new generation: copies of all before it are not to be trusted any more. Returns it.
+    /// Starts a new generation and returns it. Copies of earlier generations must not be trusted any more.
     ///
     /// # Errors
-    /// If the server does not say so; it may have begun all the same.
+    /// Returns an error if the server does not confirm it; the generation may have been raised nevertheless.
     pub async fn raise_generation(&self) -> Result<u64, StoreError> {
         let sql = "UPDATE ibid.meta m SET generation = m.generation + 1 RETURNING m.generation";
         let found = self.pool.write(sql).await?;
@@ -187,7 +187,7 @@ impl Store for Postgres {
 impl Counters for Postgres {
     fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, ibid::store::CounterUsage> {
         let (n, window) = (n.min(1 << 48), rows::micros_param(window));
-        // A window that is over begins anew. What others have left behind goes with it, some at a time.
+        // An expired window restarts. Each call also removes a few expired windows of other tenants.
         let sql = format!(
             "WITH gone AS (DELETE FROM ibid.quota WHERE tenant IN (SELECT q.tenant FROM ibid.quota q \
                  WHERE q.resets_at <= statement_timestamp() AND q.tenant <> decode('{who}', 'hex') \

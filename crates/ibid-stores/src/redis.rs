@@ -1,11 +1,10 @@
-//! Redis: alone, behind sentinels, or as a cluster.
+//! The Redis store: a single server, a primary behind sentinels, or a cluster.
 //!
-//! One hash per address, one script per operation, one round trip each. The server's clock alone decides lapse and
-//! expiry; a key's own expiry is only how it is cleaned up. Every script is repeatable by its token, because a call whose
-//! answer was lost is sent again.
+//! Each address is one hash, each operation one script and one round trip. Only the server's clock decides when leases
+//! and entries expire; the expiry of a key only cleans up. Every script can be repeated with the same token, because a
+//! call whose answer was lost is sent again.
 //!
-//! A server that cannot be reached is no reason not to start: calls fail, saying that nothing was applied, until it is
-//! there.
+//! The store opens even if the server is unreachable: calls then fail as not applied until it is reachable.
 
 use std::{
     fmt,
@@ -27,59 +26,59 @@ use tokio::{
 
 use self::{
     admin::number_arg,
-    answers::{fingerprint_bytes, summary_text},
     checks::RedisFindings,
     connect::RedisConnector,
-    ears::{PubSub, PubSubChannel},
+    error::{STORE_NAME, corrupt_reply},
     key_names::KeyNames,
+    pubsub::{PubSub, PubSubChannel},
+    replies::{fingerprint_bytes, summary_text},
     scripts::{RedisScript, ScriptCall},
     topology::RedisTopology,
-    trouble::{STORE_NAME, corrupt_reply},
     url::RedisUrl,
     waiters::ObservedLease,
 };
 use crate::{breaker::with_jitter, remote::RemoteOptions};
 
 mod admin;
-mod answers;
 mod checks;
 mod connect;
-mod ears;
+mod error;
 mod key_names;
+mod pubsub;
+mod replies;
 mod routing;
 mod scripts;
 mod sentinel;
 mod server;
 mod topology;
-mod trouble;
 mod url;
 mod waiters;
 
-/// How often waiters look for themselves, while messages are heard and while they are not.
+/// Poll interval of waiters while they are subscribed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL_UNSUBSCRIBED: Duration = Duration::from_millis(200);
-/// A duration beyond this means for ever. In microseconds, and such that the sum of two and of now stays far below
-/// 2^53, up to which a script counts exactly.
+/// Longer durations count as unlimited, in microseconds. The sum of two and the current time stays far below 2^53, up
+/// to which Lua counts exactly.
 const MAX_DURATION_US: u64 = 1_500_000_000_000_000;
-/// Fences that a script can count with.
+/// Upper limit of fences that Lua counts exactly.
 const MAX_FENCE: u64 = 1 << 52;
-/// How long a wait may be at most: a year. Instants cannot be added to for ever.
+/// Maximum duration of a wait, so that adding it does not overflow the clock.
 const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// A store that many processes share.
+/// A store on Redis that many processes share.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), String> {
-/// use ibid_stores::{Remote, redis::Redis};
+/// use ibid_stores::{RemoteOptions, redis::Redis};
 ///
-/// let store = Redis::open("redis://127.0.0.1:6379/0", Remote::default()).await?;
+/// let store = Redis::open("redis://127.0.0.1:6379/0", RemoteOptions::default()).await?;
 /// # Ok(()) }
 /// ```
 pub struct Redis {
     inner: Arc<RedisInner>,
-    /// What goes on in the background ends with the store.
+    /// Background tasks. They end when the store is dropped.
     _background: JoinSet<()>,
 }
 
@@ -92,10 +91,10 @@ struct RedisInner {
 }
 
 impl Redis {
-    /// Opens the store that a URL names. A server that cannot be reached is no error.
+    /// Opens the store that a URL names. An unreachable server is not an error.
     ///
     /// # Errors
-    /// If the URL, the prefix or a certificate cannot be used.
+    /// Returns an error if the URL, the prefix or a certificate is invalid.
     pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
         let place = RedisUrl::parse(url)?;
         let names = Arc::new(KeyNames::new(&with.prefix)?);
@@ -122,7 +121,7 @@ impl Redis {
             }
         }
         if with.answer_cache.is_some() {
-            background.spawn(ears::follow_forgets(Arc::downgrade(&ears)));
+            background.spawn(pubsub::follow_forgets(Arc::downgrade(&ears)));
         }
         if let Some(link) = nodes.server_for(0).filter(|link| matches!(link.target(), server::ServerTarget::Primary(_)))
         {
@@ -131,16 +130,16 @@ impl Redis {
         Ok(Self { inner, _background: background })
     }
 
-    /// From now on entries are those of this generation: all others are as good as forgotten. 0 is the first.
+    /// Switches to this generation: entries of all others become invisible. The first generation is 0.
     pub fn set_generation(&self, generation: u64) {
         self.inner.key_names.generation.store(generation, Relaxed);
     }
 }
 
-/// Whether a URL names a Redis. Nothing is connected to.
+/// Checks that a URL names a Redis store, without connecting.
 ///
 /// # Errors
-/// What is wrong with it, without a password.
+/// Returns what is wrong with the URL, without its password.
 pub fn check(url: &str) -> Result<(), String> {
     RedisUrl::parse(url).map(drop)
 }
@@ -173,7 +172,7 @@ impl RedisInner {
         self.topology.connector.timeout
     }
 
-    /// A script about one entry, with what every such script is told.
+    /// Builds a call of a script about one entry, with the arguments that all such scripts need.
     fn call(&self, script: &'static RedisScript, at: &Address, replicated: bool) -> ScriptCall {
         let bucket = at.0[0];
         let publish = if self.topology.is_cluster() { "SPUBLISH" } else { "PUBLISH" };
@@ -206,10 +205,10 @@ impl RedisInner {
         ]);
         call.args.extend([fingerprint_bytes(&ask.fingerprint), ask.tags.as_bytes().clone(), ask.label.clone()]);
         let answer = self.run_replicated(&call, |answer| has_tag(answer, b"G")).await?;
-        answers::parse_claim_outcome(answer, Some(ask))
+        replies::parse_claim_outcome(answer, Some(ask))
     }
 
-    /// A script about a lease, with what it takes to put the entry back.
+    /// Builds a call of a script about a lease, with the arguments for restoring the entry.
     fn lease_script_call(
         &self, script: &'static RedisScript, lease: &Lease, replicated: bool,
     ) -> Result<ScriptCall, StoreError> {
@@ -233,7 +232,7 @@ impl RedisInner {
     async fn extend(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let mut call = self.lease_script_call(&scripts::EXTEND, lease, false)?;
         call.args.push(micros_arg(hold));
-        answers::parse_settle_outcome(self.run(&call).await?)
+        replies::parse_settle_outcome(self.run(&call).await?)
     }
 
     async fn settle(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
@@ -245,13 +244,13 @@ impl RedisInner {
         } else {
             self.run(&call).await?
         };
-        answers::parse_settle_outcome(answer)
+        replies::parse_settle_outcome(answer)
     }
 
     async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
         match self.run(&self.call(&scripts::GET, at, false)).await? {
             Value::Nil => Ok(None),
-            found => answers::parse_claim_outcome(found, None).map(Some),
+            found => replies::parse_claim_outcome(found, None).map(Some),
         }
     }
 
@@ -265,19 +264,19 @@ impl RedisInner {
         } else {
             self.run(&call).await?
         };
-        answers::parse_settle_outcome(answer)
+        replies::parse_settle_outcome(answer)
     }
 
     async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {
         let mut call = self.call(&scripts::FORGET, at, false);
         call.args.push(number_arg(seen.0));
-        answers::parse_settle_outcome(self.run(&call).await?)
+        replies::parse_settle_outcome(self.run(&call).await?)
     }
 
     async fn replace(&self, at: &Address, seen: Fence, record: Bytes) -> Result<SettleOutcome, StoreError> {
         let mut call = self.call(&scripts::REPLACE, at, false);
         call.args.extend([number_arg(seen.0), record]);
-        answers::parse_settle_outcome(self.run(&call).await?)
+        replies::parse_settle_outcome(self.run(&call).await?)
     }
 
     async fn wait(&self, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
@@ -342,7 +341,8 @@ impl RedisInner {
         }
     }
 
-    /// For how long `seen` still runs, if it does. From then on its end is published.
+    /// Returns the remaining lease of `seen`, or `None` if it no longer runs. The script also requests a message at its
+    /// settlement.
     async fn remaining_lease(&self, at: &Address, seen: Fence) -> Result<Option<Duration>, StoreError> {
         let mut call = self.call(&scripts::WAIT, at, false);
         call.args.push(number_arg(seen.0));

@@ -1,19 +1,20 @@
-//! What every store is opened with that is reached over a network.
+//! Options shared by all stores that are reached over a network.
 
 use std::time::Duration;
 
 use crate::local_cache::AnswerCache;
 
-/// How a remote store is used, besides its URL.
+/// Options of a remote store that are not part of its URL.
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
-    /// What the names of its keys start with, where names are shared with others (Redis).
+    /// Prefix of every key name. Redis only.
     pub prefix: String,
-    /// The deadline of one call.
+    /// Deadline of one call.
     pub timeout: Duration,
-    /// How many replicas must have a claim before it is answered (Redis).
+    /// Number of replicas that must acknowledge a write before a claim is answered. Redis only.
     pub wait_replicas: u32,
-    /// Copies of its answers in this process: told what was forgotten, flushed when that may have been missed.
+    /// Local cache to keep coherent: the store removes forgotten entries from it, and flushes it after a gap in the
+    /// notifications.
     pub answer_cache: Option<AnswerCache>,
 }
 

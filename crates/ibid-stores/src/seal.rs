@@ -1,27 +1,27 @@
-//! Sealing at rest, around any store: what the store holds is of no use to who reads it, and cannot be altered unnoticed.
+//! Encryption at rest around any store: a reader of the store learns little, and cannot change records unnoticed.
 //!
-//! - **Records and labels** are encrypted and authenticated (XChaCha20-Poly1305, a random nonce each), records after they
-//!   were compressed. What they belong to is authenticated with them: the address, the fingerprint, and of a record the
-//!   attempt and whether it is a failure. What was moved or changed does not open.
-//! - **Tags and fingerprints** are keyed. A tag can still be searched for, by who has the secret.
-//! - **What does not open is never answered.** The call fails as [`ErrorKind::Corrupt`], and the observer is told
-//!   ([`EngineEvent::RecordUnreadable`]). A holder that comes back to such a record learns that the outcome is unknown.
-//! - **What is not sealed** is treated alike, unless [`SealOptions::accept_plain`] says otherwise.
-//! - **Several keys**: the first seals, all open, and they may change while the store is in use ([`Sealer::rekey`]).
+//! - **Records and labels** are encrypted and authenticated (XChaCha20-Poly1305, random nonces); records are compressed
+//!   first. Address and fingerprint are authenticated with them, and for a record also the attempt and whether it is a
+//!   failure. Moved or changed bytes do not decrypt.
+//! - **Tags and fingerprints** are keyed. With the secret, a tag can still be searched for.
+//! - **Unreadable records are never served.** The call fails with [`ErrorKind::Corrupt`], and the observer receives
+//!   [`EngineEvent::RecordUnreadable`]. A holder that finds such a record in place of its claim gets an unknown
+//!   outcome.
+//! - **Plain records** are treated like unreadable ones, unless [`SealOptions::accept_plain`] is set.
+//! - **Several keys**: the first one encrypts, all decrypt, and they can change at run time ([`Sealer::rekey`]).
 //!
-//! In clear remain: when, for how long and in what state something was; its status, attempt, fence, token and size; which
-//! entries share a tag. Copies of answers near this store ([`crate::local_cache`]) are outside of it: this process's memory holds
-//! them in clear.
+//! Not encrypted: times, durations and states; status, attempt, fence, token and size; which entries share a tag. The
+//! local cache ([`crate::local_cache`]) sits outside this layer and holds plain answers in this process's memory.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use ibid::{Silent, store::{Memory, Store}};
-//! use ibid_stores::seal::{Rules, SealKey, Sealed, Sealing};
+//! use ibid::{NoopObserver, store::{Memory, Store}};
+//! use ibid_stores::seal::{SealKey, SealOptions, SealedStore, Sealer};
 //!
 //! let key = SealKey::new("2026-11", [7; 32]).unwrap();
-//! let sealing = Sealing::new(key, Vec::new(), &[9; 32], Rules::default());
-//! let store: Arc<dyn Store> = Arc::new(Sealed::new(Arc::new(Memory::default()), sealing, Arc::new(Silent)));
-//! assert_eq!(store.promise().store, "memory");
+//! let sealer = Sealer::new(key, Vec::new(), &[9; 32], SealOptions::default());
+//! let store: Arc<dyn Store> = Arc::new(SealedStore::new(Arc::new(Memory::default()), sealer, Arc::new(NoopObserver)));
+//! assert_eq!(store.guarantees().store, "memory");
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -49,7 +49,7 @@ mod reseal;
 
 pub use self::reseal::ResealOutcome;
 
-/// A store that holds nothing in clear.
+/// A store that encrypts everything it persists.
 #[derive(Debug)]
 pub struct SealedStore {
     store: Arc<dyn Store>,
@@ -57,21 +57,20 @@ pub struct SealedStore {
     observer: UnreadableObserver,
 }
 
-/// Who is told what does not open.
 struct UnreadableObserver(Arc<dyn Observer>);
 
-/// Whether a fingerprint, as a store holds it, was written by a gateway that seals.
+/// Returns `true` if a stored fingerprint was written by an encrypting gateway.
 pub fn is_sealed(fingerprint: &Fingerprint) -> bool {
     blind_index::is_enciphered(fingerprint)
 }
 
 impl SealedStore {
-    /// Around `store`. `observer` is told what does not open.
+    /// Wraps `store`. `observer` is notified of records that cannot be decrypted.
     pub fn new(store: Arc<dyn Store>, sealer: Sealer, observer: Arc<dyn Observer>) -> Self {
         Self { store, sealer, observer: UnreadableObserver(observer) }
     }
 
-    /// An ask as the store is to see it.
+    /// Returns the request as the inner store sees it.
     fn seal_request(&self, ask: &ClaimRequest) -> Result<Arc<ClaimRequest>, StoreError> {
         if is_sealed(&ask.fingerprint) {
             let why =
@@ -115,8 +114,8 @@ impl SealedStore {
         Ok(page)
     }
 
-    /// The record is sealed for the holder that was seen. If that is no longer there, or never was, nothing is written;
-    /// if it goes meanwhile, the store writes nothing either.
+    /// Encrypts the record for the holder `seen`. If that holder is not there, or is replaced meanwhile, nothing is
+    /// written.
     async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let end = match end {
             Settlement::Complete { .. } => match self.store.get(at).await? {
@@ -155,7 +154,7 @@ impl SealedStore {
         }
     }
 
-    /// What a claim or a look found, in clear.
+    /// Decrypts the outcome of a claim or read.
     fn open_outcome(&self, at: &Address, found: ClaimOutcome) -> Result<ClaimOutcome, StoreError> {
         Ok(match found {
             ClaimOutcome::InProgress(holder) => ClaimOutcome::InProgress(self.open_holder(at, holder)?),
@@ -170,7 +169,8 @@ impl SealedStore {
     }
 
     fn open_record(&self, at: &Address, finished: CompletedEntry) -> Result<CompletedEntry, StoreError> {
-        // In clear it may be, of a record that was sealed later: it is sealed along, so it is none but the true one.
+        // A record that was encrypted later may have a plain fingerprint. It is authenticated with the record, so it is
+        // genuine.
         let fingerprint = self.sealer.0.blind_index.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
         let opened = self.sealer.open(&record_data(at, &fingerprint, &finished), finished.record.clone());
         let record = opened.map_err(|why| self.corrupt_error(at, &why))?;
@@ -181,8 +181,8 @@ impl SealedStore {
         self.sealer.decipher_fingerprint(at, stored).ok_or_else(|| self.corrupt_error(at, &UnsealError::NotSealed))
     }
 
-    /// What a holder or an operator is told. A change that was not made need not fail because of what is there instead:
-    /// of a record that does not open they learn that nobody knows how it ended.
+    /// Decrypts the outcome for a holder or an operator. A rejected change does not fail because the current record is
+    /// unreadable: the outcome is then reported as unknown.
     fn open_settle_outcome(&self, at: &Address, held: SettleOutcome) -> SettleOutcome {
         match held {
             SettleOutcome::ClaimLost(found) => self.claim_lost(at, Some(*found)),
@@ -245,7 +245,7 @@ fn record_data<'a>(at: &'a Address, fingerprint: &'a Fingerprint, finished: &Com
 }
 
 impl Sealer {
-    /// The label is sealed with the tags, which cannot be had back from what the store sees of them.
+    /// Encrypts the label together with the tags, which cannot be recovered from their keyed form.
     fn seal_request_fields(&self, ask: &ClaimRequest) -> ClaimRequest {
         let tags = ask.tags.as_bytes();
         let mut label = BytesMut::with_capacity(4 + tags.len() + ask.label.len());
@@ -260,13 +260,14 @@ impl Sealer {
         }
     }
 
-    /// As the request has it. `None` if it is in clear, and what is in clear is not believed.
+    /// Returns the request's own fingerprint, or `None` if it is stored plain and plain records are not accepted.
     fn decipher_fingerprint(&self, at: &Address, stored: &Fingerprint) -> Option<Fingerprint> {
         let deciphered = self.0.blind_index.decipher(at, stored);
         deciphered.or_else(|| self.key_ring().options.accept_plain.then_some(*stored))
     }
 
-    /// Shows operators what can be shown: an entry whose label does not open keeps it sealed, and its tags keyed.
+    /// Decrypts an entry for operators. If its label cannot be decrypted, the label stays encrypted and the tags stay
+    /// keyed.
     fn open_entry_info(&self, listed: &mut EntryInfo) {
         let Some(fingerprint) = self.0.blind_index.decipher(&listed.address, &listed.fingerprint) else { return };
         listed.fingerprint = fingerprint;
@@ -288,7 +289,7 @@ fn split_label(mut opened: Bytes) -> Option<(Tags, Bytes)> {
     Some((Tags::from_bytes(opened.slice(4..))?, label))
 }
 
-/// The journal's files are sealed like what the store holds: an answer waits there in full.
+/// Encrypts journal files, because they contain complete answers.
 impl ibid::JournalSeal for Sealer {
     fn seal(&self, at: &Address, plain: &[u8]) -> Bytes {
         self.seal(&journal_data(at), plain)
@@ -338,7 +339,7 @@ impl Store for SealedStore {
         self
     }
 
-    /// It is told hashes of tenants only.
+    /// Not encrypted: counters see only hashes of tenants.
     fn counters(&self) -> Option<&dyn ibid::store::Counters> {
         self.store.counters()
     }
@@ -373,6 +374,6 @@ impl StoreAdmin for SealedStore {
 
 impl std::fmt::Debug for UnreadableObserver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Told")
+        f.write_str("UnreadableObserver")
     }
 }

@@ -1,13 +1,13 @@
-//! A whole configuration of stores: one, or two as one, with finished answers kept near.
+//! Complete store configuration: one store or two tiered stores, with an optional local cache of completed answers.
 //!
-//! | written | is |
+//! | settings | result |
 //! |---|---|
-//! | `url` | that store |
-//! | `url = redis://…`, `fallback = postgres://…` | PostgreSQL decides; either goes on without the other |
-//! | `url = postgres://…`, `cache = redis://…` | PostgreSQL decides; Redis only makes it faster |
+//! | `url` | a single store |
+//! | `url = redis://…`, `fallback = postgres://…` | PostgreSQL is the authority; either store works without the other |
+//! | `url = postgres://…`, `cache = redis://…` | PostgreSQL is the authority; Redis only makes it faster |
 //!
-//! Invariant: a layout that was made can be opened. What contradicts itself is told when it is made, with the key that
-//! is wrong.
+//! Invariant: every [`StoreConfig`] can be opened. [`StoreConfig::new`] rejects contradicting settings and names the
+//! key that is wrong.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -31,29 +31,29 @@ use crate::{
 #[cfg(all(feature = "redis", feature = "postgres"))]
 mod postgres_generation;
 
-/// How much of finished answers is kept near a store on another machine, if nobody says.
+/// Default size of the local cache for remote stores, in bytes.
 const DEFAULT_LOCAL_CACHE_BYTES: u64 = 64 << 20;
 
-/// What a configuration says, as it is written.
+/// Store settings as written in a configuration.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// The store.
+    /// The store, or the front store if `fallback` is set.
     pub url: StoreUrl,
-    /// Decides, and stands in for a Redis that is away.
+    /// Authority behind a Redis `url`. Claims use it alone while Redis is unreachable.
     pub fallback: Option<StoreUrl>,
-    /// Makes a PostgreSQL faster.
+    /// Redis in front of a PostgreSQL `url`. It never decides a claim.
     pub cache: Option<StoreUrl>,
-    /// What names start with, in Redis.
+    /// Prefix of Redis key names.
     pub prefix: String,
-    /// The deadline of one call to a server.
+    /// Deadline of one call to a server.
     pub timeout: Duration,
-    /// How many replicas of a Redis must have what was written.
+    /// Number of Redis replicas that must acknowledge a write.
     pub wait_replicas: u32,
-    /// How many bytes of finished answers are kept in this process. None: what is usual for the store.
+    /// Maximum bytes of completed answers cached in this process. `None` uses the default of the store.
     pub local_cache: Option<u64>,
 }
 
-/// Stores that were checked, and not opened yet.
+/// Validated configuration of stores that are not open yet.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
     stores: StoreTopology,
@@ -65,7 +65,6 @@ pub struct StoreConfig {
 #[derive(Debug, Clone)]
 enum StoreTopology {
     Single(StoreUrl),
-    /// `last` decides.
     #[cfg(all(feature = "redis", feature = "postgres"))]
     Tiered {
         front: ServerUrl,
@@ -74,60 +73,59 @@ enum StoreTopology {
     },
 }
 
-/// What is put around the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LocalCacheMode {
     Disabled,
-    /// So many bytes of copies. None at all still gathers those who wait for the same key in this process.
+    /// Maximum bytes of cached answers. 0 disables the answer cache but keeps shared waiting.
     MaxBytes(u64),
 }
 
-/// A layout that was opened.
+/// The stores of an opened [`StoreConfig`].
 #[derive(Debug, Clone)]
 pub struct OpenedStore {
-    /// All of it, for whoever uses it.
+    /// The complete store, including local cache and encryption.
     pub store: Arc<dyn Store>,
-    /// The seal in it, for whoever brings what it holds under another key. `None` if nothing is sealed.
+    /// The encrypting layer, used to re-encrypt stored data under another key. `None` if encryption is off.
     pub sealed: Option<Arc<SealedStore>>,
-    /// The stores that it consists of, for whoever reports the state of each. The one that decides comes last.
-    pub members: Vec<Member>,
+    /// The underlying stores, for status reports. The authority comes last.
+    pub members: Vec<StoreMember>,
 }
 
-/// One of the stores that a layout consists of, without the copies and the seal around it.
+/// One underlying store, without local cache and encryption.
 #[derive(Debug, Clone)]
-pub struct Member {
-    /// The store itself.
+pub struct StoreMember {
+    /// The underlying store.
     pub store: Arc<dyn Store>,
-    /// What it does beside the others.
-    pub role: Role,
+    /// The store's role in the configuration.
+    pub role: StoreRole,
 }
 
-/// What a store does in its layout.
+/// The role of a store within a [`StoreConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// It decides. A single store always does.
+pub enum StoreRole {
+    /// Decides every claim. A single store is always the authority.
     Authority,
-    /// It is asked first, and decides alone while the authority cannot be reached: a Redis with a `fallback`.
+    /// Is called first, and decides alone while the authority is unreachable: a Redis with a `fallback`.
     Front,
-    /// It is asked first, and never decides: a `cache`.
+    /// Is called first, and never decides: a `cache`.
     Cache,
 }
 
-/// Two settings that cannot both be.
+/// A combination of settings that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {message}")]
 pub struct StoreConfigError {
-    /// The key that is wrong.
+    /// The setting that is wrong.
     pub key: &'static str,
-    /// What was found, and what is allowed.
+    /// The value found and the values allowed.
     pub message: String,
 }
 
 impl StoreConfig {
-    /// Puts the parts together.
+    /// Validates the settings.
     ///
     /// # Errors
-    /// What contradicts what.
+    /// Returns an error if settings contradict each other.
     pub fn new(parts: StoreOptions) -> Result<Self, StoreConfigError> {
         let StoreOptions { url, fallback, cache, prefix, timeout, wait_replicas, local_cache: near } = parts;
         let kind = url.kind();
@@ -182,14 +180,14 @@ impl StoreConfig {
         })
     }
 
-    /// The same, holding nothing in clear. Of two stores neither does; copies near, in this process, are in clear.
+    /// Encrypts everything that the stores persist. The local cache holds plain text, in this process only.
     #[must_use]
     pub fn with_sealer(mut self, sealing: Option<Sealer>) -> Self {
         self.sealer = sealing;
         self
     }
 
-    /// The same, for somebody who looks in from outside: nothing is kept near, and a call may take its time.
+    /// Adapts the configuration for administrative tools: no local cache, and a timeout of at least `patience`.
     #[must_use]
     pub fn for_operators(mut self, patience: Duration) -> Self {
         self.local_cache = LocalCacheMode::Disabled;
@@ -197,14 +195,15 @@ impl StoreConfig {
         self
     }
 
-    /// Opens it. `observer` is told when one of two stores stands in for the other, and what does not open.
+    /// Opens the stores. `observer` receives an event when a store falls back to the other one, and when a sealed
+    /// record cannot be decrypted.
     ///
     /// # Errors
-    /// Why a store cannot be opened. A server that cannot be reached is no error; see [`StoreUrl::open`].
+    /// Returns the reason if a store cannot be opened. An unreachable server is not an error; see [`StoreUrl::open`].
     pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<OpenedStore, String> {
         let (copies, told) = match self.local_cache {
             LocalCacheMode::Disabled => (None, None),
-            // Copies of nothing need not be told what was forgotten.
+            // An empty cache needs no invalidations.
             LocalCacheMode::MaxBytes(0) => (Some(AnswerCache::new(0)), None),
             LocalCacheMode::MaxBytes(bytes) => {
                 let copies = AnswerCache::new(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -215,19 +214,21 @@ impl StoreConfig {
         let (store, members): (Arc<dyn Store>, _) = match &self.stores {
             StoreTopology::Single(named) => {
                 let store = named.open(&with).await?;
-                (store.clone(), vec![Member { store, role: Role::Authority }])
+                (store.clone(), vec![StoreMember { store, role: StoreRole::Authority }])
             }
             #[cfg(all(feature = "redis", feature = "postgres"))]
             StoreTopology::Tiered { front: first, authority: last, mode } => {
-                // Every forget goes to the one that decides, and is told from there.
+                // Every forget goes to the authority, so only its notifications are needed.
                 let first = Redis::open(first.expose(), self.remote.clone()).await;
                 let first = Arc::new(first.map_err(|why| format!("the Redis store: {why}"))?);
                 let last = Postgres::open(last.expose(), with).await;
                 let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
                 let generations = Arc::new(PostgresGeneration::new(first.clone(), last.clone()));
-                let role = if *mode == TieredMode::Loose { Role::Front } else { Role::Cache };
-                let members =
-                    vec![Member { store: first.clone(), role }, Member { store: last.clone(), role: Role::Authority }];
+                let role = if *mode == TieredMode::Loose { StoreRole::Front } else { StoreRole::Cache };
+                let members = vec![
+                    StoreMember { store: first.clone(), role },
+                    StoreMember { store: last.clone(), role: StoreRole::Authority },
+                ];
                 let tiered = TieredStore::new(first, last, *mode, observer.clone(), Some(generations));
                 tiered.follow_generation().await;
                 (Arc::new(tiered), members)
@@ -244,7 +245,7 @@ impl StoreConfig {
         Ok(opened)
     }
 
-    /// The store whose word counts.
+    /// Returns the URL of the authority.
     pub fn authority(&self) -> StoreUrl {
         match &self.stores {
             StoreTopology::Single(named) => named.clone(),
@@ -253,7 +254,7 @@ impl StoreConfig {
         }
     }
 
-    /// How many bytes of finished answers are kept in this process.
+    /// Returns the maximum bytes of completed answers cached in this process.
     pub fn local_cache_bytes(&self) -> u64 {
         match self.local_cache {
             LocalCacheMode::Disabled => 0,
@@ -261,7 +262,7 @@ impl StoreConfig {
         }
     }
 
-    /// What it promises, in one line.
+    /// Describes the guarantees in one line.
     pub fn guarantee_summary(&self) -> String {
         match &self.stores {
             StoreTopology::Single(named) => match self.remote.wait_replicas {
@@ -281,8 +282,8 @@ impl StoreConfig {
     }
 }
 
-impl Role {
-    /// As the admin API names it.
+impl StoreRole {
+    /// Returns the role's name in the admin API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Authority => "authority",
@@ -293,19 +294,19 @@ impl Role {
 }
 
 impl OpenedStore {
-    /// A store in which nothing is sealed.
+    /// Wraps a single store without encryption.
     pub fn plain(store: Arc<dyn Store>) -> Self {
-        Self { members: vec![Member { store: store.clone(), role: Role::Authority }], store, sealed: None }
+        Self { members: vec![StoreMember { store: store.clone(), role: StoreRole::Authority }], store, sealed: None }
     }
 
-    /// A store in which everything is.
+    /// Wraps a single encrypted store.
     pub fn sealed(sealed: SealedStore) -> Self {
         let sealed = Arc::new(sealed);
         Self { sealed: Some(sealed.clone()), ..Self::plain(sealed) }
     }
 }
 
-/// `an embedded store`.
+/// Prefixes the kind with its article: `an embedded store`.
 fn with_article(kind: StoreKind) -> impl fmt::Display {
     let article = if kind == StoreKind::Embedded { "an" } else { "a" };
     format!("{article} {kind} store")

@@ -1,61 +1,68 @@
-//! Two stores as one: `last` decides, `first` speeds it up or stands in.
+//! Combines two stores: the `authority` decides, the `front` store makes it faster or stands in for it.
 //!
-//! In practice `first` is Redis and `last` is PostgreSQL, but any two stores that keep the contract do. The same token
-//! names a claim in both. What a caller gets are `last`'s fences and attempts; `first` is settled by the token alone.
+//! In practice the front is Redis and the authority is PostgreSQL, but any two stores that fulfil the contract work.
+//! One token identifies a claim in both. Callers receive the authority's fences and attempts; the front is settled by
+//! token alone.
 //!
 //! # Claim
 //!
-//! 1. `first.claim`. Done → replay: one round trip.
-//! 2. Granted → `last.claim` with the same token, whose answer counts. If it is not a grant, `first` is given back, or
-//!    gets a copy of what is done. *Strict* gives back by releasing. *Loose* lets its claim there lapse at once: then
-//!    `first` still shows that somebody is there, should `last` go away now; and the token, which may be asked with
-//!    again, is not spent.
-//! 3. Busy or unknown in `first` → `last.get`, whose answer counts. Nothing there: the holder in `first` stands between
-//!    its two claims. If it has lapsed, it never started: it is taken over in `first`, then step 2; but not by another
-//!    request, whose name the entry would bear. (If it is parked, `last` has known and forgotten it: `first` forgets it
-//!    too.)
-//! 4. `first` cannot be reached → `last.claim` decides ([`EngineEvent::Fallback`]).
-//! 5. A takeover that the caller asks for goes to `last`, if that has the holder, and then overwrites `first`. If only
-//!    `first` has it, it is taken over there; if it ran solo, `last` is told so, as unknown; then it is taken over in `last`.
+//! 1. Claim in the front. Completed → replay, in one round trip.
+//! 2. Granted → claim in the authority with the same token; its outcome counts. If it is not a grant, the claim in the
+//!    front is given back, or completed with a copy of the answer. *Strict* gives it back by releasing it. *Loose* lets
+//!    its lease expire at once: the front then still shows a holder, should the authority become unreachable, and the
+//!    token is not spent, because the caller may claim again with it.
+//! 3. In progress or outcome unknown in the front → read the authority, whose entry counts. If it has none, the front's
+//!    holder is between its two claims. If its lease has expired, it never started: take it over in the front, then
+//!    step 2. Only a request with the same fingerprint may do so, because the entry would carry its name. (If the
+//!    front's holder is parked, the authority has known and forgotten it, so the front forgets it too.)
+//! 4. Front unreachable → the authority decides alone ([`EngineEvent::Fallback`]).
+//! 5. A takeover requested by the caller goes to the authority if that has the holder, and then overwrites the front.
+//!    If only the front has the holder, it is taken over there. If that holder ran front-only, the authority first
+//!    records it as outcome unknown; then it is taken over there.
 //!
-//! # Solo (loose only)
+//! # Front-only claims (loose only)
 //!
-//! `last.claim` provably not applied → the claim may run on `first` alone ([`EngineEvent::FrontOnlyClaim`]): write a marker in `first`,
-//! **then** extend the claim there, which must say `Held`; only then is it granted. Whoever takes over a lapsed claim in
-//! `first` looks for a marker **after** the takeover; if it is there, it gives the takeover back. U is about to run solo, V
-//! wants to take over:
+//! If the authority provably did not apply a claim, it may run on the front alone ([`EngineEvent::FrontOnlyClaim`]):
+//! write a marker in the front, **then** extend the claim there. Only if that returns `Applied` is the claim granted. A
+//! claim that takes over an expired lease in the front looks for a marker **after** the takeover, and gives the
+//! takeover back if it finds one. Let U be about to run front-only, and V want to take over:
 //!
 //! - U marks, U extends, V tries: V is refused, because U's lease is fresh.
-//! - U lapses, V takes over and finds no marker, U marks, U's extend is lost: V runs, U does not.
-//! - U marks, U lapses, V takes over and finds the marker, V gives back, U's extend is lost: nobody runs, the key is
-//!   unknown until U has taken its marker away. Safe, if cautious.
-//! - U marks, extends, runs, falls silent, lapses: V finds the marker and gives back. Unknown, as it is.
+//! - U's lease expires, V takes over and finds no marker, U marks, U's extend reports a lost claim: V runs, U does not.
+//! - U marks, U's lease expires, V takes over, finds the marker and gives back, U's extend reports a lost claim:
+//!   neither runs, and the outcome is unknown until U removes its marker. Safe, if cautious.
+//! - U marks, extends, runs, stops sending heartbeats, its lease expires: V finds the marker and gives back. The
+//!   outcome is unknown, as it should be.
 //!
-//! There is one marker per address. It names the latest holder to say so, and is believed whoever holds the entry: V may
-//! have died before it gave back. So U takes it away before it releases; U's late word does not touch a later one's.
+//! There is one marker per address. It names the latest holder that wrote it, and applies to any holder of the entry,
+//! because V may crash before it gives back. So U removes the marker before it releases, and U's late removal does not
+//! affect a later holder's marker.
 //!
-//! Who took over in `first` never runs solo: whoever was there may be on its way to `last`, which would let it run.
+//! A claim that took over an entry in the front never runs front-only: the previous holder may still obtain its claim
+//! from the authority and run.
 //!
-//! An ambiguous answer of `last` is never followed by a run on `first` alone, not even if the next call to `last` is
-//! provably not applied: the first one may have been.
+//! After an ambiguous error from the authority, a claim never runs front-only, even if the next call is provably not
+//! applied: the earlier call may have been.
 //!
 //! # Settle
 //!
-//! `last` before the answer, `first` behind it, in the background; a release waits a moment for `first`, because who
-//! was refused will come back at once. A solo claim goes to `last` first too: what is absent there is put back, which is
-//! how a running solo claim claims there once `last` is back, and how the journal inserts its answer. While `last` is
-//! away, `first` is settled and the error goes up, so that the engine journals the answer; also if it is lost in `first`.
-//! Once `last` may have heard of the claim, it can be taken over there: then `first` is not settled before it. Lost in
-//! `last` is a double start, and counted as a lost claim by the engine.
+//! The authority is settled before the caller gets its result, the front afterwards, in the background. A release waits
+//! briefly for the front, because a refused client retries at once. A front-only claim is settled in the authority
+//! first, too: the authority restores an absent entry. That is how a running front-only claim enters the authority once
+//! it is reachable again, and how the journal inserts its answer. While the authority is unreachable, the front is
+//! settled and the error is returned, even if the front has lost the claim, so that the engine journals the answer.
+//! Once the authority may know the claim, it can be taken over there; from then on the front is not settled before it.
+//! A claim lost in the authority is a double start; the engine counts it as a lost claim.
 //!
-//! A solo answer in `first` is marked as such. Whoever finds it tells `last` before it answers, unless that is away; what
-//! `last` says counts, and takes its place.
+//! A front-only answer carries a flag in the front. A claim that finds it reports it to the authority before it
+//! replays, unless the authority is unreachable. The authority's response counts, and replaces the answer.
 //!
-//! # What loose does not promise
+//! # Limits of loose mode
 //!
-//! Two starts of one key are possible if one claim sees only `first` and another, then or later, sees only `last`; if
-//! `first` loses a solo claim before `last` has it; or if `first` loses its copy of what `last` decided, and `last` is away
-//! then. They leave traces: [`EngineEvent::FrontOnlyClaim`], [`EngineEvent::Fallback`], [`EngineEvent::ClaimLost`]. Strict has none of these windows.
+//! A key can start twice if one claim reaches only the front and another, then or later, reaches only the authority; if
+//! the front loses a front-only claim before the authority has it; or if the front loses its copy of a decision while
+//! the authority is unreachable. Each leaves a trace: [`EngineEvent::FrontOnlyClaim`], [`EngineEvent::Fallback`],
+//! [`EngineEvent::ClaimLost`]. Strict mode has none of these windows.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -85,16 +92,16 @@ mod front_only;
 mod generation;
 mod settle;
 
-/// How much the second store may stand in for the one that decides.
+/// Whether the front store may decide without the authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TieredMode {
-    /// Never: without `last` nothing is claimed.
+    /// Never: without the authority nothing is claimed.
     Strict,
-    /// While `last` is away, claims run on `first` alone, and say so.
+    /// While the authority is unreachable, claims run front-only and are flagged as such.
     Loose,
 }
 
-/// Two stores as one. Cheap to clone.
+/// Two stores combined into one. Clones share the same state.
 #[derive(Clone)]
 pub struct TieredStore(Arc<TieredInner>);
 
@@ -104,28 +111,28 @@ struct TieredInner {
     mode: TieredMode,
     observer: Arc<dyn Observer>,
     generation: GenerationTracker,
-    /// Bounds what is done behind the answers.
     background: Arc<Semaphore>,
-    /// Tokens that `last` was asked for and may hold, while `first` does not or nobody knows. At most [`MAX_TRACKED_TOKENS`].
+    /// Tokens that were sent to the authority and may hold a claim there, while the front's state is absent or
+    /// uncertain. At most [`MAX_TRACKED_TOKENS`].
     ambiguous: Mutex<HashSet<ClaimToken>>,
-    /// Running claims whose token was spent in `first` though not by its owner, and the token that they have there
-    /// instead. A fresh one, so that nothing that is still on its way there under the old one reaches it. At most
-    /// [`MAX_TRACKED_TOKENS`]; loose only.
+    /// Replacement tokens in the front for running claims whose own token was spent there, but not by the owner. A
+    /// replacement is fresh, so late calls under the old token do not affect it. At most [`MAX_TRACKED_TOKENS`]; loose
+    /// only.
     token_aliases: Mutex<HashMap<ClaimToken, ClaimToken>>,
-    /// What operators have freed here lately.
+    /// Addresses that operators have recently freed.
     recent_forgets: Mutex<RecentForgets>,
 }
 
-/// More are not remembered. Forgetting one costs a key its lease at worst, never a second run.
+/// Maximum number of tokens tracked. Beyond it, a key may stay blocked for its lease; it never runs twice.
 const MAX_TRACKED_TOKENS: usize = 16 * 1024;
-/// How many things are done behind the answers at the same time; beyond that, `first` is left to lapse.
+/// Maximum number of concurrent background tasks. Beyond it, entries in the front are left to expire.
 const MAX_BACKGROUND_TASKS: usize = 1024;
-/// While a holder is waited for in `first`, `last` is asked so often whether it still runs there.
+/// Interval at which the authority is asked whether the holder still runs, while the front is waited on.
 const AUTHORITY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl TieredStore {
-    /// `last` decides, `first` is asked first. Without `generations`, a forget that cannot reach `first` fails and has to
-    /// be repeated.
+    /// Creates a store in which `last` is the authority and `first` the front. Without `generations`, a forget that
+    /// cannot reach the front fails and must be repeated.
     pub fn new(
         first: Arc<dyn Store>, last: Arc<dyn Store>, mode: TieredMode, observer: Arc<dyn Observer>,
         generations: Option<Arc<dyn GenerationCounter>>,
@@ -143,8 +150,9 @@ impl TieredStore {
         }))
     }
 
-    /// Reads the generation now, if it can be read, and every few seconds from now on. For whoever opens the store: one
-    /// that does not know it is under another number in `first` than everybody else, and believes nothing there.
+    /// Reads the generation now, if possible, and every few seconds from now on. Call it after opening the store: a
+    /// process without the current generation uses other key names in the front than everybody else, and trusts nothing
+    /// there.
     pub async fn follow_generation(&self) {
         self.0.generation.refresh(&self.0).await;
         tokio::spawn(generation::refresh_periodically(Arc::downgrade(&self.0)));
@@ -156,20 +164,19 @@ impl TieredInner {
         self.mode == TieredMode::Loose
     }
 
-    /// `first` could not: told to the observer, and its answers are confirmed before they are believed again.
+    /// Reports a failure of the front. Its answers are confirmed before they are trusted again.
     fn report_front_error(&self, call: &'static str, error: &StoreError) {
         self.generation.mark_front_unconfirmed();
         self.observer.on_event(&EngineEvent::Fallback { call, error });
     }
 
-    /// What a claim would find.
     async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
         let there = match self.authority.get(at).await {
             Ok(None) if self.is_loose() => Ok(None),
             Err(error) if self.is_loose() => Err(error),
             answered => return answered,
         };
-        // Nothing there, or nobody knows: what ran solo is in `first` only.
+        // The authority has no entry or is unreachable: front-only claims are in the front alone.
         let here = match self.front.get(at).await {
             Ok(here) => here,
             Err(error) => {
@@ -182,7 +189,7 @@ impl TieredInner {
                 Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
             }
             Some(ClaimOutcome::InProgress(holder)) => Ok(Some(ClaimOutcome::InProgress(holder))),
-            // A claim would take over what never started.
+            // A claim would take over an entry that never started, so it is reported as absent.
             Some(ClaimOutcome::OutcomeUnknown(holder)) if there.is_err() => {
                 Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
             }
@@ -198,11 +205,12 @@ impl TieredInner {
         }
     }
 
-    /// Waits in `first`, if that has the holder: it tells sooner. But whether `seen` runs, `last` says.
+    /// Waits in the front if it has the holder, because it notifies sooner. Only the authority decides whether `seen`
+    /// still runs.
     async fn wait(&self, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
         let began = Instant::now();
-        // Whoever is in `first` need not be the one that is waited for: a wait there that ends for no reason that
-        // `last` knows of is not tried again.
+        // The front's holder may differ from the awaited one. If a front wait ends while the authority still reports
+        // the holder running, wait at the authority instead.
         let mut misled = false;
         loop {
             let left = limit.saturating_sub(began.elapsed());
@@ -224,7 +232,7 @@ impl TieredInner {
             let waited = match (here, &there) {
                 (Some(fence), _) if runs_there && !misled => self.front.wait(at, fence, slice).await,
                 (Some(fence), Ok(None)) if fence == seen => self.front.wait(at, seen, slice).await,
-                // Nobody knows whether it runs there: whoever is here is all there is to go by.
+                // The authority is unreachable, so the front's holder is the best information available.
                 (Some(fence), Err(_)) => return self.front.wait(at, fence, slice).await,
                 _ if runs_there => return self.authority.wait(at, seen, left).await,
                 (_, Ok(_)) => return Ok(()),
@@ -262,7 +270,7 @@ impl Store for TieredStore {
         StoreFuture::boxed(self.0.get(at))
     }
 
-    /// Sweeps both; what is counted is what the store that decides removed.
+    /// Sweeps both stores. The result is the authority's.
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         StoreFuture::boxed(async move {
             if let Err(error) = self.0.front.sweep(at_most).await {
@@ -276,7 +284,7 @@ impl Store for TieredStore {
         self
     }
 
-    /// On the faster of both: a count that is lost with it costs nobody their effect.
+    /// Uses the faster store: losing a counter does not lose an effect.
     fn counters(&self) -> Option<&dyn ibid::store::Counters> {
         self.0.front.counters().or_else(|| self.0.authority.counters())
     }
@@ -285,7 +293,7 @@ impl Store for TieredStore {
         let (first, last) = (self.0.front.guarantees(), self.0.authority.guarantees());
         match self.0.mode {
             TieredMode::Strict => Guarantees { store: "tiered", ..last },
-            // What runs on `first` alone is as durable and as shared as that is.
+            // A front-only claim is only as durable and as shared as the front.
             TieredMode::Loose => Guarantees {
                 store: "tiered",
                 durable: first.durable && last.durable,
@@ -298,7 +306,7 @@ impl Store for TieredStore {
 
 impl fmt::Debug for TieredStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tiered")
+        f.debug_struct("TieredStore")
             .field("mode", &self.0.mode)
             .field("first", &self.0.front)
             .field("last", &self.0.authority)

@@ -1,7 +1,7 @@
-//! A store from its URL. Each scheme that is built in has its place in [`Named::from_str`] and in [`SUPPORTED_SCHEMES`]; this is
-//! where further stores plug in.
+//! Parses store URLs and opens the stores they name. A new store is added to [`StoreUrl`]'s `FromStr` and to
+//! [`SUPPORTED_SCHEMES`].
 //!
-//! Invariant: a password in a URL is shown by nothing here, neither by `Debug` nor in an error.
+//! Invariant: neither `Debug` nor errors reveal the password in a URL.
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -16,67 +16,66 @@ use crate::{
     embedded::{Durability, Embedded, EmbeddedOptions},
 };
 
-/// A store URL that names no store.
+/// A store URL that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UrlError {
-    /// Not built in.
+    /// This build does not support the URL's scheme.
     #[error("{url:?} names no store of this build; built in are {}", supported_schemes())]
     UnknownScheme {
-        /// What was asked for, without a password.
+        /// The URL, without its password.
         url: String,
     },
-    /// A store that is built in was asked for in a way that it does not know.
+    /// The URL has an unknown or invalid option.
     #[error("{url:?}: {why}")]
     Option {
-        /// What was asked for.
+        /// The URL, without its password.
         url: String,
-        /// What is allowed.
+        /// What is wrong and which values are allowed.
         why: String,
     },
-    /// It is there, and cannot be opened.
+    /// The store cannot be opened.
     #[error("{url:?} cannot be opened: {why}")]
     OpenFailed {
-        /// What was asked for.
+        /// The URL, without its password.
         url: String,
-        /// Why.
+        /// The cause of the failure.
         why: String,
     },
 }
 
-/// A store that a URL names: checked, not opened yet.
+/// A parsed and validated store URL. The store is not open yet.
 #[derive(Debug, Clone)]
 pub enum StoreUrl {
-    /// In this process.
+    /// In this process's memory.
     Memory(MemoryLimits),
-    /// On this machine's disk.
+    /// In files on this machine.
     Embedded(PathBuf, EmbeddedOptions),
-    /// A Redis server, with sentinels, or a cluster.
+    /// A Redis server, a primary behind sentinels, or a cluster.
     #[cfg(feature = "redis")]
     Redis(ServerUrl),
-    /// A PostgreSQL server.
+    /// A PostgreSQL database.
     #[cfg(feature = "postgres")]
     Postgres(ServerUrl),
 }
 
-/// What kind of store it is.
+/// The kind of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreKind {
-    /// `memory:`
+    /// `memory:` URLs.
     Memory,
-    /// `embedded:`
+    /// `embedded:` URLs.
     Embedded,
-    /// `redis://` and its like
+    /// `redis://`, `rediss://` and their sentinel and cluster variants.
     Redis,
-    /// `postgres://`
+    /// `postgres://` URLs.
     Postgres,
 }
 
-/// The URL of a server. It may hold a password, which is never shown.
+/// URL of a server. `Debug` hides its password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl(String);
 
-/// What a URL may start with.
 const SUPPORTED_SCHEMES: &[&str] = &[
     "memory:",
     "embedded:",
@@ -92,17 +91,16 @@ const SUPPORTED_SCHEMES: &[&str] = &[
     "postgres://",
 ];
 
-/// A URL, taken apart.
 struct UrlParts<'a> {
-    /// Behind the scheme's colon, without the query.
+    /// The part after the scheme's colon, without the query.
     path: &'a str,
     options: Vec<(&'a str, &'a str)>,
 }
 
-/// Opens the store that a URL names, a remote one with the usual [`RemoteOptions`].
+/// Opens the store that a URL names, with default [`RemoteOptions`].
 ///
 /// # Errors
-/// If no store of this build has that name, or it cannot be opened. A server that is not there yet is no error: see
+/// Returns an error if the URL is invalid or the store cannot be opened. An unreachable server is not an error: see
 /// [`StoreUrl::open`].
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, UrlError> {
     let named: StoreUrl = url.parse()?;
@@ -137,13 +135,13 @@ impl FromStr for StoreUrl {
 }
 
 impl StoreUrl {
-    /// Opens it. What is in this process or on this machine takes nothing from `with`.
+    /// Opens the store. Memory and embedded stores ignore `with`.
     ///
-    /// A server that cannot be reached is no error: the store is made, says so in its promise, and answers once the
-    /// server is there.
+    /// An unreachable server is not an error: the store reports it in its [guarantees](Store::guarantees), and works
+    /// once the server is reachable.
     ///
     /// # Errors
-    /// Why it cannot be opened.
+    /// Returns the reason if the store cannot be opened.
     pub async fn open(&self, with: &RemoteOptions) -> Result<Arc<dyn Store>, String> {
         #[cfg(not(any(feature = "redis", feature = "postgres")))]
         let _ = with;
@@ -159,7 +157,7 @@ impl StoreUrl {
         })
     }
 
-    /// The largest record that it can hold, roughly, if there is such a bound.
+    /// Returns the approximate maximum size of a record in bytes, if the store has one.
     pub fn max_record_size(&self) -> Option<u64> {
         match self {
             Self::Embedded(_, options) => Some(options.max_record_size()),
@@ -167,7 +165,7 @@ impl StoreUrl {
         }
     }
 
-    /// What kind of store it is.
+    /// Returns the kind of the store.
     pub fn kind(&self) -> StoreKind {
         match self {
             Self::Memory(_) => StoreKind::Memory,
@@ -179,7 +177,7 @@ impl StoreUrl {
         }
     }
 
-    /// What it promises, in one line.
+    /// Describes the store's guarantees in one line.
     pub fn guarantee_summary(&self) -> &'static str {
         match self {
             Self::Memory(_) => "at most one run per key and process; forgotten on restart",
@@ -202,7 +200,7 @@ impl StoreUrl {
 }
 
 impl StoreKind {
-    /// Several gateways can share it.
+    /// Returns `true` if several gateways can share the store.
     pub fn is_shared(self) -> bool {
         matches!(self, Self::Redis | Self::Postgres)
     }
@@ -220,7 +218,7 @@ impl fmt::Display for StoreKind {
 }
 
 impl ServerUrl {
-    /// With its password.
+    /// Returns the URL including its password.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -240,7 +238,7 @@ impl<'a> UrlParts<'a> {
     }
 }
 
-/// Which of them it is, and whether its options are known, is the Redis store's own business.
+/// The Redis store itself validates the variant and its options.
 #[cfg(feature = "redis")]
 fn is_redis_scheme(scheme: &str) -> bool {
     let (first, _) = scheme.split_once('+').unwrap_or((scheme, ""));
@@ -269,7 +267,7 @@ fn parse_memory_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
     Ok(StoreUrl::Memory(limits))
 }
 
-/// Below this not even a few segments fit.
+/// Minimum size of an embedded store in bytes: room for a few segments.
 const MIN_EMBEDDED_SIZE: u64 = 16 << 20;
 
 fn parse_embedded_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
@@ -301,7 +299,7 @@ fn parse_embedded_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
     Ok(StoreUrl::Embedded(url.path.into(), options))
 }
 
-/// Bytes, or `64KiB`, `1MiB`, `2GiB`, `10KB`, `1MB`, `1GB`.
+/// Parses a size in bytes: a plain number, or with a unit, such as `64KiB`, `1MiB`, `2GiB`, `10KB`, `1MB`, `1GB`.
 pub fn parse_size(text: &str) -> Option<u64> {
     let digits = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -322,9 +320,9 @@ fn supported_schemes() -> String {
     SUPPORTED_SCHEMES.join(" ")
 }
 
-/// The URL without what may be secret: what stands before its last `@`, and its query. A path on this machine is shown.
+/// Hides the parts that may be secret: everything before the last `@`, and the query. Local paths are shown.
 fn redact_url(url: &str) -> String {
-    // What is no URL at all may be a password that somebody took for one.
+    // Text that is not a URL may be a misplaced password.
     let Some((scheme, rest)) = url.split_once(':') else { return "****".into() };
     if matches!(scheme, "memory" | "embedded") {
         return url.into();
@@ -333,7 +331,7 @@ fn redact_url(url: &str) -> String {
         let is_known = SUPPORTED_SCHEMES.iter().any(|known| known.split(':').next() == Some(scheme));
         return if is_known { format!("{scheme}:****") } else { "****".into() };
     };
-    // A password may hold a question mark of its own.
+    // A password may contain a question mark.
     let (hidden, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("****@", rest));
     let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?****"));
     format!("{scheme}://{hidden}{rest}{query}")

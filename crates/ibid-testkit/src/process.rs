@@ -318,7 +318,7 @@ impl GatewayProcess {
 
 impl fmt::Debug for GatewayProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gateway").field("addr", &self.addr).field("exit", &self.exit).finish_non_exhaustive()
+        f.debug_struct("GatewayProcess").field("addr", &self.addr).field("exit", &self.exit).finish_non_exhaustive()
     }
 }
 

@@ -288,7 +288,7 @@ impl TestUpstream {
 
 impl fmt::Debug for TestUpstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upstream").field("addr", &self.addr).field("log", &self.log()).finish_non_exhaustive()
+        f.debug_struct("TestUpstream").field("addr", &self.addr).field("log", &self.log()).finish_non_exhaustive()
     }
 }
 

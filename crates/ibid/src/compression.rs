@@ -1,24 +1,24 @@
-//! Compression of what is remembered: raw DEFLATE, at its fastest. For the stores of this project; may change.
+//! Compresses records with raw DEFLATE at its fastest level. For this project's stores; the API may change.
 
 use std::cell::RefCell;
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-/// Not worth it below.
+/// Inputs below this size are not compressed.
 const MIN_INPUT_BYTES: usize = 128;
 
 thread_local! {
-    // Their tables are larger than most records: made once per thread.
+    // The state is larger than most records, so it is allocated once per thread.
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
     static DECOMPRESSOR: RefCell<Decompress> = RefCell::new(Decompress::new(false));
 }
 
-/// The same in fewer bytes, if that can be.
+/// Compresses `plain`. Returns `None` if the result would not be smaller.
 pub fn compress(plain: &[u8]) -> Option<Vec<u8>> {
     if plain.len() < MIN_INPUT_BYTES {
         return None;
     }
-    // Where it would not become smaller there is no room for it.
+    // Limits the output: compression fails unless it saves at least one byte.
     let mut out = Vec::with_capacity(plain.len() - 1);
     COMPRESSOR.with_borrow_mut(|squeezing| {
         squeezing.reset();
@@ -27,9 +27,9 @@ pub fn compress(plain: &[u8]) -> Option<Vec<u8>> {
     })
 }
 
-/// What [`compress`] was given, which had this length.
+/// Decompresses the result of [`compress`], whose input had this length.
 pub fn decompress(squeezed: &[u8], length: usize) -> Option<Vec<u8>> {
-    // One more, so that what is too long is noticed.
+    // One byte more, to detect output that is too long.
     let mut out = Vec::with_capacity(length + 1);
     DECOMPRESSOR.with_borrow_mut(|spreading| {
         spreading.reset(false);

@@ -1,10 +1,10 @@
-//! Claim, run, settle: every decision about one request, in one function. Read [`Engine::execute`] first.
+//! Claims, runs and settles one request. Start with [`Engine::execute`].
 //!
-//! The engine knows no HTTP, no gRPC and no database. What it runs is an [`Operation`]; what it decides by are the
-//! store's answers and the [`Policy`].
+//! The engine knows no HTTP, no gRPC and no database. It runs an [`Operation`] and decides by the store's replies and
+//! the [`Policy`].
 //!
-//! The one rule everything serves: **record first, then answer.** No caller sees the end of an answer that is not
-//! recorded, and a holder that lost its claim gives what the record says, never its own reply.
+//! Invariant: **record first, then answer.** A caller never sees the end of an answer that is not recorded, and a
+//! holder that lost its claim returns the recorded answer, never its own response.
 
 use std::{
     future::Future,
@@ -36,92 +36,93 @@ pub use self::shadow::{ShadowClaim, ShadowResult, ShadowRunOutcome};
 
 mod shadow;
 
-/// How often a store call is sent again when its answer was lost.
+/// The maximum number of attempts at one claim or settle call.
 const MAX_STORE_ATTEMPTS: u32 = 3;
-/// How often one request tries to take over before it is told to come back.
+/// The maximum number of takeovers and token renewals per request; beyond it the request is refused as in progress.
 const MAX_TAKEOVERS: u32 = 8;
-/// Told to those who should come back soon.
+/// `Retry-After` of refusals that clear up soon.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
-/// Something to run at most once.
+/// An operation that the engine runs at most once.
 pub trait Operation: Send {
-    /// What the caller gets of it.
+    /// The result that the caller gets.
     type Answer: Send;
 
-    /// Runs it; called at most once. Without a lease it runs unprotected.
+    /// Runs the operation. The engine calls this at most once; without a lease the operation runs unprotected.
     fn run(&mut self, lease: Option<&Lease>) -> impl Future<Output = RunOutcome<Self::Answer>> + Send;
 
-    /// How long its caller waits at most for another run of it to end, whatever the policy allows.
+    /// The longest time that the caller waits for a concurrent run to end. The policy may allow less.
     fn patience(&self) -> Duration {
         Duration::MAX
     }
 
-    /// The fingerprint of its request by the rules of a version. `None` if that version is not known: what was recorded by
-    /// it cannot be compared with this request.
+    /// Computes the request's fingerprint by the rules of `version`. Returns `None` if the version is unknown; a record
+    /// of that version cannot be compared with this request.
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
         let _ = version;
         None
     }
 
-    /// Asks whether an earlier run took place. Must have no effect of its own.
+    /// Asks the app whether an earlier run took place. A probe must have no side effects.
     fn probe(&mut self) -> impl Future<Output = ProbeOutcome> + Send {
         async { ProbeOutcome::Inconclusive }
     }
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug)]
 #[must_use]
 pub enum RunOutcome<A> {
-    /// With an answer to remember.
+    /// The run produced an answer to remember.
     Complete(A, CompletedAnswer),
-    /// With a complete answer that is not remembered.
+    /// The run produced a complete answer that is not remembered.
     Release(A),
-    /// It provably did not start.
+    /// The operation provably did not start.
     NotStarted(Refusal),
-    /// Nobody knows; the caller gets this.
+    /// The outcome is unknown; the caller gets this answer.
     Park(A, UnknownCause),
-    /// It wrote its answer to the store in a transaction of its own: the store knows whether that was committed.
+    /// The operation wrote its answer to the store in its own transaction. The store knows whether that transaction
+    /// committed.
     DelegatedToTransaction(A, OnRollback),
 }
 
-/// What becomes of a claim whose answer was entrusted to a transaction, if that was not committed.
+/// What happens to a claim whose answer was delegated to a transaction, if that transaction rolled back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnRollback {
-    /// Its answer is the one that was to be recorded: it is released, and the caller must not get that answer.
+    /// Release the claim and refuse the caller, because the answer was part of the transaction.
     Refuse,
-    /// It is released, and the caller gets its answer.
+    /// Release the claim and return the answer to the caller.
     Release,
-    /// It is parked, and the caller gets its answer.
+    /// Settle the claim as outcome unknown and return the answer to the caller.
     Park(UnknownCause),
 }
 
-/// What is remembered.
+/// An answer to remember.
 #[derive(Debug, Clone)]
 pub struct CompletedAnswer {
-    /// Whether it is a failure.
+    /// Whether the answer is a failure.
     pub failed: bool,
-    /// See [`crate::Record`].
+    /// The encoded [`crate::Record`].
     pub record: Bytes,
-    /// For people.
+    /// The columns that operators query.
     pub summary: RecordSummary,
 }
 
 /// Why an outcome is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownCause {
-    /// The app's complete answer leaves it open, or the handler panicked. It runs no more.
+    /// The app's complete answer leaves the outcome open, or the handler panicked. The operation has stopped.
     AppSaidSo,
-    /// The answer was lost. The operation may still be running.
+    /// The response was lost. The operation may still be running.
     ConnectionLost,
     /// The operation took too long and may still be running.
     TimedOut,
-    /// No answer came within `timeout` and `late_answer`. The operation counts as ended.
+    /// No answer arrived within `timeout` plus `late_answer`. The engine treats the operation as ended.
     NoLateAnswer,
 }
 
 impl UnknownCause {
-    /// When the claim may be taken over: an operation that may still be running has the time of a lease to end.
+    /// Returns the delay until a takeover is allowed: one lease if the operation may still be running.
     fn retry_in(self, policy: &Policy) -> Duration {
         match self {
             Self::ConnectionLost | Self::TimedOut => policy.lease,
@@ -130,43 +131,43 @@ impl UnknownCause {
     }
 }
 
-/// What the app says about an earlier run.
+/// The app's reply to a probe about an earlier run.
 #[derive(Debug)]
 pub enum ProbeOutcome {
-    /// It took place; this was its answer.
+    /// The run took place and gave this answer.
     Happened(CompletedAnswer),
-    /// It did not.
+    /// The run did not take place.
     DidNotHappen,
-    /// The app cannot say.
+    /// The app does not know.
     Inconclusive,
 }
 
-/// What the caller of a request gets.
+/// The result of [`Engine::execute`].
 #[derive(Debug)]
 #[must_use]
 pub enum Decision<A> {
-    /// The answer of this run.
+    /// The operation ran now and gave this answer.
     Ran(A, StoredAs),
-    /// The remembered answer, and where it is remembered: in the store, or still in the journal.
+    /// A remembered answer, and whether it is in the store or still in the journal.
     Replay(CompletedEntry, StoredAs),
-    /// A refusal.
+    /// The request was refused.
     Refused(Refusal),
 }
 
-/// What became of the answer of a run.
+/// Where the answer of a run is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredAs {
-    /// It is recorded.
+    /// In the store.
     Recorded,
-    /// It is not remembered.
+    /// Nowhere: the policy does not remember it.
     NotRecorded,
-    /// It waits in the journal.
+    /// In the journal, until the store accepts it.
     Pending,
-    /// The outcome is recorded as unknown.
+    /// The store records the outcome as unknown.
     OutcomeUnknown,
-    /// It ran without protection.
+    /// Nowhere: the operation ran without protection.
     Unprotected,
-    /// It ran with the protection of a part of the store only, and waits in the journal for the part that decides.
+    /// In the journal: only the front store protected the run, and the authority has not recorded it yet.
     FrontOnly,
 }
 
@@ -183,12 +184,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine on a store.
+    /// Creates an engine without observer and journal.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self::with_observer(store, Arc::new(NoopObserver), None)
     }
 
-    /// An engine that is watched and, if it has one, keeps unrecorded answers in a journal.
+    /// Creates an engine with an observer and, optionally, a journal for answers that the store cannot record.
     pub fn with_observer(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
         let settle_queue = SettleQueue::new(store.clone(), observer.clone(), journal.clone());
         let shadow_recordings = Arc::default();
@@ -203,23 +204,23 @@ impl Engine {
         }
     }
 
-    /// The same, for tenants who may begin only so much.
+    /// Limits how many operations each tenant may start.
     #[must_use]
     pub fn with_quota(self, quota: Arc<Quota>) -> Self {
         Self { quota: Some(quota), ..self }
     }
 
-    /// Decides about one request, top to bottom.
+    /// Decides what happens to one request, and runs `operation` if the claim is granted.
     pub fn execute<O: Operation>(
         &self, policy: &CheckedPolicy, ask: ClaimRequest, mut operation: O,
     ) -> impl Future<Output = Decision<O::Answer>> {
         let ask = Arc::new(ask);
-        // Not an `async fn`: that would hold its arguments twice.
+        // Not an `async fn`, which would store its arguments twice.
         async move { self.decide(policy, ask, &mut operation).await }
     }
 
-    /// Futures are moved, with all that they have room for. What only some requests need is boxed, so that a replay
-    /// does not pay for it.
+    /// Boxes the branches that only some requests take: futures are moved as a whole, and a replay should not pay for
+    /// them.
     async fn decide<O: Operation>(
         &self, policy: &Policy, mut ask: Arc<ClaimRequest>, operation: &mut O,
     ) -> Decision<O::Answer> {
@@ -246,8 +247,8 @@ impl Engine {
                     Ok(ClaimOutcome::Granted(_) | ClaimOutcome::Completed(_) | ClaimOutcome::TokenSpent)
                 )
             {
-                // A copy of it may still be on its way: it must not come alive once the holder is gone. Whoever goes on
-                // asking does so under another name.
+                // A delayed copy of this claim could still reach the store and be granted after the holder has gone.
+                // Release its token, and continue with a new one.
                 self.settle_queue.push(Lease::unseen(&ask), Settlement::Release);
                 ask = Arc::new(ClaimRequest { token: ClaimToken::mint(), ..ClaimRequest::clone(&ask) });
             }
@@ -294,7 +295,8 @@ impl Engine {
                         }
                     }
                     match policy.on_unknown {
-                        // It may still be running. Once it cannot be any more, the app is asked, or it runs again.
+                        // The earlier run may still be going on. Once its takeover time has come, probe the app or run
+                        // again.
                         _ if !ripe && (policy.on_unknown == OnUnknown::Retry || policy.resolve.is_some()) => {
                             if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
                                 return Decision::Refused(in_progress(holder.takeover_in.max(RETRY_SOON)));
@@ -309,7 +311,7 @@ impl Engine {
                         OnUnknown::Retry => return Decision::Refused(in_progress(RETRY_SOON)),
                     }
                 }
-                // An operator forgot the claim while its answer was on the way: start over under another name.
+                // An operator forgot the claim before its response arrived: claim again with a new token.
                 ClaimOutcome::TokenSpent if takeovers < MAX_TAKEOVERS => {
                     takeovers += 1;
                     ask = Arc::new(ClaimRequest {
@@ -323,22 +325,22 @@ impl Engine {
         }
     }
 
-    /// A tenant who has used up their quota claims nothing new. What is known already is answered all the same.
+    /// Refuses a new key of a tenant without quota left. Known keys are still answered.
     async fn check_quota(&self, ask: &ClaimRequest) -> Option<Refusal> {
         let quota = self.quota.as_ref().filter(|quota| quota.is_set())?;
         let after = Box::pin(quota.check(self.store.as_ref(), &ask.tags)).await.err()?;
-        // A store that does not say is asked again, by the claim.
+        // If the store call fails, the claim that follows decides.
         let is_new = matches!(self.store.get(&ask.address).await, Ok(None));
         is_new.then(|| quota_exceeded(after))
     }
 
-    /// Only a grant spends, and only the first at its address: to run again is not to begin.
+    /// Spends quota for the first run at an address only; a rerun is not a new operation.
     async fn spend_quota(&self, lease: &Lease) -> Option<Refusal> {
         let quota = self.quota.as_ref().filter(|quota| quota.is_set() && lease.attempt <= 1)?;
         Box::pin(quota.spend(self.store.as_ref(), &lease.request.tags)).await.err().map(quota_exceeded)
     }
 
-    /// What was recorded counts in its tenant's quota of bytes.
+    /// Charges the recorded bytes to the tenant's quota.
     async fn charge_quota(&self, lease: &Lease, recorded: usize) {
         let Some(quota) = self.quota.as_ref().filter(|quota| quota.is_set()) else { return };
         let ClaimRequest { tags, label, .. } = &*lease.request;
@@ -346,7 +348,7 @@ impl Engine {
         Box::pin(quota.charge_bytes(self.store.as_ref(), tags, bytes)).await;
     }
 
-    /// Runs a granted operation under its lease and settles it.
+    /// Runs a granted operation under its lease and settles the claim.
     async fn run<O: Operation>(
         &self, policy: &Policy, lease: Lease, sent: Instant, operation: &mut O,
     ) -> Decision<O::Answer> {
@@ -398,8 +400,8 @@ impl Engine {
         verdict
     }
 
-    /// Its own transaction was to record the answer. Whatever settles after that waits for the transaction's end, so that
-    /// one call tells both: what was committed is found done, and what was not did not happen.
+    /// Settles a run whose own transaction records the answer. The settle call blocks until that transaction ends, so
+    /// its outcome tells whether it committed: `Completed` if it did, otherwise the operation did not happen.
     async fn settle_delegated<O: Operation>(
         &self, policy: &Policy, lease: &Lease, answer: O::Answer, otherwise: OnRollback,
         (now, ttl): (Instant, Duration), operation: &mut O,
@@ -429,7 +431,7 @@ impl Engine {
         }
     }
 
-    /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
+    /// Settles a run that has no answer to record. If the store call fails, the settle queue retries it.
     async fn settle_without_answer<O: Operation>(
         &self, policy: &Policy, lease: &Lease, end: Settlement, now: Instant, operation: &mut O,
         verdict: impl FnOnce() -> Decision<O::Answer>,
@@ -444,7 +446,8 @@ impl Engine {
         }
     }
 
-    /// An answer that the store cannot record: to the journal; without one, the answer is withheld until it is stored.
+    /// Saves an answer that the store could not record. Without a journal, the caller is refused until the settle queue
+    /// has stored the answer.
     async fn journal_or_queue<A>(&self, lease: &Lease, end: Settlement, answer: A) -> Decision<A> {
         if let Some(journal) = &self.journal {
             match journal.append(lease, &end).await {
@@ -470,8 +473,8 @@ impl Engine {
         )
     }
 
-    /// A claim that is lost gives what the record says, never its own reply; and never what it says to another request:
-    /// the key may have been forgotten, or lost by the store, and used again since.
+    /// Decides what the caller gets after its claim was lost: the recorded answer, never its own response. If the
+    /// record belongs to a different request (the key was forgotten and reused), the caller is refused.
     fn decide_lost_claim<O: Operation>(
         &self, policy: &Policy, lease: &Lease, now: ClaimOutcome, operation: &O,
     ) -> Decision<O::Answer> {
@@ -490,7 +493,8 @@ impl Engine {
         }
     }
 
-    /// Asks the app about an unknown outcome. `true` if the entry has changed and is worth another claim.
+    /// Probes the app about an unknown outcome. Returns `true` if the entry was resolved and another claim is
+    /// worthwhile.
     async fn probe_and_resolve<O: Operation>(
         &self, policy: &Policy, ask: &ClaimRequest, holder: &Holder, operation: &mut O,
     ) -> bool {
@@ -510,7 +514,7 @@ impl Engine {
         }
     }
 
-    /// The store cannot decide: refused, or run unprotected, as the policy says.
+    /// Refuses the request or runs it unprotected, depending on `on_store_down`.
     async fn decide_without_store<O: Operation>(
         &self, policy: &Policy, operation: &mut O, error: &StoreError,
     ) -> Decision<O::Answer> {
@@ -532,8 +536,8 @@ impl Engine {
         }
     }
 
-    /// A claim whose answer is lost is sent again with the same token: the store gives the same answer. `now` is now:
-    /// the clock is read often enough as it is.
+    /// Retries a claim whose response was lost with the same token, which yields the same outcome. Also returns whether
+    /// any attempt was ambiguous. The caller passes the current time to avoid another clock read.
     async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, bool) {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
         loop {
@@ -555,7 +559,7 @@ impl Engine {
         }
     }
 
-    /// `now` is now, as for [`claim`](Self::claim).
+    /// The caller passes the current time, as for [`claim`](Self::claim).
     async fn settle(&self, lease: &Lease, end: &Settlement, now: Instant) -> Result<SettleOutcome, StoreError> {
         let (mut asked, mut sent) = (0, now);
         loop {
@@ -581,7 +585,7 @@ impl Engine {
         }
     }
 
-    /// Extends the lease at a third of its length while `work` goes on. Losing it never cancels the work.
+    /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
     async fn run_with_heartbeat<T>(
         &self, lease: &Lease, policy: &Policy, mut work: Pin<&mut impl Future<Output = T>>,
     ) -> T {
@@ -602,7 +606,7 @@ impl Engine {
             };
             match now {
                 HeartbeatOutcome::Extended => beat.as_mut().reset(from_now(policy.lease / 3)),
-                // The settle will find out, and say so once.
+                // The settle call detects the lost claim and reports it once.
                 HeartbeatOutcome::ClaimLost => return work.await,
                 HeartbeatOutcome::Failed => beat.as_mut().reset(from_now(policy.lease / 10)),
             }
@@ -631,12 +635,12 @@ impl Engine {
         self.observer.on_event(&EngineEvent::StoreFailed { call, error });
     }
 
-    /// What is running now.
+    /// The operations that run now.
     pub fn running(&self) -> &RunningOperations {
         &self.running
     }
 
-    /// What a claim at this address would find, without claiming: in the journal, else in the store.
+    /// Returns what a claim at this address would find, without claiming. Checks the journal first, then the store.
     pub(crate) async fn peek(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
         if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(at)) {
             return Ok(Some(ClaimOutcome::Completed(finished)));
@@ -644,17 +648,17 @@ impl Engine {
         self.store.get(at).await.inspect_err(|error| self.report_store_failure("get", error))
     }
 
-    /// Its store.
+    /// The store that this engine claims from.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// Its observer.
+    /// The observer that this engine reports to.
     pub fn observer(&self) -> &Arc<dyn Observer> {
         &self.observer
     }
 
-    /// What waits for the store.
+    /// The settlements that the store has not acknowledged yet.
     pub fn settle_queue(&self) -> &SettleQueue {
         &self.settle_queue
     }
@@ -677,7 +681,6 @@ enum HeartbeatOutcome {
     Failed,
 }
 
-/// What is compared of what the store holds.
 fn stored_fingerprint(claim: &ClaimOutcome) -> Option<&Fingerprint> {
     match claim {
         ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder) => Some(&holder.fingerprint),
@@ -686,7 +689,7 @@ fn stored_fingerprint(claim: &ClaimOutcome) -> Option<&Fingerprint> {
     }
 }
 
-/// Why a request cannot have what is stored under its key: it is another one's, or nobody can tell.
+/// Returns a refusal if the stored fingerprint belongs to a different request or cannot be compared.
 fn mismatch<O: Operation>(policy: &Policy, own: &Fingerprint, stored: &Fingerprint, operation: &O) -> Option<Refusal> {
     mismatch_with(policy, own, stored, |version| operation.fingerprint(version))
 }

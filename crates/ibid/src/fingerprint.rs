@@ -1,14 +1,14 @@
-//! What makes two requests the same.
+//! Fingerprints decide whether two requests are the same.
 //!
-//! A fingerprint is a hash of the parts that the policy names, each with a tag and its length, so that no part can
-//! pass for another. Bodies are hashed in canonical form: a client that retries may write the same JSON in another
-//! order, or the same form under another multipart boundary. Path and query are hashed as sent, the path without one
-//! trailing slash, because frameworks redirect between the two forms.
+//! A fingerprint is a hash of the parts that the policy names. Each part has a tag and its length, so that no part can
+//! imitate another. Bodies are hashed in canonical form: a retry may contain the same JSON in another order, or the
+//! same form with another multipart boundary. Path and query are hashed as sent, the path without one trailing slash,
+//! because frameworks redirect between the two forms.
 //!
 //! The rule for everything else: if an app could read two requests differently, their fingerprints differ.
 //!
 //! The rules have a version, which is stored with each fingerprint. A stored fingerprint of an older version is
-//! compared with the present request by the rules of that version: see [`Fingerprint::compare`] and [`v1`].
+//! compared by computing the request's fingerprint under that version: see [`Fingerprint::compare`] and [`v1`].
 
 use http::{HeaderMap, HeaderName, Method, Uri, header};
 use sha2::{Digest, Sha256};
@@ -29,7 +29,7 @@ mod v1;
 const PRECONDITION_HEADERS: [HeaderName; 4] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_UNMODIFIED_SINCE, header::CONTENT_RANGE];
 
-/// Headers by which some frameworks replace the method of a request.
+/// Headers that override the method in some frameworks.
 pub(crate) const METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-http-method"),
@@ -39,28 +39,28 @@ pub(crate) const METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
 /// The version of fingerprints of plain bytes, which the SQL functions compute too.
 const BYTES_VERSION: u8 = 1;
 
-/// Checksums of the parts of a request that its fingerprint was made of: they tell operators which part of a second
-/// request differed. Nothing is decided by them.
+/// Checksums of the parts of a fingerprint. They tell operators which part of a second request differed. Nothing is
+/// decided by them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PartDigests(pub(crate) [u32; 5]);
 
 impl PartDigests {
-    /// The parts, in their order. The media type counts as a header.
+    /// The names of the parts, in order. The media type counts as a header.
     pub const NAMES: [&str; 5] = ["method", "path", "query", "body", "headers"];
 
-    /// The names of the parts that are not the same.
+    /// The names of the parts that differ.
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         let pairs = self.0.iter().zip(&other.0).zip(Self::NAMES);
         pairs.filter(|((own, others), _)| own != others).map(|(_, name)| name).collect()
     }
 }
 
-/// A fingerprint that is being taken, part by part.
+/// Computes a fingerprint part by part.
 #[derive(Default)]
 pub(crate) struct FingerprintHasher {
     hash: Sha256,
     parts: PartDigests,
-    /// The part that is being added.
+    /// The index of the current part.
     current_part: usize,
 }
 
@@ -81,28 +81,28 @@ impl FingerprintHasher {
     }
 }
 
-/// Whether a stored fingerprint is that of a request.
+/// The result of [`Fingerprint::compare`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum FingerprintComparison {
     /// The requests are the same.
     Same,
-    /// They are not.
+    /// The requests are different.
     Different,
-    /// It cannot be told: the stored fingerprint has a version that is not known here.
+    /// The version of the stored fingerprint is unknown, so the requests cannot be compared.
     UnknownVersion,
 }
 
 impl Fingerprint {
-    /// The version of the rules by which requests are fingerprinted.
+    /// The current version of the rules.
     pub const VERSION: u8 = 2;
 
-    /// The fingerprint of a request without trailers, by the policy's parts.
+    /// Computes the fingerprint of a request without trailers.
     pub fn of(policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Self {
         Self::of_version(Self::VERSION, policy, method, uri, headers, body).expect("the current version is known")
     }
 
-    /// The same by the rules of another version. `None` if that version is not known.
+    /// Computes the fingerprint by the rules of another version. Returns `None` if the version is unknown.
     pub fn of_version(
         version: u8, policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8],
     ) -> Option<Self> {
@@ -110,15 +110,15 @@ impl Fingerprint {
         input.fingerprint(version, policy).map(|(fingerprint, _)| fingerprint)
     }
 
-    /// The fingerprint of plain bytes, for handlers without a layer. It is the same in every version.
+    /// Computes the fingerprint of plain bytes, for handlers without a layer. It is the same in every version.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let mut hash = Sha256::new();
         framed(&mut hash, b'r', bytes);
         Self { version: BYTES_VERSION, digest: hash.finalize().into() }
     }
 
-    /// Compares the fingerprint of a request with a stored one, which may have another version. `by_version` computes the
-    /// fingerprint of the same request by the rules of that version, and gives `None` if it does not know them.
+    /// Compares a request's fingerprint with a stored one, which may have another version. `by_version` computes the
+    /// request's fingerprint by the rules of that version, or returns `None` if it does not know them.
     pub fn compare(&self, stored: &Self, by_version: impl FnOnce(u8) -> Option<Self>) -> FingerprintComparison {
         let is_same = |is_same| if is_same { FingerprintComparison::Same } else { FingerprintComparison::Different };
         let nothing = Self::NONE.version;
@@ -129,7 +129,6 @@ impl Fingerprint {
     }
 }
 
-/// What fingerprints are made of.
 #[derive(Clone, Copy)]
 pub(crate) struct FingerprintInput<'a> {
     pub(crate) method: &'a Method,
@@ -140,7 +139,8 @@ pub(crate) struct FingerprintInput<'a> {
 }
 
 impl FingerprintInput<'_> {
-    /// The fingerprint by the rules of a version, and what tells its parts apart. `None` if the version is not known.
+    /// Computes the fingerprint by the rules of a version, and the digests of its parts. Returns `None` if the version
+    /// is unknown.
     pub(crate) fn fingerprint(&self, version: u8, policy: &Policy) -> Option<(Fingerprint, PartDigests)> {
         self.with_body(version, policy, |printing| match version {
             1 => v1::hash_body(printing, policy, self.headers, self.body),
@@ -148,7 +148,7 @@ impl FingerprintInput<'_> {
         })
     }
 
-    /// The same, where the protocol has its own way of comparing bodies.
+    /// Computes the fingerprint with a protocol-specific way to hash the body.
     pub(crate) fn with_body(
         &self, version: u8, policy: &Policy, body: impl Fn(&mut FingerprintHasher),
     ) -> Option<(Fingerprint, PartDigests)> {
@@ -210,14 +210,14 @@ impl FingerprintInput<'_> {
         self.content_codings().for_each(|coding| printing.framed(b'c', coding));
     }
 
-    /// The kind is part of the hash: a form never equals the JSON that its bytes might also be.
+    /// The format is part of the hash: a form never equals JSON with the same bytes.
     fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy) {
         let mut types = self.headers.get_all(header::CONTENT_TYPE).iter();
         let content_type = types.next().map(|value| value.as_bytes()).unwrap_or_default();
         let media = MediaType::read(content_type);
         let kind = content_type_format(content_type);
         let is_encoded = self.content_codings().next().is_some();
-        // What the bytes mean depends on more than themselves: they are compared as sent, together with that.
+        // The meaning of the bytes depends on these headers, so the raw bytes are hashed together with them.
         if is_encoded || types.next().is_some() || media.has_other_charset() {
             self.content_codings().for_each(|coding| printing.framed(b'e', coding));
             let types = self.headers.get_all(header::CONTENT_TYPE).iter();
@@ -288,7 +288,7 @@ pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
     hash.update(bytes);
 }
 
-/// What a body is, by its Content-Type.
+/// The format of a body, by its Content-Type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyFormat {
     Json,
@@ -302,7 +302,7 @@ impl BodyFormat {
         let essence = content_type.split(';').next().unwrap_or_default().trim();
         let is = |name: &str| essence.eq_ignore_ascii_case(name);
         if essence.get(..17).is_some_and(|start| start.eq_ignore_ascii_case("application/grpc+")) {
-            // Whatever it is, it stands in frames.
+            // The content of a gRPC body is framed, whatever its format.
             return Self::Other;
         }
         let suffix = essence.len().checked_sub(5).and_then(|at| essence.get(at..));

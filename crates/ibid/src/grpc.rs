@@ -2,28 +2,27 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use ibid::{Ibid, Policy, grpc::Unary, store::Memory};
+//! use ibid::{Ibid, Policy, grpc::UnaryMethods, store::Memory};
 //!
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform())?;
+//! let layer = ibid.grpc_layer(UnaryMethods::methods(["shop.Orders/Create"]), Policy::platform())?;
 //! // tonic::transport::Server::builder().layer(layer).add_service(orders)…
 //! # let _ = layer;
 //! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
-//! A call goes the same way as a request; a [`Route`] of [`Protocol::Grpc`] differs where the
-//! protocol does, and only there:
+//! A call takes the same path as a request. A [`Route`] of [`Protocol::Grpc`] differs only in these points:
 //!
 //! | | HTTP | gRPC |
 //! |---|---|---|
-//! | what is covered | methods | [unary methods](UnaryMethods) |
+//! | covered | methods | [unary methods](UnaryMethods) |
 //! | body | canonical by its type | one message, compared after decompression (`framing`) |
-//! | what an answer means | its status | its `grpc-status` ([`GrpcStatusCode`]) |
-//! | refusals | problem documents | trailers-only answers (`refuse`) |
-//! | how long a duplicate waits | `wait_timeout` | that, and never beyond its own `grpc-timeout` (`timeout`) |
+//! | outcome | HTTP status | `grpc-status` ([`GrpcStatusCode`]) |
+//! | refusals | problem documents | trailers-only responses (`refusal`) |
+//! | wait of a duplicate | `wait_timeout` | `wait_timeout`, at most its own `grpc-timeout` (`timeout`) |
 //!
 //! Invariant: a call that is not known to be unary is never buffered. Waiting for the end of a bidirectional call
-//! before its beginning is sent on would wait for ever.
+//! before forwarding its beginning would deadlock.
 
 use std::sync::Arc;
 
@@ -58,10 +57,10 @@ mod refusal;
 mod timeout;
 mod unary_response;
 
-/// The headers under which clients send keys, in the order in which they are looked for.
+/// The headers in which clients send keys, in order of precedence.
 const GRPC_KEY_HEADERS: [&str; 2] = ["idempotency-key", "x-idempotency-key"];
 
-/// Whether a message is gRPC by its Content-Type. gRPC-Web is not: its trailers are in the body.
+/// Whether a message is gRPC by its Content-Type. gRPC-Web is not, because its trailers are in the body.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     const TYPE: &[u8] = b"application/grpc";
     let Some(content_type) = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes) else { return false };
@@ -69,14 +68,14 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
     essence.eq_ignore_ascii_case(TYPE) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
 }
 
-/// Whether a request is a gRPC call: by its type, and over HTTP/2, without which there is none.
+/// Whether a request is a gRPC call: HTTP/2 with a gRPC Content-Type.
 pub fn is_call(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_2 && is_grpc(headers)
 }
 
 impl Policy {
-    /// The same policy for gRPC calls, which are POST requests. A key under the one usual name is also taken from the
-    /// other: `idempotency-key`, `x-idempotency-key`.
+    /// Adapts the policy to gRPC calls, which are POST requests. If the key comes from `idempotency-key` or
+    /// `x-idempotency-key`, both headers are accepted.
     pub fn for_grpc(mut self) -> Self {
         self.methods = vec![Method::POST];
         if let [KeySource::Header(name)] = &self.key.from[..]
@@ -88,10 +87,10 @@ impl Policy {
         self
     }
 
-    /// What [`check`](Self::check) says, and what makes no sense for gRPC calls.
+    /// Runs [`check`](Self::check), and checks that all settings are meaningful for gRPC calls.
     ///
     /// # Errors
-    /// One sentence that names the dial, what was found and what is allowed.
+    /// One sentence that names the setting, the expected range and the actual value.
     pub fn check_grpc(&self) -> Result<(), String> {
         self.check()?;
         for source in &self.key.from {
@@ -125,12 +124,10 @@ fn is_metadata(name: &str) -> bool {
         && !matches!(name, "content-type" | "te" | "user-agent")
 }
 
-/// One policy for the unary methods of a server.
 pub(crate) struct UnaryRouting {
     methods: UnaryMethods,
-    /// For gRPC calls.
     grpc_route: Arc<Route>,
-    /// The same for requests to these methods that are not gRPC: Connect, JSON.
+    /// For requests to these methods that are not gRPC: Connect, JSON.
     http_route: Arc<Route>,
 }
 
@@ -157,8 +154,8 @@ impl Routing for UnaryRouting {
     }
 }
 
-/// Makes the request one whose answer can be remembered: in a coding that every client reads, and with the time that
-/// the route gives it. A server that gave up at this client's deadline would drop an answer that a retry could have.
+/// Changes the request so that its response can be remembered: in a coding that every client reads, and with the
+/// route's timeout. A server that stopped at this client's deadline would drop an answer that a retry could use.
 pub(crate) fn prepare(headers: &mut HeaderMap, policy: &Policy) {
     headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
     if policy.mode != PolicyMode::Shadow {

@@ -11,10 +11,10 @@
 //! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
-//! A request's way: `service` finds the route and judges key and scope ([`request`](self)), reads the body, and hands
-//! an operation to the [engine](crate::Engine); the operation calls the inner service and reads its reply; what the
-//! client gets is made in `answer`. From the claim on nothing that the client does can stop it: a future that is
-//! dropped carries on in a task of its own.
+//! The life of a request: `service` finds the route and checks key and scope (`request`), reads the body, and passes an
+//! operation to the [engine](crate::Engine). The operation calls the inner service and reads its response;
+//! `client_response` builds what the client gets. After the claim, a client cannot cancel the work: if its future is
+//! dropped, the work continues in its own task.
 
 use std::{
     net::IpAddr,
@@ -80,20 +80,20 @@ mod request;
 mod request_id;
 mod service;
 mod shadow;
+mod shared_key_detector;
 mod shared_records;
 mod sweeper;
-mod twins;
 
-/// How long [`Ibid::drained`] waits for the store.
+/// How long [`Ibid::drained`] waits for the settle queue to empty.
 const SETTLE_QUEUE_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Idempotency for HTTP services: makes layers that share one store and one set of limits.
+/// Creates layers for HTTP services that share one store and one set of limits.
 #[derive(Clone)]
 pub struct Ibid {
     shared: Arc<LayerState>,
 }
 
-/// Sets up an [`Ibid`].
+/// Configures an [`Ibid`].
 pub struct IbidBuilder {
     store: Arc<dyn Store>,
     observer: Arc<dyn Observer>,
@@ -102,7 +102,7 @@ pub struct IbidBuilder {
     settings: LayerSettings,
 }
 
-/// What holds for every route.
+/// Settings of all routes.
 struct LayerSettings {
     trusted_proxies: TrustedProxies,
     credentials: Credentials,
@@ -123,108 +123,109 @@ struct LayerState {
     shared_records: shared_records::SharedRecords,
     sweeper: sweeper::Sweeper,
     late_answers: late_answers::LateAnswerLimiter,
-    shared_key_detector: Arc<twins::SharedKeyDetector>,
+    shared_key_detector: Arc<shared_key_detector::SharedKeyDetector>,
 }
 
 /// Finds the policy of a request.
 pub trait Routing: Send + Sync + 'static {
-    /// Whether and how a request is covered.
+    /// Returns whether and how a request is covered.
     fn route(&self, request: &Parts) -> RouteMatch;
 
-    /// The headers that carry the key of a request with this method, for the preflight that asks about it. `None` if
-    /// such a request would not be covered: then its preflight is not ours to answer.
+    /// The headers that carry the key of requests with this method, for a CORS preflight. `None` if such a request is
+    /// not covered; the app then answers its preflight alone.
     fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
 
-    /// The shape of a refusal that no route's policy gives.
+    /// The format of refusals that belong to no route.
     fn refusals(&self, _request: &Parts) -> RefusalFormat {
         RefusalFormat::Problem
     }
 }
 
-/// What a [`Routing`] found.
+/// The result of [`Routing::route`].
 #[derive(Debug, Clone)]
 pub enum RouteMatch {
-    /// Nothing covers it: it passes through untouched.
+    /// No route covers the request: it passes through unchanged.
     NotCovered,
-    /// Nothing covers it although it carries a key: it passes through untouched, and the observer is told.
+    /// No route covers the request although it has a key: it passes through unchanged, and the observer is notified.
     UncoveredKey,
-    /// This covers it.
+    /// A route covers the request.
     Covered {
-        /// The route that the request is under.
+        /// The route of the request.
         route: Arc<Route>,
-        /// Further routes that an app could take the request for. What they require holds too: a key, a signature. If the
-        /// request has no key by `route`, the first of these by which it has one takes its place.
+        /// Further routes that an app could match. Their requirements (key, signature) apply too. If the request has no
+        /// key under `route`, the first of these under which it has one replaces `route`.
         alternatives: Vec<Arc<Route>>,
     },
-    /// A gRPC call under this policy whose method is not known to be unary. It is never buffered: if it carries a key, or
-    /// the policy requires one, it is refused (`method-unknown`), else it passes through.
+    /// A gRPC call whose method is not known to be unary. It is never buffered: if it has a key, or the policy requires
+    /// one, it is refused (`method-unknown`); otherwise it passes through.
     UnknownCall(Arc<Route>),
-    /// It is refused, whatever covers it.
+    /// The request is refused, regardless of its route.
     Refused(Refusal),
 }
 
 impl RouteMatch {
-    /// One route covers it, and it cannot be taken for a request of another.
+    /// Creates a match with one route and no alternatives.
     pub fn covered(route: Arc<Route>) -> Self {
         Self::Covered { route, alternatives: Vec::new() }
     }
 }
 
-/// A policy and the name under which operators know it.
+/// A policy with a name for operators.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
-    /// Such as `POST /payments/*`. The method and path of each request if empty.
+    /// A name such as `POST /payments/*`. If empty, the method and path of each request.
     pub name: String,
-    /// What holds for it.
+    /// The policy of the route.
     pub policy: CheckedPolicy,
-    /// What its requests are.
+    /// The protocol of the route.
     pub protocol: Protocol,
 }
 
-/// What is spoken on a route.
+/// The protocol of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Protocol {
-    /// Requests and answers.
+    /// HTTP requests and responses.
     #[default]
     Http,
-    /// Unary calls: see [`grpc`].
+    /// Unary gRPC calls, see [`grpc`].
     Grpc,
 }
 
-/// The address of who sent a request, put into its extensions by the server.
+/// The sender's address. The server puts it into the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddress(pub IpAddr);
 
-/// Which run of its operation a request is, put into its extensions for the handler.
+/// Identifies a run. The layer puts it into the request's extensions for the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunInfo {
-    /// 1 for the first run.
+    /// The number of the run, from 1.
     pub attempt: u32,
-    /// Grows with every run of the same operation: a resource can refuse a lower one than it has seen.
+    /// Grows with every run of the same operation. A resource can refuse a lower fence than it has seen.
     pub fence: u64,
 }
 
-/// How a proxy says what became of a request, in the extensions of its response.
+/// A proxy puts this into the response's extensions if it has no response of the app.
 #[derive(Debug, Clone)]
 pub enum DispatchOutcome {
-    /// Not one byte of it was written.
+    /// No byte of the request was sent.
     NotSent(String),
-    /// It may have been executed.
+    /// The request may have been executed.
     ResponseLost(String),
 }
 
-/// How a proxy says that it has not begun to send a request, which has this in its extensions: given up meanwhile,
-/// the request provably did not happen. Handlers that know nothing of it have always begun.
+/// Tracks whether a proxy has started to send a request. The layer puts it into the request's extensions. If the
+/// request is abandoned while unsent, it provably did not happen. Without [`hold`](Self::hold) a request counts as
+/// sent.
 #[derive(Debug, Clone, Default)]
 pub struct SendState(Arc<AtomicBool>);
 
 impl SendState {
-    /// Nothing was sent, and nothing will be before [`sending`](Self::mark_sending).
+    /// Marks the request as unsent until [`mark_sending`](Self::mark_sending).
     pub fn hold(&self) {
         self.0.store(true, SeqCst);
     }
 
-    /// From now on something may have been sent.
+    /// Marks that bytes of the request may have been sent.
     pub fn mark_sending(&self) {
         self.0.store(false, SeqCst);
     }
@@ -235,12 +236,12 @@ impl SendState {
 }
 
 impl Ibid {
-    /// With default limits, unobserved.
+    /// Creates an instance with default limits and no observer.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self::builder(store).build()
     }
 
-    /// With everything that can be set.
+    /// Creates a builder.
     pub fn builder(store: Arc<dyn Store>) -> IbidBuilder {
         IbidBuilder {
             store,
@@ -262,17 +263,17 @@ impl Ibid {
         }
     }
 
-    /// A layer with one policy for all requests. A gRPC call may be a stream, which cannot be buffered: without a key it passes
-    /// through, with one it is refused (`method-unknown`). gRPC has [a layer of its own](Self::grpc_layer); put that one
-    /// around this one, which then passes the calls that it covers.
+    /// Creates a layer with one policy for all requests. It cannot buffer a gRPC call, which may be a stream: a call
+    /// without a key passes through, and a call with a key is refused (`method-unknown`). For gRPC, wrap
+    /// [`grpc_layer`](Self::grpc_layer) around this layer, which then ignores the calls that the other one covers.
     ///
     /// # Errors
-    /// The policy contradicts itself, or a dial is out of its range.
+    /// The policy contradicts itself, or a setting is out of range.
     pub fn layer(&self, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
         self.layer_named("", policy)
     }
 
-    /// A layer with one policy, under a name that operators see.
+    /// Creates a layer with one policy and a route name for operators.
     ///
     /// # Errors
     /// As [`layer`](Self::layer).
@@ -281,128 +282,131 @@ impl Ibid {
         Ok(self.layer_with_routing(Arc::new(SingleRoute(Arc::new(route)))))
     }
 
-    /// A layer with one policy for the unary methods of a gRPC server; requests to every other path pass through it untouched.
-    /// A request to such a method that is not gRPC by its media type is covered as an HTTP request. For tonic's
+    /// Creates a layer with one policy for the unary methods of a gRPC server. Other paths pass through unchanged. A
+    /// request to a covered method without a gRPC media type is covered as an HTTP request. Use it with tonic's
     /// `Server::builder().layer(…)`, or around its `Routes`.
     ///
     /// # Errors
-    /// As [`layer`](Self::layer), and if a dial makes no sense for gRPC calls.
+    /// As [`layer`](Self::layer), and if a setting has no meaning for gRPC calls.
     pub fn grpc_layer(&self, methods: UnaryMethods, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
         Ok(self.layer_with_routing(Arc::new(grpc::UnaryRouting::new(methods, String::new(), policy)?)))
     }
 
-    /// A layer that looks the policy up for each request.
+    /// Creates a layer that looks up the policy of each request.
     pub fn layer_with_routing(&self, routing: Arc<dyn Routing>) -> IbidLayer {
         IbidLayer { shared: self.shared.clone(), routing }
     }
 
-    /// Returns once no operation runs and the store has every result that waited for it: await it before the process
-    /// ends. It waits at most ten seconds for the store.
+    /// Returns once no operation is running and the store has all results. Await it before the process ends. It waits
+    /// at most ten seconds for the store.
     pub async fn drained(&self) {
         self.shared.engine.running().wait_idle().await;
         let _ = timeout(SETTLE_QUEUE_FLUSH_TIMEOUT, self.shared.engine.settle_queue().wait_until_empty()).await;
     }
 
-    /// Reserves a part of [`buffer_memory`](IbidBuilder::buffer_memory) for a body that is buffered outside of the layers. `None`
-    /// if there is no room.
+    /// Reserves a part of [`buffer_memory`](IbidBuilder::buffer_memory) for a body that is buffered outside of the
+    /// layers. Returns `None` if too little is free.
     pub fn reserve(&self, bytes: u64) -> Option<MemoryReservation> {
         self.shared.budget.reserve(bytes)
     }
 
-    /// The engine beneath.
+    /// The underlying engine.
     pub fn engine(&self) -> &Engine {
         &self.shared.engine
     }
 }
 
 impl IbidBuilder {
-    /// Who is told what happens.
+    /// Sets the observer for metrics and logs.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// Where answers go that the store cannot record.
+    /// Sets the journal for answers that the store cannot record.
     pub fn journal(mut self, journal: Arc<Journal>) -> Self {
         self.journal = Some(journal);
         self
     }
 
-    /// Whether answers above 1 KiB are compressed before they are remembered; not by default. Every reader reads both. Leave it off
-    /// for a store that seals, which compresses by itself, and where SQL functions are to read the answers.
+    /// Compresses answers above 1 KiB before they are stored; off by default. All readers accept both forms. Leave it
+    /// off for a store that seals, which compresses by itself, and if SQL functions read the answers.
     pub fn compress(mut self, compress: bool) -> Self {
         self.settings.compress = compress;
         self
     }
 
-    /// How much tenants may begin; as much as they like by default. The tenant is what operators see as such.
-    /// Who keeps a share of it can [set](Quota::set) other limits later.
+    /// Limits how much each tenant may start; unlimited by default. The tenant tag identifies the tenant. Keep an `Arc`
+    /// of the quota to [change](Quota::set) the limits later.
     pub fn quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
         self.quota = Some(quota.into());
         self
     }
 
-    /// Whose scope headers are believed; loopback by default. Needs the [`PeerAddress`] in each request's extensions.
+    /// Sets the proxies whose scope headers are accepted; loopback by default. Needs [`PeerAddress`] in each request's
+    /// extensions.
     pub fn trusted_proxies(mut self, trusted: TrustedProxies) -> Self {
         self.settings.trusted_proxies = trusted;
         self
     }
 
-    /// Which headers carry credentials. Must not change while records live.
+    /// Sets the headers that carry credentials. Do not change them while records are live.
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.settings.credentials = credentials;
         self
     }
 
-    /// Makes addresses unguessable. Must never change while records live.
+    /// Makes addresses unguessable. Never change the secret while records are live.
     pub fn address_secret(mut self, secret: AddressSecret) -> Self {
         self.settings.address_secret = Some(secret);
         self
     }
 
-    /// More operations at a time are refused before they are claimed; 10,000 by default.
+    /// Limits the number of running operations; further requests are refused before they are claimed. 10,000 by
+    /// default.
     pub fn max_running(mut self, at_most: usize) -> Self {
         self.settings.max_running = at_most;
         self
     }
 
-    /// How many operations are waited for beyond their policy's `timeout`, for up to its `late_answer`; 256 by default. A newer
-    /// one replaces the oldest, whose outcome is then unknown.
+    /// Limits how many operations are awaited beyond their policy's `timeout`, for up to its `late_answer`; 256 by
+    /// default. A newer operation replaces the oldest, whose outcome is then unknown.
     pub fn max_late_answers(mut self, at_most: usize) -> Self {
         self.settings.max_late_answers = at_most;
         self
     }
 
-    /// All buffered bodies together, of requests and of answers that have not been sent yet. When it is exhausted, the
-    /// slowest clients are cut off first, and then requests are refused. 256 MiB by default. One address of a client that
-    /// is no trusted proxy holds at most a quarter of it ([`PeerAddress`]), one connection an eighth ([`PeerConnection`]).
+    /// Limits the memory of all buffered bodies: requests, and responses not yet sent. When it is exhausted, the
+    /// slowest clients are disconnected first, then requests are refused. 256 MiB by default. One client address may
+    /// use a quarter of it unless it is a trusted proxy ([`PeerAddress`]), one connection an eighth
+    /// ([`PeerConnection`]).
     pub fn buffer_memory(mut self, bytes: u64) -> Self {
         self.settings.buffer_memory = bytes;
         self
     }
 
-    /// How long a client may take to send a body that must be read; 30 seconds by default.
+    /// Limits how long a client may take to send a body that must be read; 30 seconds by default.
     pub fn body_timeout(mut self, at_most: Duration) -> Self {
         self.settings.body_timeout = at_most.min(MAX_DURATION);
         self
     }
 
-    /// Makes answers readable for browsers on these origins.
+    /// Makes responses readable for browsers on these origins.
     pub fn cors(mut self, cors: Cors) -> Self {
         self.settings.cors = Some(cors);
         self
     }
 
-    /// How often what has expired is removed from the store, for as long as there is an [`Ibid`] or a layer of it; every
-    /// minute by default. `None`: somebody else does that.
+    /// Sets the interval at which expired entries are removed, while an [`Ibid`] or one of its layers exists; one
+    /// minute by default. `None`: another process sweeps.
     pub fn sweep_every(mut self, every: Option<Duration>) -> Self {
         self.settings.sweep_every = every;
         self
     }
 
-    /// Done.
+    /// Builds the [`Ibid`].
     pub fn build(self) -> Ibid {
-        let twins = twins::SharedKeyDetector::new(self.observer.clone());
+        let twins = shared_key_detector::SharedKeyDetector::new(self.observer.clone());
         let mut engine = Engine::with_observer(self.store, self.observer, self.journal);
         if let Some(quota) = self.quota {
             engine = engine.with_quota(quota);
@@ -426,7 +430,6 @@ impl IbidBuilder {
     }
 }
 
-/// One policy for everything.
 struct SingleRoute(Arc<Route>);
 
 impl Routing for SingleRoute {
@@ -435,7 +438,7 @@ impl Routing for SingleRoute {
         if !policy.covers(&request.method) {
             return match_uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
         }
-        // gRPC calls may be streams, which must not be buffered, and say how they ended in their trailers only.
+        // gRPC calls may be streams, which must not be buffered, and they report their outcome in trailers.
         match grpc::is_call(request.version, &request.headers) {
             false => RouteMatch::covered(self.0.clone()),
             true if request.extensions.get::<RunInfo>().is_some() => RouteMatch::NotCovered,
@@ -448,7 +451,8 @@ impl Routing for SingleRoute {
     }
 }
 
-/// What becomes of a request that nothing covers. A key on GET, HEAD or OPTIONS is no mistake: they change nothing.
+/// Returns the match for a request that no route covers. A key on GET, HEAD or OPTIONS is not reported, because they
+/// change nothing.
 pub fn match_uncovered(method: &Method, has_key: bool) -> RouteMatch {
     let is_safe = ["GET", "HEAD", "OPTIONS"].iter().any(|safe| method.as_str().eq_ignore_ascii_case(safe));
     if has_key && !is_safe { RouteMatch::UncoveredKey } else { RouteMatch::NotCovered }

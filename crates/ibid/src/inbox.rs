@@ -1,26 +1,26 @@
-//! Events of a message broker: which event a delivery is, and handlers that run once per event.
+//! Deduplicates events from a message broker: identifies the event of each delivery and runs its handler once.
 //!
-//! Brokers deliver at least once. [`InboxEvent::of`] says which event a delivery is; an [`Inbox`] remembers, in any
-//! [`Store`], which events were handled. Handlers that write to PostgreSQL do better with the inbox of
-//! `ibid-postgres-tx`, where the effect and the memory of it commit together.
+//! Brokers deliver at least once. [`InboxEvent::of`] identifies the event of a delivery; an [`Inbox`] remembers in any
+//! [`Store`] which events were handled. Handlers that write to PostgreSQL should use the inbox of `ibid-postgres-tx`
+//! instead, which commits the effect and the record together.
 //!
-//! What is promised here: an event that was handled is not handled again while it is remembered. What is not: a handler
-//! that had its effect and died before it could say so runs again ([`OnUnknown::Retry`], the default), or is held for
-//! somebody to look at ([`OnUnknown::Hold`]). So it is *at least once, without repeats after success*.
+//! Guarantee: a handled event is not handled again while it is remembered. If a handler has its effect and crashes
+//! before it reports success, the event runs again ([`OnUnknown::Retry`], the default) or waits for an operator
+//! ([`OnUnknown::Hold`]). The inbox thus delivers *at least once, without repeats after success*.
 //!
-//! Invariant: an event is never marked as handled before its handler has returned `Ok`. A failure is remembered as a
-//! failure, with how often it happened; the next delivery runs it again, until it has failed too often.
+//! Invariant: an event is marked as handled only after its handler has returned `Ok`. A failure is remembered together
+//! with the number of attempts; the next delivery runs the handler again, until it has failed too often.
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ibid::{inbox::{Event, Handled, Inbox}, store::Memory};
+//! # use ibid::{inbox::{HandleOutcome, Inbox, InboxEvent}, store::Memory};
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
 //! let inbox = Inbox::new(Arc::new(Memory::default()));
-//! let event = Event::new("mailer", "/orders", "17").unwrap();
+//! let event = InboxEvent::new("mailer", "/orders", "17").unwrap();
 //! let send = |_attempt| async { Ok::<_, std::io::Error>(()) };
 //!
-//! assert_eq!(inbox.handle(&event, send).await.unwrap(), Handled::Done);
-//! assert_eq!(inbox.handle(&event, send).await.unwrap(), Handled::Duplicate);
+//! assert_eq!(inbox.handle(&event, send).await.unwrap(), HandleOutcome::Handled);
+//! assert_eq!(inbox.handle(&event, send).await.unwrap(), HandleOutcome::Duplicate);
 //! # }
 //! ```
 
@@ -62,11 +62,11 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-/// How many runs an event gets, unless said otherwise.
+/// The default number of runs per event.
 const DEFAULT_POISON_AFTER: u32 = 5;
-/// How long a handled event is remembered, unless said otherwise.
+/// The default time for which a handled event is remembered.
 const DEFAULT_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How often one delivery tries to run a failed event again before it is told to come back.
+/// How often one delivery tries to rerun a failed event before it is sent back to the broker.
 const MAX_RERUN_ATTEMPTS: u32 = 8;
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
@@ -79,60 +79,60 @@ pub struct Inbox {
     backoff: RedeliveryBackoff,
 }
 
-/// What became of a delivery.
+/// The outcome of a delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum HandleOutcome {
-    /// Handled now, and remembered.
+    /// The event was handled now, and this is recorded.
     Handled,
-    /// Handled before.
+    /// The event was handled before.
     Duplicate,
-    /// Being handled elsewhere, or by somebody who is silent and may still be at it.
+    /// Another consumer handles the event, or its lease has not expired yet.
     InProgress {
-        /// When to come back.
+        /// When to deliver the event again.
         retry_in: Duration,
     },
-    /// It failed too often and is not run again, until it is [forgotten](Inbox::forget).
+    /// The event failed too often and does not run again until it is [forgotten](Inbox::forget).
     Poisoned {
-        /// How often it was tried.
+        /// The number of runs.
         attempts: u32,
-        /// What it failed of the last time.
+        /// The error of the last run.
         error: String,
     },
-    /// A run of it was never heard of again, and the inbox is told to hold such events until somebody resolves it.
+    /// The outcome of a run is unknown, and the inbox waits for an operator to resolve it.
     OutcomeUnknown,
-    /// It is so old that it may have been handled and forgotten since.
+    /// The event is so old that it may have been handled and forgotten.
     TooOld,
 }
 
-/// Why a delivery was not handled. In every case it must come again.
+/// Why a delivery was not handled. In every case it must be delivered again.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HandleError<E> {
     /// The handler failed.
     Failed {
-        /// What it said.
+        /// The error of the handler.
         error: E,
-        /// Which run of this event it was.
+        /// The number of this run, from 1.
         attempt: u32,
-        /// Whether it was the last one: the next delivery finds it poisoned.
+        /// Whether this was the last run: the next delivery finds the event poisoned.
         poisoned: bool,
     },
-    /// The handler took longer than the inbox allows. It may have had its effect.
+    /// The handler exceeded the time limit. It may have had its effect.
     TimedOut,
     /// The handler panicked or was cancelled. It may have had its effect.
     Aborted(JoinError),
-    /// The store could not say whether it may run, or could not remember that it ran; the refusal says which.
+    /// The store could not grant the run, or could not record it; the refusal says which.
     Store(Refusal),
 }
 
 impl Inbox {
-    /// An inbox in a store: five runs per event, remembered for seven days.
+    /// Creates an inbox with five runs per event, which remembers events for seven days.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self::with_observer(store, Arc::new(NoopObserver))
     }
 
-    /// The same, with somebody who is told of failing store calls and lost claims.
+    /// Creates an inbox that reports failed store calls and lost claims to an observer.
     pub fn with_observer(store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Self {
         let mut policy = Policy::ietf();
         policy.ttl = DEFAULT_TTL;
@@ -144,13 +144,14 @@ impl Inbox {
         Self { engine, policy, poison_after: DEFAULT_POISON_AFTER, backoff: RedeliveryBackoff::default() }
     }
 
-    /// How long a handled event is remembered. Longer than a broker keeps a message, or a late copy runs again.
+    /// Sets how long a handled event is remembered. Use a longer time than the broker's retention; otherwise a late
+    /// copy runs again.
     #[must_use]
     pub fn keep(self, keep: Duration) -> Self {
         self.with_policy(|policy| policy.ttl = keep)
     }
 
-    /// Durations that are too short or too long count as the shortest or the longest.
+    /// Changes the policy. Durations out of range are clamped.
     fn with_policy(self, turn: impl FnOnce(&mut Policy)) -> Self {
         let mut policy = self.policy.into_policy();
         turn(&mut policy);
@@ -160,38 +161,38 @@ impl Inbox {
         Self { policy: policy.checked().expect("every dial is within its range"), ..self }
     }
 
-    /// How long a handler may take, and how long its claim may stay silent before it counts as crashed.
+    /// Sets how long a handler may take, and how long its claim stays valid without being extended.
     #[must_use]
     pub fn timeouts(self, timeout: Duration, lease: Duration) -> Self {
         self.with_policy(|policy| (policy.timeout, policy.lease) = (timeout, lease))
     }
 
-    /// How many runs an event gets, at least one.
+    /// Sets the number of runs per event, at least 1.
     #[must_use]
     pub fn poison_after(mut self, runs: u32) -> Self {
         self.poison_after = runs.max(1);
         self
     }
 
-    /// What becomes of an event whose handler crashed.
+    /// Sets what happens to an event whose handler crashed.
     #[must_use]
     pub fn on_crash(self, on_unknown: OnUnknown) -> Self {
         self.with_policy(|policy| policy.on_unknown = on_unknown)
     }
 
-    /// When failed events should come again.
+    /// Sets the delay before failed events are delivered again.
     #[must_use]
     pub fn backoff(mut self, backoff: RedeliveryBackoff) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// Claims the event, runs the handler with the number of this run, and remembers how it ended.
+    /// Claims the event, runs the handler with the number of this run, and records the outcome.
     ///
-    /// The handler runs in a task of its own: dropping the returned future does not cancel it.
+    /// The handler runs in its own task: dropping the returned future does not cancel it.
     ///
     /// # Errors
-    /// See [`HandleError`]; [`reply`](Self::reply) says what to tell the broker.
+    /// See [`HandleError`]; [`reply`](Self::reply) converts it to a reply for the broker.
     pub async fn handle<F, R, E>(&self, event: &InboxEvent, handler: F) -> Result<HandleOutcome, HandleError<E>>
     where
         F: FnOnce(u32) -> R + Send + 'static,
@@ -237,7 +238,7 @@ impl Inbox {
         }
     }
 
-    /// What to tell the broker about a delivery that was handled like this.
+    /// Returns the reply to the broker for the outcome of a delivery.
     pub fn reply<E: fmt::Display>(&self, handled: &Result<HandleOutcome, HandleError<E>>) -> BrokerReply {
         match handled {
             Ok(HandleOutcome::Handled | HandleOutcome::Duplicate) => BrokerReply::Acknowledge,
@@ -264,13 +265,13 @@ impl Inbox {
         }
     }
 
-    /// Forgets an event, so that a delivery of it runs again, with as many runs as a new one: before it is sent again from
-    /// a dead-letter queue. `false` if it is being handled right now, and so was not forgotten.
+    /// Forgets an event, so that its next delivery runs with a new count of attempts. Use it before redelivery from a
+    /// dead-letter queue. Returns `false` if the event is in progress and was not forgotten.
     ///
-    /// (If a run of it then crashes, the runs before it count again: their number is only kept with a failure.)
+    /// If a run crashes afterwards, the earlier runs count again, because their number is only stored with a failure.
     ///
     /// # Errors
-    /// If the store cannot be used. It may be called again.
+    /// If a store call fails. The call may be repeated.
     pub async fn forget(&self, event: &InboxEvent) -> Result<bool, StoreError> {
         let (store, ask) = (self.engine.store(), Arc::new(self.claim_request(event)));
         let fence = match store.get(&ask.address).await? {
@@ -283,7 +284,8 @@ impl Inbox {
         if matches!(forgotten, SettleOutcome::ClaimLost(now) if !matches!(*now, ClaimOutcome::TokenSpent)) {
             return Ok(false);
         }
-        // The store goes on counting for a while. What it has counted so far is noted, as a failure that counts nothing.
+        // The store keeps counting attempts at this address for a while. A failure record notes how many of them not to
+        // count.
         let ClaimOutcome::Granted(lease) = store.claim(&ask).await? else { return Ok(false) };
         let record = FailureRecord::encode(lease.attempt, "it is to be handled again");
         let end =
@@ -291,8 +293,7 @@ impl Inbox {
         Ok(!matches!(store.settle(&lease, &end).await?, SettleOutcome::ClaimLost(_)))
     }
 
-    /// An event that happened longer ago than handled ones are remembered may have been handled and forgotten. If
-    /// there is an entry, it says more.
+    /// Whether the event is older than the retention and has no entry: it may have been handled and forgotten.
     async fn is_too_old(&self, event: &InboxEvent) -> Result<bool, Refusal> {
         let age = event.at().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
         if age <= self.policy.ttl {
@@ -305,7 +306,7 @@ impl Inbox {
         })
     }
 
-    /// Runs it, also if all that is remembered are failures, but not too many.
+    /// Runs the event. If its record is a failure below the limit, forgets the failure and runs again.
     async fn execute<F, R, E>(&self, event: &InboxEvent, run: HandlerRun<F, E>) -> Decision<HandlerOutcome>
     where
         F: FnOnce(u32) -> R + Send,
@@ -318,14 +319,14 @@ impl Inbox {
             let address = ask.address;
             let verdict = self.engine.execute(&self.policy, ask, BorrowedOperation(&mut run)).await;
             let Decision::Replay(finished, _) = &verdict else { return verdict };
-            // If it ran here and lost its claim, what the record says counts.
+            // The handler ran here and lost its claim: the record decides.
             let Some(run) = &mut run else { return verdict };
             let failed = FailureRecord::decode(finished);
             if !finished.failed || failed.attempts >= self.poison_after {
                 return verdict;
             }
             run.uncounted_attempts = failed.uncounted_attempts;
-            // Only one of several deliveries forgets this very failure; the others find the next run.
+            // Only one of several concurrent deliveries forgets this failure; the others find the next run.
             if let Err(error) = self.engine.store().admin().forget(&address, finished.fence).await {
                 let what = format!("nothing was executed: {error}");
                 return Decision::Refused(Refusal::new(RefusalReason::StoreUnavailable, what).retry_after(RETRY_SOON));

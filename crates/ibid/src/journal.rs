@@ -1,10 +1,11 @@
-//! Answers that the store could not record, kept in files until it can.
+//! Stores answers that the store could not record in files, until it can.
 //!
-//! A file holds one answer: written beside its place, synced, renamed, the folder synced; only then is the answer
-//! given. Claims look here first, so that a retry at this process gets the answer even while the store is away. There
-//! are few of them: while the store is down no new claim is granted, so only what was running then can end here.
+//! Each file contains one answer. It is written to a temporary file, synced, renamed, and the folder synced; only then
+//! is the answer returned. Claims check the journal first, so that a retry at this process gets the answer while the
+//! store is down. The journal stays small: while the store is down no new claim is granted, so only operations that
+//! were already running end up here.
 //!
-//! Files are written in clear, unless the journal is opened with a [`JournalSeal`]; only their owner can read them.
+//! Files are in clear text unless the journal is opened with a [`JournalSeal`]. Only their owner can read them.
 
 use std::{
     collections::HashMap,
@@ -34,12 +35,12 @@ const JOURNAL_VERSION: u8 = 1;
 const FAILED_FLAG: u8 = 1;
 const FRONT_ONLY_FLAG: u8 = 2;
 
-/// Seals what the journal writes, and opens it again.
+/// Encrypts and decrypts journal files.
 pub trait JournalSeal: fmt::Debug + Send + Sync + 'static {
-    /// The bytes for the file of this address.
+    /// Seals the file of this address.
     fn seal(&self, at: &Address, plain: &[u8]) -> Bytes;
 
-    /// What was sealed for this address. `None` if it does not open there; then it is never answered from.
+    /// Opens the sealed file of this address. Returns `None` if it was not sealed for it; the file is then never used.
     fn open(&self, at: &Address, sealed: Bytes) -> Option<Bytes>;
 }
 
@@ -48,9 +49,9 @@ pub struct Journal {
     folder: PathBuf,
     seal: Option<Arc<dyn JournalSeal>>,
     entries: Mutex<HashMap<Address, JournalEntry>>,
-    /// Of `entries`, so that the common case costs no lock.
+    /// The length of `entries`, which can be read without the lock.
     count: AtomicUsize,
-    /// Files that could not be read when it was opened; set aside, never answered from.
+    /// Files that could not be read on opening. They were renamed and are never used.
     unreadable: Vec<PathBuf>,
 }
 
@@ -60,23 +61,23 @@ struct JournalEntry {
     failed: bool,
     record: Bytes,
     summary: RecordSummary,
-    /// By the wall clock, because it outlives the process.
+    /// Wall-clock time, because it outlives the process.
     expires_at_ms: u64,
 }
 
 impl Journal {
-    /// Opens the journal in a folder, which is made if it is missing.
+    /// Opens the journal in a folder, and creates the folder if it is missing.
     ///
     /// # Errors
-    /// If the folder cannot be made, read or written.
+    /// If the folder cannot be created, read or written.
     pub fn open(folder: impl AsRef<Path>) -> io::Result<Self> {
         Self::open_with(folder, None)
     }
 
-    /// The same, with files that are sealed.
+    /// Opens a journal with sealed files.
     ///
     /// # Errors
-    /// If the folder cannot be made, read or written.
+    /// If the folder cannot be created, read or written.
     pub fn open_sealed(folder: impl AsRef<Path>, seal: Arc<dyn JournalSeal>) -> io::Result<Self> {
         Self::open_with(folder, Some(seal))
     }
@@ -109,17 +110,17 @@ impl Journal {
         Ok(Self { count: AtomicUsize::new(entries.len()), entries: Mutex::new(entries), folder, seal, unreadable })
     }
 
-    /// Files that could not be read; they were set aside under these names.
+    /// The new names of files that could not be read.
     pub fn unreadable(&self) -> &[PathBuf] {
         &self.unreadable
     }
 
-    /// How many answers wait.
+    /// The number of waiting answers.
     pub fn len(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    /// Whether none waits.
+    /// Whether no answer is waiting.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -153,7 +154,7 @@ impl Journal {
         self.entries.lock().values().map(|entry| (entry.lease.clone(), end(entry))).collect()
     }
 
-    /// Returns once the answer is safe on disk. Only answers that are remembered belong here.
+    /// Returns once the answer is synced to disk. Only for answers that are remembered.
     pub(crate) async fn append(self: &Arc<Self>, lease: &Lease, end: &Settlement) -> io::Result<()> {
         let Settlement::Complete { failed, record, summary: outline, ttl: keep } = end else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "only remembered answers are journaled"));
@@ -187,7 +188,7 @@ impl Journal {
     pub(crate) async fn remove(self: &Arc<Self>, at: &Address) -> io::Result<()> {
         let (journal, at) = (self.clone(), *at);
         spawn_blocking(move || {
-            // Under the lock: once the file is gone, nobody is answered from here any more.
+            // Under the lock: once the file is removed, no request is answered from it.
             let mut entries = journal.entries.lock();
             match fs::remove_file(journal.entry_path(&at)) {
                 Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
@@ -205,7 +206,7 @@ impl Journal {
     }
 }
 
-/// Answers are nobody else's business. A folder that is there already stays as it is.
+/// Creates the folder for its owner only. An existing folder is left unchanged.
 fn make_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     #[cfg(unix)]
@@ -213,7 +214,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     builder.recursive(true).create(folder)
 }
 
-/// A new file that nobody but its owner may read: whole answers are in it.
+/// Creates a file that only its owner can read, because it contains whole answers.
 fn create_private_file(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true);
@@ -222,7 +223,7 @@ fn create_private_file(path: &Path) -> io::Result<fs::File> {
     options.open(path)
 }
 
-/// `None` if it is no answer of ours. A sealed one opens under the name that it was written under only.
+/// Returns `None` if the file is not a valid journal entry. A sealed file opens only under its original name.
 fn read_entry(path: &Path, seal: Option<&dyn JournalSeal>) -> io::Result<Option<JournalEntry>> {
     let bytes = Bytes::from(fs::read(path)?);
     let Some(seal) = seal else { return Ok(decode(bytes)) };

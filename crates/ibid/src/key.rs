@@ -1,11 +1,11 @@
-//! Where a key comes from, what a valid one is, and how it is shown.
+//! Extracts, validates and masks idempotency keys.
 //!
-//! A header key is an RFC 8941 string (`"k"`) or bare (`k`); both mean the same key. Everything that could be read in
-//! two ways is refused: two headers, lists, parameters, bad escapes, blanks, anything outside visible ASCII. Under
-//! [`KeyFormat::Raw`] the header's value is the key as it is.
+//! A key header contains an RFC 8941 string (`"k"`) or a bare key (`k`); both mean the same key. Ambiguous input is
+//! refused: two headers, lists, parameters, bad escapes, spaces, and anything but visible ASCII. Under
+//! [`KeyFormat::Raw`] the header's value is the key.
 //!
-//! Every way in makes a [`Key`], whose constructors check characters, length and form and fold the case: one key has
-//! one spelling, and one address, whoever takes it.
+//! All sources create an [`IdempotencyKey`], whose constructors check characters, length and format and fold the case.
+//! Each key therefore has one spelling and one address.
 //!
 //! ```
 //! use ibid::{KeyFormat, mask};
@@ -25,43 +25,43 @@ use crate::{fingerprint::JsonPointer, policy::KeyPolicy, store::Fingerprint};
 #[cfg(test)]
 mod tests;
 
-/// A key that a policy accepts, in the spelling in which it is addressed.
+/// A key that a policy accepts, in its canonical spelling.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct IdempotencyKey(String);
 
-/// Where a key is looked for.
+/// A source of the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeySource {
     /// A header.
     Header(HeaderName),
     /// A string or number in a JSON body.
     Json(JsonPointer),
-    /// A parameter of the query.
+    /// A query parameter.
     Query(String),
-    /// The fingerprint itself: for double clicks without a client's key.
+    /// The fingerprint itself, for double clicks of clients that send no key.
     Body,
 }
 
-/// What a valid key is.
+/// The format of valid keys.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KeyFormat {
     /// Visible ASCII.
     Any,
-    /// The value as it is, quotes and all: visible ASCII and spaces.
+    /// Visible ASCII and spaces, including quotes: the value is used as it is.
     Raw,
-    /// A hyphenated UUID, any case.
+    /// A hyphenated UUID in any case.
     Uuid,
-    /// The same, of version 4.
+    /// A hyphenated UUID of version 4 in any case.
     Uuid4,
     /// A UUID, or 16 to 255 letters, digits, `_` and `-`.
     Token,
     /// `user:operation:resource:timestamp`.
     Operation,
-    /// Anything that the whole pattern matches.
+    /// Keys that the pattern matches as a whole.
     Regex(KeyFormatPattern),
 }
 
-/// A regular expression that must match a whole key.
+/// A regular expression that must match the whole key.
 #[derive(Debug, Clone)]
 pub struct KeyFormatPattern {
     source: String,
@@ -69,10 +69,10 @@ pub struct KeyFormatPattern {
 }
 
 impl IdempotencyKey {
-    /// The key in a header's value: unquoted, unless the policy takes it raw.
+    /// Creates a key from a header's value, which is unquoted unless the format is raw.
     ///
     /// # Errors
-    /// One sentence that says which rule it breaks.
+    /// One sentence with the rule that the key violates.
     pub fn from_header(rules: &KeyPolicy, value: &[u8]) -> Result<Self, String> {
         match rules.format {
             KeyFormat::Raw => Self::new(rules, value.trim_ascii()),
@@ -80,10 +80,10 @@ impl IdempotencyKey {
         }
     }
 
-    /// The key from anywhere else: these bytes.
+    /// Creates a key from the bytes of any other source.
     ///
     /// # Errors
-    /// One sentence that says which rule it breaks.
+    /// One sentence with the rule that the key violates.
     pub fn new(rules: &KeyPolicy, key: impl Into<Vec<u8>>) -> Result<Self, String> {
         let key = key.into();
         let first = if rules.format == KeyFormat::Raw { b' ' } else { b'!' };
@@ -95,7 +95,7 @@ impl IdempotencyKey {
         }
     }
 
-    /// The request itself as its key, for clients that send none.
+    /// Uses the request's fingerprint as key, for clients that send none.
     pub(crate) fn of_request(fingerprint: &Fingerprint) -> Self {
         Self(hex(&fingerprint.digest))
     }
@@ -111,12 +111,12 @@ impl IdempotencyKey {
         Ok(Self(key))
     }
 
-    /// Its text.
+    /// The key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Its text.
+    /// Converts the key into its text.
     pub fn into_string(self) -> String {
         self.0
     }
@@ -124,14 +124,14 @@ impl IdempotencyKey {
 
 impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", mask(&self.0))
+        write!(f, "IdempotencyKey({})", mask(&self.0))
     }
 }
 
-/// Reads the value of a key header: an RFC 8941 string or a bare one.
+/// Parses the value of a key header: an RFC 8941 string or a bare key.
 ///
 /// # Errors
-/// One sentence that says which rule it breaks.
+/// One sentence with the rule that the value violates.
 pub fn extract_key(value: &[u8]) -> Result<String, String> {
     let value = value.trim_ascii();
     let Some((first, rest)) = value.split_first() else {
@@ -178,13 +178,13 @@ fn parse_bare_key(value: &[u8]) -> Result<String, String> {
     Ok(String::from_utf8(value.to_vec()).expect("just seen to be ASCII"))
 }
 
-/// A key for one operation: a random UUID (version 4).
+/// Generates a random key: a UUID of version 4.
 pub fn generate_key() -> String {
     format_uuid4(crate::store::ClaimToken::mint().0)
 }
 
-/// A key derived from what names the operation. The same parts give the same key, so it is only safe if no two
-/// operations have the same parts.
+/// Derives a key from parts that identify the operation. Equal parts give equal keys, so no two operations may have the
+/// same parts.
 pub fn derive_key(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -195,7 +195,6 @@ pub fn derive_key(parts: &[&str]) -> String {
     format_uuid4(digest[..16].try_into().expect("16 of 32"))
 }
 
-/// Formats 16 bytes as a UUID of version 4.
 fn format_uuid4(mut bytes: [u8; 16]) -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -214,7 +213,7 @@ pub fn is_valid_key(key: &str) -> bool {
     KeyFormat::Token.check(key).is_ok()
 }
 
-/// A key for logs: its first and last four characters; nothing of a key under twelve.
+/// Masks a key for logs: shows the first and last four characters, and nothing of a key under twelve.
 pub fn mask(key: &str) -> String {
     let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
     if key.chars().nth(11).is_none() {
@@ -224,7 +223,7 @@ pub fn mask(key: &str) -> String {
     [&key[..first], "****", &key[last..]].concat()
 }
 
-/// Two small hexadecimal digits for each byte.
+/// Formats bytes as lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
     bytes.iter().for_each(|byte| push_hex(&mut text, *byte));
@@ -238,10 +237,10 @@ fn push_hex(text: &mut String, byte: u8) {
 }
 
 impl KeyFormat {
-    /// Whether a key has this form.
+    /// Checks that a key has this format.
     ///
     /// # Errors
-    /// What the form is, for the person who sent another.
+    /// A description of the format, for the sender.
     pub fn check(&self, key: &str) -> Result<(), String> {
         let (fits, what) = match self {
             Self::Any | Self::Raw => (true, ""),
@@ -267,7 +266,7 @@ impl KeyFormat {
         if fits { Ok(()) } else { Err(format!("the key must be {what}")) }
     }
 
-    /// Whether keys are lower-cased before they are addressed.
+    /// Whether keys are lower-cased before the address is computed.
     pub fn folds_case(&self) -> bool {
         matches!(self, Self::Uuid | Self::Uuid4)
     }

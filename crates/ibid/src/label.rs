@@ -1,4 +1,4 @@
-//! What operators are shown of a request, besides its tags. Opaque to stores.
+//! The label: what operators see of a request besides its tags. Opaque to stores.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -8,23 +8,23 @@ use crate::{
 };
 
 const LABEL_VERSION: u8 = 1;
-/// Longer ones are cut: a label must not become a way to fill the store.
+/// The maximum length of each part in bytes. Longer parts are cut, so that labels cannot fill the store.
 const MAX_LABEL_PART_BYTES: usize = 512;
 
-/// Who asked for what, and when.
+/// Who sent the request, and when.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LabelText {
-    /// Milliseconds since the Unix epoch.
+    /// When the request arrived, in milliseconds since the Unix epoch.
     pub requested_at_ms: u64,
-    /// Of the request.
+    /// The request's method.
     pub method: String,
-    /// Of the request, without its query.
+    /// The request's path, without its query.
     pub path: String,
-    /// The sender's address.
+    /// The address of the sender.
     pub peer: String,
-    /// As sent.
+    /// The User-Agent header as sent.
     pub user_agent: String,
-    /// What tells the parts of the request apart. `None` where nothing was compared, and in labels of old.
+    /// Digests of the request's parts. `None` if nothing was compared, and in old labels.
     pub parts: Option<PartDigests>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&P
     for part in parts {
         wire::put_framed(&mut out, part);
     }
-    // At the end, where readers that do not know of them do not look.
+    // At the end, which older readers ignore.
     for digest in digests.into_iter().flat_map(|digests| digests.0) {
         out.put_u32_le(digest);
     }
@@ -45,7 +45,7 @@ pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&P
 }
 
 impl LabelText {
-    /// Reads a label. `None` if it is of another version, or sealed.
+    /// Decodes a label. Returns `None` if it has another version or is sealed.
     pub fn decode(label: &Bytes) -> Option<Self> {
         let mut reader = ByteReader::new(label.clone());
         if reader.u8()? != LABEL_VERSION {

@@ -1,6 +1,6 @@
-//! **ibid**: a request that is retried has its effect once and gets the same answer every time.
+//! **ibid** makes retries safe: a retried request takes effect once and gets the same response every time.
 //!
-//! Put a layer around a service, and clients that send an `Idempotency-Key` may retry as often as they like:
+//! Wrap a service in the layer, and clients that send an `Idempotency-Key` can retry as often as they like:
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -14,13 +14,13 @@
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //! axum::serve(listener, app).await?;
-//! ibid.drained().await; // what still runs is finished, even if its client has gone
+//! ibid.drained().await; // finishes running operations, including those whose client has disconnected
 //! # Ok(()) }
 //! ```
 //!
-//! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
-//! [`Policy`] says how; [`http`] is the layer, for HTTP and for [`grpc`]. [`webhook`] is about
-//! deliveries of others, [`inbox`] about events of message brokers.
+//! Handlers without a layer call [`run`]. The [`Engine`] decides whether an operation runs, a [`Store`](store::Store)
+//! remembers outcomes, and a [`Policy`] configures both. [`http`] contains the layer for HTTP and [`grpc`], [`webhook`]
+//! verifies webhook deliveries, and [`inbox`] deduplicates events from message brokers.
 
 pub use self::{
     engine::{
@@ -75,12 +75,12 @@ mod time;
 pub mod webhook;
 mod wire;
 
-/// The README's code, tested with the rest.
+/// Compiles the code in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct ReadmeDoctests;
 
-/// The code of the page on events.
+/// Compiles the code in docs/events.md.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/events.md")]
 struct EventsDoctests;

@@ -1,7 +1,7 @@
-//! What can be watched: metrics and logs hang here.
+//! Hooks for metrics and logs.
 //!
-//! The engine tells an [`Observer`] how every covered request ended, how long its store took, and what happened besides.
-//! It has no logger and no registry of its own.
+//! The engine tells an [`Observer`] how each covered request ended, how long store calls took, and which notable events
+//! happened. It has no logger and no metrics registry of its own.
 
 use std::{fmt, net::IpAddr, time::Duration};
 
@@ -11,31 +11,31 @@ use crate::{
     store::{Address, StoreError},
 };
 
-/// Is told how requests ended. Called on the request's path: it must not block, and should not allocate.
+/// Receives reports. Methods are called on the request's path: they must not block and should not allocate.
 pub trait Observer: Send + Sync + 'static {
-    /// One covered request was answered.
+    /// Called when a covered request was answered.
     fn answered(&self, request: &RequestReport<'_>) {
         let _ = request;
     }
 
-    /// The store was asked, and answered or failed after this long. Every call counts, also one that is sent again.
+    /// Called after each attempt at a store call, successful or not, with its duration.
     fn asked(&self, call: StoreCall, took: Duration) {
         let _ = (call, took);
     }
 
-    /// Something happened that an operator may want to know.
+    /// Called for events that operators may want to know about.
     fn on_event(&self, notice: &EngineEvent<'_>) {
         let _ = notice;
     }
 }
 
-/// Watches nothing.
+/// Ignores all reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoopObserver;
 
 impl Observer for NoopObserver {}
 
-/// A call of the store that is timed.
+/// A store call that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StoreCall {
     /// See [`Store::claim`](crate::store::Store::claim).
@@ -44,17 +44,17 @@ pub enum StoreCall {
     Extend,
     /// See [`Store::settle`](crate::store::Store::settle).
     Settle,
-    /// See [`Store::wait`](crate::store::Store::wait): as long as somebody else's run takes.
+    /// See [`Store::wait`](crate::store::Store::wait). Takes as long as the run that it waits for.
     Wait,
     /// See [`Store::get`](crate::store::Store::get).
     Get,
 }
 
 impl StoreCall {
-    /// All of them, in the order of the variants.
+    /// All calls, in the order of the variants.
     pub const ALL: [Self; 5] = [Self::Claim, Self::Extend, Self::Settle, Self::Wait, Self::Get];
 
-    /// Its name, for labels and logs.
+    /// The name for metric labels and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Claim => "claim",
@@ -66,63 +66,64 @@ impl StoreCall {
     }
 }
 
-/// How one covered request ended.
+/// The report about one covered request.
 #[derive(Debug, Clone)]
 pub struct RequestReport<'a> {
-    /// The route's name, bounded in number.
+    /// The route's name. The number of names is bounded.
     pub route: &'a str,
-    /// Of the request.
+    /// The request's method.
     pub method: &'a str,
-    /// Of the request, without its query.
+    /// The request's path, without its query.
     pub path: &'a str,
-    /// Masked; empty if there was none.
+    /// The key, masked; empty without a key.
     pub key: &'a str,
-    /// Where the entry lives, if it got that far.
+    /// The address of the entry, if it was computed.
     pub address: Option<Address>,
-    /// What it got.
+    /// What the request got.
     pub outcome: RequestOutcome,
-    /// The status of the answer; of a gRPC call its code and 1000, as [`Code::outline`](crate::grpc::GrpcStatusCode::outline) has it.
+    /// The HTTP status, or 1000 plus the gRPC code (see
+    /// [`GrpcStatusCode::outline`](crate::grpc::GrpcStatusCode::outline)).
     pub status: u16,
-    /// Of the run, if it ran.
+    /// The number of the run, from 1, if the request ran.
     pub attempt: Option<u32>,
-    /// From the request's head to its answer.
+    /// The time from the request's head to its response.
     pub took: Duration,
-    /// Of `took`, what the operation itself took.
+    /// The part of `took` that the operation itself used.
     pub run_took: Duration,
-    /// Who sent it: the client's address, past the proxies that are trusted.
+    /// The client's address, past trusted proxies.
     pub client_address: Option<IpAddr>,
-    /// What the client calls the request (`X-Request-Id`), or a new name. The app gets the same.
+    /// The client's `X-Request-Id`, or a new id. The app gets the same.
     pub request_id: &'a str,
-    /// As sent; may hold anything.
+    /// The User-Agent header as sent, with arbitrary bytes.
     pub user_agent: Option<&'a [u8]>,
-    /// What tells its parts apart, if it got that far and anything of it is compared.
+    /// Digests of the request's parts, if the fingerprint was computed.
     pub parts: Option<PartDigests>,
 }
 
-/// What a covered request got.
+/// What a covered request got. The names are metric labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
-    /// Ran, and its answer was stored.
+    /// The operation ran, and its answer was stored.
     Executed,
-    /// Ran, and its answer is not remembered.
+    /// The operation ran, and its answer is not remembered.
     Released,
-    /// Ran, and its answer waits in the journal.
+    /// The operation ran, and its answer is in the journal.
     Pending,
-    /// Ran, and nobody knows how it ended.
+    /// The operation ran, and its outcome is unknown.
     Unknown,
-    /// Ran without protection, because the store was down.
+    /// The operation ran without protection, because the store was down.
     Degraded,
-    /// Answered from the record.
+    /// The recorded answer was replayed.
     Replayed,
-    /// Refused.
+    /// The request was refused.
     Refused(RefusalReason),
-    /// Had no key and passed through.
+    /// The request had no key and passed through.
     Keyless,
-    /// Shadow mode: passed through; enforced it would have been this.
+    /// The request passed through in shadow mode; enforcement would have done this.
     Shadow(ShadowOutcome),
 }
 
-/// What a request in shadow mode would have got.
+/// What enforcement would have returned in shadow mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ShadowOutcome {
     /// The stored answer.
@@ -131,63 +132,64 @@ pub enum ShadowOutcome {
     Refusal(RefusalReason),
 }
 
-/// Something that an operator may want to know.
+/// An event that operators may want to know about.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EngineEvent<'a> {
     /// A holder found its claim taken over: the operation may have run twice.
     ClaimLost(&'a Address),
-    /// A holder found its entry gone and put it back: the store forgot it.
+    /// A holder found its entry missing and restored it: the store had lost it.
     EntryRestored(&'a Address),
     /// A store call failed.
     StoreFailed {
-        /// Which call.
+        /// The name of the call.
         call: &'static str,
-        /// Why.
+        /// The error of the store.
         error: &'a StoreError,
     },
-    /// One of two stores could not be reached, and the other decided.
+    /// One of two stores was unreachable, and the other one decided.
     Fallback {
-        /// Which call.
+        /// The name of the call.
         call: &'static str,
-        /// Why the first could not.
+        /// The error of the unreachable store.
         error: &'a StoreError,
     },
-    /// A claim was granted without the store that decides: until that is back, another gateway may run it too.
+    /// The front store granted a claim without the authority. Until the authority is back, another gateway may run the
+    /// same operation.
     FrontOnlyClaim(&'a Address),
-    /// An answer could not be recorded and went to the journal.
+    /// An answer could not be recorded and was written to the journal.
     Journaled(&'a Address),
-    /// The journal's answer has reached the store.
+    /// A journaled answer has reached the store.
     JournalDrained(&'a Address),
-    /// The journal could not be written.
+    /// Writing the journal failed.
     JournalFailed(&'a std::io::Error),
-    /// The store refused the whole answer, and recorded its digest: a replay does not have the body.
+    /// The store rejected the whole answer and recorded a digest instead: a replay has no body.
     BodyNotStored(&'a Address),
-    /// Too many ends wait to be settled, or the store refuses this one for good. It was dropped; its lease will lapse.
+    /// A settlement was dropped, because the queue is full or the store keeps rejecting it. Its lease will expire.
     SettlementDropped(&'a Address),
-    /// Two callers sent the same key with the same request. Told up to a second later, so that neither can see it by the time
-    /// of an answer.
+    /// Two callers sent the same key with the same request. Reported up to a second later, so that neither caller can
+    /// detect it by response time.
     SharedKey(&'a Address),
-    /// A record could not be read. It is never answered from.
+    /// A record could not be read. It is never used for an answer.
     RecordUnreadable(&'a Address),
-    /// An operation whose client was refused after `timeout` has ended, or is waited for no longer.
+    /// An operation whose client was refused after `timeout` has ended, or the wait for it has.
     LateAnswer {
-        /// Where its entry lives.
+        /// The address of the entry.
         address: &'a Address,
-        /// What became of it: [`RequestOutcome::Executed`] if its answer came and was recorded.
+        /// The outcome: [`RequestOutcome::Executed`] if the answer arrived and was recorded.
         outcome: RequestOutcome,
     },
-    /// A request carried a key, and no policy covers it: it passed through unprotected.
+    /// A request with a key passed through unprotected, because no policy covers it.
     UncoveredKey {
-        /// Of the request.
+        /// The request's method.
         method: &'a str,
-        /// Of the request, without its query.
+        /// The request's path, without its query.
         path: &'a str,
     },
 }
 
 impl RequestOutcome {
-    /// Its name, for labels and logs.
+    /// The name for metric labels and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Executed => "executed",

@@ -1,4 +1,5 @@
-//! The dials. A [`Policy`] is all of them; a [preset](presets) sets them all; a route overrides any.
+//! The settings of a route. A [`Policy`] contains all of them; a [preset](presets) provides a full set; a route
+//! overrides any of them.
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,103 +31,102 @@ pub mod presets;
 #[cfg(test)]
 mod tests;
 
-/// The longest duration of a dial, a hundred years: stores compute with them in microseconds.
+/// The maximum of any duration setting, a hundred years: stores calculate in microseconds.
 pub(crate) const MAX_DURATION: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
-/// Everything that can be set about one route. Dials mean what the guide's table says; [`Policy::ietf`] has the
-/// defaults.
+/// All settings of one route. The guide describes each setting; [`Policy::ietf`] has the defaults.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// Other methods pass through.
+    /// Requests with other methods pass through.
     pub methods: Vec<Method>,
-    /// Where a key comes from and what a valid one is.
+    /// Where the key comes from, and which keys are valid.
     pub key: KeyPolicy,
-    /// Who and where a key is valid.
+    /// The parts that identify the caller. A key is valid within one scope only.
     pub scope: Vec<ScopePart>,
-    /// Who must have signed a request. `None`: nobody.
+    /// Verifies the signature of webhook deliveries. `None`: no signature is required.
     pub signature: Option<WebhookVerifier>,
-    /// What operators see.
+    /// What operators see of a request.
     pub label: LabelPolicy,
-    /// What makes two requests the same.
+    /// The parts of a request that are compared.
     pub fingerprint: Vec<FingerprintPart>,
-    /// Left out of the fingerprint of JSON bodies.
+    /// Members of JSON bodies that are not compared.
     pub json_ignore: Vec<JsonPointer>,
-    /// The key was used with another fingerprint.
+    /// What a key gets that was used with another fingerprint.
     pub on_mismatch: OnMismatch,
-    /// The key is running.
+    /// What a key gets whose operation is in progress.
     pub on_concurrent: OnConcurrent,
-    /// It started, and nobody knows how it ended.
+    /// What a key gets whose outcome is unknown.
     pub on_unknown: OnUnknown,
-    /// How to ask the app about an unknown outcome.
+    /// The request that asks the app about an unknown outcome.
     pub resolve: Option<ResolveProbe>,
-    /// The store cannot decide.
+    /// What a request gets while the store is down.
     pub on_store_down: OnStoreDown,
-    /// Which answers are remembered.
+    /// Which responses are remembered.
     pub remember: Remember,
-    /// How refusals are written.
+    /// The format of refusals.
     pub refusals: RefusalFormat,
-    /// Answers that leave the outcome open. Wins over `remember`.
+    /// Statuses that leave the outcome unknown. They take precedence over `remember`.
     pub unknown_status: Vec<StatusCode>,
-    /// Whether the body is remembered, or the status only.
+    /// Whether the body is remembered, or only the status.
     pub remember_body: bool,
-    /// A larger request is refused.
+    /// The maximum request body in bytes; larger requests are refused.
     pub max_request: u64,
-    /// A larger answer is remembered as a digest.
+    /// The maximum response body in bytes to remember; of larger bodies only the digest is stored.
     pub max_response: u64,
-    /// The status of a replay whose body was too large to keep; the original one if `None`.
+    /// The status of a replay whose body was too large to store; the original status if `None`.
     pub digest_status: Option<StatusCode>,
-    /// How long a finished record answers.
+    /// How long a completed record is remembered.
     pub ttl: Duration,
-    /// How long a claim may stay silent.
+    /// How long a claim stays valid without being extended.
     pub lease: Duration,
     /// How long the operation may take.
     pub timeout: Duration,
-    /// How long a duplicate waits.
+    /// How long a duplicate waits for the first request.
     pub wait_timeout: Duration,
-    /// How long an answer still counts after `timeout`, when the client has been refused already; one lease if `None`.
+    /// How long after `timeout` an answer is still accepted, although the client was refused; one lease if `None`.
     pub late_answer: Option<Duration>,
-    /// Set on first answers.
+    /// Headers to set on first responses.
     pub first_headers: Vec<(HeaderName, HeaderTemplate)>,
-    /// Set on replays.
+    /// Headers to set on replays.
     pub replay_headers: Vec<(HeaderName, HeaderTemplate)>,
-    /// Never stored, besides Set-Cookie and hop-by-hop headers.
+    /// Headers that are never stored, besides Set-Cookie and hop-by-hop headers.
     pub drop_headers: Vec<HeaderName>,
-    /// Codes of refusals, where they differ from the table.
+    /// HTTP statuses of refusals that differ from the table.
     pub status: Vec<(RefusalReason, StatusCode)>,
-    /// gRPC codes of refusals, where they differ from the table.
+    /// gRPC codes of refusals that differ from the table.
     pub grpc_status: Vec<(RefusalReason, u8)>,
-    /// What is spliced into answers.
+    /// What is added to JSON responses.
     pub envelope: ResponseEnvelope,
     /// Whether the policy is enforced.
     pub mode: PolicyMode,
 }
 
-/// Where a key comes from and what a valid one is.
+/// Where the key comes from, and which keys are valid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyPolicy {
-    /// The first source present wins.
+    /// The sources, in order. The first one present wins.
     pub from: Vec<KeySource>,
-    /// Without a key: refused, or passed through.
+    /// Whether requests without a key are refused; otherwise they pass through.
     pub required: bool,
-    /// What a valid key is.
+    /// The format of valid keys.
     pub format: KeyFormat,
-    /// After unquoting (of a raw key: as it is), 1 to 255.
+    /// The maximum length in bytes, 1 to 255, after unquoting (a raw key is not unquoted).
     pub max_length: usize,
 }
 
 /// What operators see of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelPolicy {
-    /// From the scope's first part if `None`.
+    /// The tenant tag; the scope's first part if `None`.
     pub tenant: Option<ScopePart>,
-    /// From the scope's second part if `None`.
+    /// The user tag; the scope's second part if `None`.
     pub user: Option<ScopePart>,
-    /// Whether the key is kept readable.
+    /// Whether the key is stored in clear text.
     pub key: LabelKeyDisplay,
 }
 
-/// How a key is kept for operators.
+/// How the key is displayed to operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LabelKeyDisplay {
     /// As it was sent.
@@ -138,100 +138,100 @@ pub enum LabelKeyDisplay {
 /// A part of the fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FingerprintPart {
-    /// The method, and the headers by which some frameworks replace it.
+    /// The method, and the headers that override it in some frameworks.
     Method,
-    /// The path, as sent but for one trailing slash.
+    /// The path as sent, without one trailing slash.
     Path,
     /// The query, as sent.
     Query,
-    /// The media type, without boundary and without `charset=utf-8`, and Content-Encoding.
+    /// The media type, without boundary and `charset=utf-8`, and Content-Encoding.
     Type,
-    /// The canonical body.
+    /// The body in canonical form.
     Body,
-    /// The body as sent, instead of the canonical one.
+    /// The body as sent, instead of the canonical form.
     Raw,
-    /// A header.
+    /// One header.
     Header(HeaderName),
     /// If-Match, If-None-Match, If-Unmodified-Since, Content-Range.
     Preconditions,
 }
 
-/// What a reuse with another fingerprint gets.
+/// What a key gets that was used with another fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnMismatch {
-    /// Refused.
+    /// A refusal.
     Reject,
-    /// Its own entry: the fingerprint is part of the address.
+    /// An entry of its own: the fingerprint becomes part of the address.
     New,
-    /// The first answer.
+    /// The first response.
     Ignore,
 }
 
 /// What a duplicate of a running request gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConcurrent {
-    /// Refused.
+    /// A refusal.
     Reject,
-    /// The answer, once it is there.
+    /// The response, after waiting for it.
     Wait,
 }
 
-/// What a retry of an unknown outcome gets.
+/// What a retry gets if the outcome is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnUnknown {
-    /// Refused, until somebody resolves it.
+    /// A refusal, until an operator resolves the key.
     Hold,
     /// Another run.
     Retry,
 }
 
-/// What a request gets that the store cannot decide.
+/// What a request gets while the store is down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnStoreDown {
-    /// Refused.
+    /// A refusal.
     Closed,
-    /// Run unprotected, and told so.
+    /// An unprotected run; the response says so.
     Open,
 }
 
-/// Which answers are remembered.
+/// Which responses are remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remember {
-    /// Every one.
+    /// All responses.
     All,
     /// 2xx, 3xx, and 4xx except 401, 403, 408, 409, 425, 429.
     Final,
     /// 2xx and 3xx.
     Success,
-    /// These, without those that are excluded. If only exclusions are listed, all but those.
+    /// Statuses in `include` but not in `exclude`. With exclusions only, all other statuses.
     List {
-        /// What is remembered.
+        /// Statuses to remember.
         include: Vec<StatusRange>,
-        /// What is not, whatever `include` says.
+        /// Statuses not to remember. They take precedence over `include`.
         exclude: Vec<StatusRange>,
     },
 }
 
-/// `2xx` or `404`.
+/// One status or a class: `404` or `2xx`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusRange {
-    /// By the first digit.
+    /// All statuses with this first digit.
     Class(u8),
-    /// One.
+    /// A single status.
     Code(StatusCode),
 }
 
-/// How refusals are written.
+/// The format of refusals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RefusalFormat {
     /// RFC 9457: `application/problem+json`.
     #[default]
     Problem,
-    /// As Stripe's SDKs parse errors: `{"error":{…}}`, and `Stripe-Should-Retry`.
+    /// The format that Stripe's SDKs parse: `{"error":{…}}`, and `Stripe-Should-Retry`.
     Stripe,
 }
 
-/// What is spliced into JSON answers.
+/// What is added to JSON responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseEnvelope {
     /// Nothing.
@@ -243,30 +243,30 @@ pub enum ResponseEnvelope {
 /// Whether a policy is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyMode {
-    /// It is.
+    /// The policy is enforced.
     Enforce,
-    /// It claims and records, but never refuses, waits, replays or fails.
+    /// The policy claims and records, but never refuses, waits, replays or fails.
     Shadow,
-    /// It passes everything through.
+    /// All requests pass through.
     Off,
 }
 
-/// How to ask the app about an unknown outcome: `GET /payments?key={key}`.
+/// The request that asks the app about an unknown outcome: `GET /payments?key={key}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolveProbe {
     method: Method,
     target: Arc<str>,
 }
 
-/// A header's value with `{request_id}` and `{original_time}` in it.
+/// A header value with the placeholders `{request_id}` and `{original_time}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderTemplate(Arc<str>);
 
 impl Policy {
-    /// Which dials contradict each other. `Ok` if none.
+    /// Checks that no settings are out of range or contradict each other.
     ///
     /// # Errors
-    /// One sentence that names the dial, what was found and what is allowed.
+    /// One sentence that names the setting, the expected range and the actual value.
     pub fn check(&self) -> Result<(), String> {
         let positive = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
         for (dial, duration) in positive {
@@ -328,23 +328,22 @@ impl Policy {
         signature.check()
     }
 
-    /// How long an answer still counts after `timeout`.
+    /// How long after `timeout` an answer is still accepted.
     pub fn late_answer_or_lease(&self) -> Duration {
         self.late_answer.unwrap_or(self.lease)
     }
 
-    /// Whether this method is covered at all.
+    /// Whether the policy covers this method.
     pub fn covers(&self, method: &Method) -> bool {
         self.mode != PolicyMode::Off && self.lists_method(method)
     }
 
-    /// Whether a method is one of the policy's. Compared without regard to case: some apps run `post` as `POST`.
+    /// Whether `methods` contains this method, ignoring case: some apps treat `post` as `POST`.
     pub fn lists_method(&self, method: &Method) -> bool {
         self.methods.iter().any(|named| named.as_str().eq_ignore_ascii_case(method.as_str()))
     }
 
-    /// The claims of the caller's token that are asked for, in the scope or for operators. Where there are any, a token
-    /// is needed.
+    /// The token claims that the scope and the labels read. If there are any, requests need a token.
     pub fn claims(&self) -> impl Iterator<Item = &str> {
         let label = [&self.label.tenant, &self.label.user].into_iter().flatten();
         self.scope.iter().chain(label).filter_map(|part| match part.part() {
@@ -353,8 +352,7 @@ impl Policy {
         })
     }
 
-    /// What says who the user is, where that is said plainly: what is set for operators, else `jwt:sub` or a header such as
-    /// X-User-Id in the scope.
+    /// The part that identifies the user: the user label, else `jwt:sub` or a header such as X-User-Id in the scope.
     pub(crate) fn user_part(&self) -> Option<&ScopePart> {
         match &self.label.user {
             Some(part) if matches!(part.part(), ScopePart::Jwt(_) | ScopePart::Header(_)) => Some(part),
@@ -362,25 +360,25 @@ impl Policy {
         }
     }
 
-    /// Whether a key that names its user is good for that user only.
+    /// Whether a key that names a user is valid for that user only.
     pub fn checks_key_owner(&self) -> bool {
         self.key.format == KeyFormat::Operation && self.user_part().is_some()
     }
 
-    /// Headers that say "this is a replay": nobody else may say it, neither a client nor the app.
+    /// Headers that mark a replay. Neither clients nor the app may set them.
     pub(crate) fn replay_only_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let also_first = |name: &HeaderName| self.first_headers.iter().any(|(first, _)| first == name);
         self.replay_headers.iter().map(|(name, _)| name).filter(move |name| !also_first(name))
     }
 
-    /// Headers of answers by which a replay is told from a first answer: in requests they are lies. What holds an id is
-    /// none of them; clients send such for their own sake.
+    /// Response headers that tell a replay from a first response. They are removed from requests. Headers with an id do
+    /// not count, because clients send those for their own purposes.
     pub(crate) fn replay_marker_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let fixed = self.replay_headers.iter().filter(|(_, value)| value.is_fixed()).map(|(name, _)| name);
         fixed.chain(self.replay_only_headers())
     }
 
-    /// The code of a refusal.
+    /// The HTTP status of a refusal.
     pub fn status_of(&self, reason: RefusalReason) -> StatusCode {
         let set = self.status.iter().find(|(which, _)| *which == reason);
         set.map_or_else(|| reason.status(), |(_, status)| *status)
@@ -392,8 +390,8 @@ impl Policy {
         set.map_or_else(|| reason.grpc_status(), |(_, code)| *code)
     }
 
-    /// Whether two policies give the same request the same address and fingerprint. If not, going from one to the
-    /// other forgets everything.
+    /// Whether two policies compute the same address and fingerprint for the same request. Switching between policies
+    /// that do not makes all records unreachable.
     pub fn has_same_records_as(&self, other: &Self) -> bool {
         self.key.from == other.key.from
             && self.key.format.folds_case() == other.key.format.folds_case()
@@ -406,14 +404,14 @@ impl Policy {
 }
 
 impl Remember {
-    /// Every answer but those with these statuses.
+    /// Remembers all responses except those with these statuses.
     pub fn all_except(statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         Self::List { include: Vec::new(), exclude: statuses.into_iter().map(StatusRange::Code).collect() }
     }
 
-    /// Whether an answer with this status is remembered.
+    /// Returns whether a response with this status is remembered.
     ///
-    /// A 307 or 308 never is: it asks the client to send the same request, with the same key, to another address.
+    /// 307 and 308 never are: they ask the client to send the same request, with the same key, elsewhere.
     pub fn matches(&self, status: StatusCode) -> bool {
         if matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
             return false;
@@ -443,12 +441,12 @@ impl StatusRange {
 }
 
 impl ResolveProbe {
-    /// What to send.
+    /// The method of the probe.
     pub fn method(&self) -> &Method {
         &self.method
     }
 
-    /// Where to, with the key in its place, percent-encoded.
+    /// The target of the probe, with the percent-encoded key filled in.
     pub fn target(&self, key: &str) -> String {
         let mut encoded = String::with_capacity(key.len());
         for byte in key.bytes() {
@@ -462,12 +460,12 @@ impl ResolveProbe {
 }
 
 impl HeaderTemplate {
-    /// Whether it is the same for every answer.
+    /// Whether the value has no placeholders.
     pub(crate) fn is_fixed(&self) -> bool {
         !self.0.contains('{')
     }
 
-    /// The value for one answer.
+    /// Fills in the placeholders for one response.
     pub fn fill(&self, request_id: &str, original_time: &str) -> HeaderValue {
         if self.is_fixed() {
             return HeaderValue::from_str(&self.0).expect("checked when it was read");

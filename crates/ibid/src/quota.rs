@@ -1,14 +1,15 @@
-//! How much a tenant may begin: new keys and bytes in a window, counted in the store, and a rate, counted here.
+//! Limits what a tenant may start: new keys and bytes per window, counted in the store, and a rate, counted in this
+//! process.
 //!
-//! Only a grant spends. A request is looked at before it claims, so that one that is over its quota leaves nothing
-//! behind; but where nothing is left, the store is asked first whether the key is known: a retry is answered, not refused.
+//! Only a granted claim spends quota. A request is checked before it claims, so that a refused request leaves no entry.
+//! If no quota is left, the store is asked whether the key is known: a retry is answered, not refused.
 //!
-//! Allowances are reserved in the store some at a time and spent here. What is reserved and not spent when a process ends is
-//! lost to its tenant until the window ends: at most a hundredth of the quota per process. A store that cannot count
-//! refuses nobody.
+//! Each process reserves quota in the store in batches and spends it locally. When a process ends, its unspent
+//! reservation is lost to the tenant until the window ends: at most a hundredth of the quota per process. If the store
+//! cannot count, nobody is refused.
 //!
-//! How many bytes an answer takes is known when it is recorded. Then they are charged, whether any are left or not; the next new
-//! key of a tenant who has none left is refused.
+//! The size of an answer is known when it is recorded. Its bytes are charged then, even beyond the limit; the tenant's
+//! next new key is refused.
 
 use std::{
     fmt,
@@ -28,40 +29,40 @@ use crate::store::{Address, Counters, InMemoryCounters, Store, Tags};
 mod buckets;
 mod reservations;
 
-/// At most so many new keys are reserved at a time.
+/// The maximum number of new keys in one reservation.
 const MAX_KEYS_PER_RESERVATION: u64 = 1000;
-/// How often one request asks for more when others were faster.
+/// How often one request reserves again when concurrent requests used up the reservation.
 const MAX_RESERVE_ATTEMPTS: u32 = 8;
-/// Told to those who were not fast enough.
+/// Retry delay of requests that lost that race, and lifetime of uncounted reservations.
 const RETRY_SOON: Duration = Duration::from_secs(1);
-/// Instants cannot be added to for ever.
+/// The maximum period of a limit. Adding a longer one could overflow an `Instant`.
 const MAX_PERIOD: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// So many in so long: `100000/24h`.
+/// A number per period: `100000/24h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuotaLimit {
-    /// At least one.
+    /// The maximum number per period, at least 1.
     pub most: u64,
-    /// Not zero.
+    /// The period, above zero.
     pub per: Duration,
 }
 
-/// What a tenant may begin.
+/// The limits of all tenants, and what they have used.
 pub struct Quota {
-    /// Whether there is any limit, for all who need not look further.
+    /// Whether any limit is set. Lets requests skip the locks.
     is_set: AtomicBool,
-    /// Where the store has no counters.
+    /// Used if the store has no counters.
     local_counters: InMemoryCounters,
-    /// By tenant: what may be spent without asking the store.
+    /// Reserved keys by tenant, which are spent without a store call.
     new_keys: Mutex<QuotaReservations>,
-    /// The same, of bytes.
+    /// Reserved bytes by tenant.
     new_bytes: Mutex<QuotaReservations>,
-    /// By tenant and user.
+    /// Buckets by tenant and user.
     rates: Mutex<RateBuckets>,
 }
 
 impl Quota {
-    /// New keys per tenant, and new keys per tenant and user at a time.
+    /// Limits new keys per tenant and window, and the rate of new keys per tenant and user.
     pub fn new(new_keys: Option<QuotaLimit>, rate: Option<QuotaLimit>) -> Self {
         let quota = Self {
             is_set: AtomicBool::new(false),
@@ -74,16 +75,16 @@ impl Quota {
         quota
     }
 
-    /// Other limits, from now on. What was begun under the old ones counts: nobody gets a new allowance by the change. A
-    /// window that has begun ends when it would have.
+    /// Changes the limits. Earlier use still counts, so a change grants no second allowance. A window that has started
+    /// ends as planned.
     pub fn set(&self, new_keys: Option<QuotaLimit>, rate: Option<QuotaLimit>) {
         self.new_keys.lock().set(new_keys.map(clamped));
         self.rates.lock().set(rate.map(clamped));
         self.update_is_set();
     }
 
-    /// How many bytes a tenant's new answers may take up in the store, from now on: what is recorded of each, with its headers and
-    /// what operators see of it. As with [`set`](Self::set), what was recorded counts.
+    /// Limits the bytes that a tenant's new answers may take up in the store: record, headers, tags and label. As with
+    /// [`set`](Self::set), earlier use still counts.
     pub fn set_bytes(&self, new_bytes: Option<QuotaLimit>) {
         self.new_bytes.lock().set(new_bytes.map(clamped));
         self.update_is_set();
@@ -95,12 +96,12 @@ impl Quota {
         self.is_set.store(is_set, Relaxed);
     }
 
-    /// Whether anybody is limited.
+    /// Whether any limit is set.
     pub(crate) fn is_set(&self) -> bool {
         self.is_set.load(Relaxed)
     }
 
-    /// Whether one more may begin. `Err` says when to try again.
+    /// Checks whether one more operation may start. `Err` contains the time until a retry makes sense.
     pub(crate) async fn check(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         self.take_from_bucket(tags, false)?;
         self.check_allowance(&self.new_bytes, store, &bytes_counter(tags)).await?;
@@ -118,16 +119,16 @@ impl Quota {
                 self.reserve(places, store, who, some, window).await;
                 match places.lock().check(who, false) {
                     Allowance::Exhausted(until) => Err(until),
-                    // What others were faster to take can be asked for again, by the claim.
+                    // A concurrent request used up the reservation. The claim reserves again.
                     Allowance::Available | Allowance::NeedsReservation(..) => Ok(()),
                 }
             }
         }
     }
 
-    /// One has begun. `Err` if others were faster: it must not.
+    /// Spends one key. `Err` if concurrent requests were faster: the operation must not start.
     pub(crate) async fn spend(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
-        // The rate first: what is taken of it in vain is back in a moment.
+        // The rate first: a token taken in vain is refilled soon.
         self.take_from_bucket(tags, true)?;
         let who = counter_address(&[tags.tenant()]);
         for _ in 0..=MAX_RESERVE_ATTEMPTS {
@@ -143,7 +144,7 @@ impl Quota {
         Err(RETRY_SOON)
     }
 
-    /// So many bytes were recorded.
+    /// Charges recorded bytes.
     pub(crate) async fn charge_bytes(&self, store: &dyn Store, tags: &Tags, bytes: u64) {
         let who = bytes_counter(tags);
         let missing = self.new_bytes.lock().charge(&who, bytes);
@@ -155,7 +156,7 @@ impl Quota {
             (bytes.limit(), bytes.check(&who, false))
         };
         let Some(QuotaLimit { per, .. }) = limit else { return };
-        // With some for those who come next, if any are left.
+        // Also reserves a batch for later requests, if the limit allows.
         let more = if let Allowance::NeedsReservation(more, _) = room { more } else { 0 };
         self.reserve(&self.new_bytes, store, &who, missing.saturating_add(more), per).await;
         let _ = self.new_bytes.lock().charge(&who, missing);
@@ -183,7 +184,6 @@ fn clamped(limit: QuotaLimit) -> QuotaLimit {
     QuotaLimit { most: limit.most.max(1), per: limit.per.min(MAX_PERIOD) }
 }
 
-/// Where a tenant's bytes are counted.
 fn bytes_counter(tags: &Tags) -> Address {
     counter_address(&["bytes", "", tags.tenant()])
 }
@@ -267,7 +267,7 @@ mod tests {
             other.set_bytes(Some(QuotaLimit { most: 1000, per: hour }));
             assert_eq!(other.check(&store, &tags("a", "u")).await, Err(hour), "another gateway knows it");
             assert_eq!(quota.check(&store, &tags("b", "u")).await, Ok(()), "another tenant");
-            // What ran meanwhile is recorded and counted all the same.
+            // Operations that ran meanwhile are still recorded and counted.
             quota.charge_bytes(&store, &tags("a", "u"), 10_000).await;
             quota.set_bytes(Some(QuotaLimit { most: 10_000, per: hour }));
             assert!(records(&quota, &store, 1).await <= 10, "what was recorded counts under another limit");
@@ -322,7 +322,7 @@ mod tests {
         assert!(quota.rates.lock().len() <= MOST + 1);
     }
 
-    /// How many the tenant may begin at once, by one of its users.
+    /// Starts operations of one user until the quota refuses, and counts them.
     async fn begins(quota: &Quota, store: &Memory, user: &str) -> u64 {
         let mut begun = 0;
         while quota.spend(store, &tags("a", user)).await.is_ok() {
@@ -337,13 +337,13 @@ mod tests {
         let (store, of) = (Memory::default(), |most| Some(QuotaLimit { most, per: hour }));
         let quota = Quota::new(of(300), None);
         assert_eq!(begins(&quota, &store, "u").await, 300);
-        // More: only the difference, to the last one. Less: nothing.
+        // A higher limit grants the difference only; a lower limit grants nothing.
         for (most, gets) in [(1000, 700), (1000, 0), (500, 0), (1200, 200), (1, 0), (1199, 0), (1201, 1)] {
             quota.set(of(most), None);
             assert_eq!(begins(&quota, &store, "u").await, gets, "{most}");
             assert_eq!(quota.check(&store, &tags("a", "u")).await, Err(hour), "{most}");
         }
-        // Neither by turning it off and on again, nor by another window, for the one that has begun goes on.
+        // Neither disabling the limit nor another window length grants a new allowance: the current window continues.
         quota.set(None, None);
         assert!(!quota.is_set());
         assert_eq!(quota.spend(&store, &tags("a", "u")).await, Ok(()));
@@ -361,7 +361,7 @@ mod tests {
     async fn places_reserved_beyond_a_lower_limit_are_worth_nothing() {
         let (store, hour) = (Memory::default(), Duration::from_secs(3600));
         let quotas = [(); 2].map(|()| Quota::new(Some(QuotaLimit { most: 1000, per: hour }), None));
-        // Each has ten, of which it spends one.
+        // Each process reserves ten and spends one.
         for quota in &quotas {
             assert_eq!(quota.spend(&store, &tags("a", "u")).await, Ok(()));
             quota.set(Some(QuotaLimit { most: 12, per: hour }), None);
@@ -377,7 +377,7 @@ mod tests {
         let of = |most, per| Some(QuotaLimit { most, per });
         let quota = Quota::new(None, of(10, second));
         assert_eq!(begins(&quota, &store, "u").await, 10);
-        // More: only the difference. Less: nothing, and no longer a wait than for one.
+        // A higher rate grants the difference only. A lower rate grants nothing, and the wait is for one token at most.
         for (most, gets) in [(25, 15), (25, 0), (5, 0)] {
             quota.set(None, of(most, second));
             assert_eq!(begins(&quota, &store, "u").await, gets, "{most}");

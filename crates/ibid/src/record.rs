@@ -1,7 +1,7 @@
 //! The remembered answer: a versioned, checksummed byte format in one compact allocation.
 //!
-//! Stores keep these bytes as they are, so records move between stores. A record never holds on to the buffers of the
-//! connection that it came from: everything is copied into one allocation, and replays borrow from it.
+//! Stores keep these bytes unchanged, so records can move between stores. A record does not keep the connection's
+//! buffers alive: everything is copied into one allocation, and replays borrow from it.
 //!
 //! ```text
 //! version u8 │ kind u8 │ status u16 │ requested_at_ms u64 │ completed_at_ms u64
@@ -11,11 +11,11 @@
 //! cookies:  count u16 │ SHA-256 … (only in version 2)
 //! CRC-32C u32 of all that
 //! ```
-//! Version 3 is a compressed record of version 1 or 2: `version u8 │ length u32 │ raw DEFLATE of that record, its checksum
-//! included │ CRC-32C`, where `length` is that of what was compressed.
+//! Version 3 is a compressed record of version 1 or 2: `version u8 │ length u32 │ raw DEFLATE of that record with its
+//! checksum │ CRC-32C`, where `length` is the uncompressed length.
 //!
-//! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones. A record without
-//! cookies is written as version 1.
+//! Numbers are little-endian. A reader reads all older versions and refuses unknown ones. A record without cookies is
+//! written as version 1.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -25,70 +25,68 @@ use crate::{
     wire::{self, ByteReader},
 };
 
-/// The version without cookies.
 const VERSION_WITHOUT_COOKIES: u8 = 1;
 const VERSION_WITH_COOKIES: u8 = 2;
 const VERSION_COMPRESSED: u8 = 3;
-/// The latest.
 const LATEST_VERSION: u8 = VERSION_COMPRESSED;
-/// Up to this many bytes a record is not compressed: it would cost time and save next to nothing.
+/// Records up to this size in bytes are not compressed: it would save next to nothing.
 const MAX_UNCOMPRESSED_BYTES: usize = 1024;
-/// DEFLATE makes nothing smaller than to a thousandth, roughly. What claims more was not written here.
+/// DEFLATE compresses to about a thousandth at best. A record that claims a higher ratio is invalid.
 const MAX_COMPRESSION_RATIO: usize = 1100;
 
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Its status.
+    /// The HTTP status.
     pub status: StatusCode,
-    /// Milliseconds since the Unix epoch when the first request came.
+    /// When the first request arrived, in milliseconds since the Unix epoch.
     pub requested_at_ms: u64,
-    /// Milliseconds since the Unix epoch when its answer was complete.
+    /// When its answer was complete, in milliseconds since the Unix epoch.
     pub completed_at_ms: u64,
-    /// Without Set-Cookie, hop-by-hop headers and whatever the policy drops.
+    /// The headers, without Set-Cookie, hop-by-hop headers and those that the policy drops.
     pub headers: HeaderMap,
-    /// What is kept of the body.
+    /// The stored part of the body.
     pub body: RecordBody,
-    /// After the body.
+    /// The trailers.
     pub trailers: HeaderMap,
-    /// Names and values of the cookies that the answer set, hashed; only if its caller was anonymous. A retry that sends
-    /// these cookies and no others is the same caller.
+    /// Hashes of the cookies that the response set, only for anonymous callers. A retry that sends these cookies and no
+    /// others comes from the same caller.
     pub cookies: Vec<[u8; 32]>,
 }
 
-/// What is kept of a body.
+/// The stored part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordBody {
-    /// All of it.
+    /// The whole body.
     Whole(Bytes),
-    /// It was too large.
+    /// Only a digest, because the body was too large.
     Digest {
-        /// In bytes.
+        /// The length of the body in bytes.
         length: u64,
-        /// Of the bytes.
+        /// The SHA-256 of the body.
         sha256: [u8; 32],
     },
-    /// The policy remembers the status only.
+    /// Nothing: the policy remembers only the status.
     None,
 }
 
-/// A record that cannot be read.
+/// Why a record cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The bytes are not what was written.
+    /// The checksum does not match.
     #[error("the record's checksum does not hold")]
     Checksum,
-    /// Written by a later version.
+    /// A later version of the format.
     #[error("the record has format version {0}; this version of ibid reads up to {LATEST_VERSION}")]
     Version(u8),
-    /// The checksum holds, but the bytes make no record.
+    /// The checksum matches, but the bytes are not a record.
     #[error("the record is malformed")]
     Malformed,
 }
 
 impl Record {
-    /// Its bytes.
+    /// Encodes the record, uncompressed.
     pub fn encode(&self) -> Bytes {
         let body = match &self.body {
             RecordBody::Whole(body) => body.len() + 4,
@@ -124,10 +122,10 @@ impl Record {
         wire::append_checksum(out)
     }
 
-    /// Reads a record; header values and body borrow from `bytes`.
+    /// Decodes a record; header values and body borrow from `bytes`.
     ///
     /// # Errors
-    /// If the bytes are not what was written, or were written by a later version. Never answer from such a record.
+    /// If the bytes are damaged or of a later version. Never answer from such a record.
     pub fn decode(bytes: Bytes) -> Result<Self, RecordError> {
         let content = wire::verify_checksum(bytes).ok_or(RecordError::Checksum)?;
         let mut reader = ByteReader::new(content);
@@ -142,7 +140,7 @@ impl Record {
     }
 }
 
-/// A record in fewer bytes, if it is larger than 1 KiB and becomes smaller. Otherwise as it was.
+/// Compresses a record above 1 KiB if that makes it smaller; otherwise returns it unchanged.
 pub(crate) fn compress(record: Bytes) -> Bytes {
     if record.len() <= MAX_UNCOMPRESSED_BYTES || record[0] == VERSION_COMPRESSED {
         return record;
@@ -157,7 +155,7 @@ pub(crate) fn compress(record: Bytes) -> Bytes {
     wire::append_checksum(out)
 }
 
-/// What was compressed of a record that is compressed. Any other is returned as it was.
+/// Decompresses a compressed record; returns any other unchanged.
 pub(crate) fn decompress(record: Bytes) -> Bytes {
     if record.first() != Some(&VERSION_COMPRESSED) {
         return record;
@@ -169,7 +167,7 @@ pub(crate) fn decompress(record: Bytes) -> Bytes {
     inside.unwrap_or(record)
 }
 
-/// The length of a record, or of what was compressed if it is compressed. Only as good as what was written there.
+/// The uncompressed length of a record, as its bytes declare it. The value is not verified.
 pub(crate) fn decompressed_length(record: &[u8]) -> usize {
     match record {
         [VERSION_COMPRESSED, length @ ..] if length.len() >= 4 => {
@@ -179,7 +177,7 @@ pub(crate) fn decompressed_length(record: &[u8]) -> usize {
     }
 }
 
-/// What was compressed, behind its version. It is not itself compressed.
+/// Decompresses what follows the version. The result must not be compressed itself.
 fn decompress_rest(mut reader: ByteReader) -> Option<Bytes> {
     let length = reader.u32()? as usize;
     let small = reader.rest();
@@ -222,7 +220,7 @@ fn put_headers(out: &mut BytesMut, headers: &HeaderMap) {
 
 fn read_headers(reader: &mut ByteReader) -> Option<HeaderMap> {
     let count = reader.u16()?;
-    // More than a map can hold is no record of ours.
+    // A count beyond the capacity of a map is invalid.
     let mut headers = HeaderMap::try_with_capacity(count.into()).ok()?;
     for _ in 0..count {
         let length = reader.u16()?;
@@ -342,7 +340,7 @@ mod tests {
         assert_eq!(compress(noise.clone()), noise);
     }
 
-    /// Written by format version 1. It must stay readable for ever.
+    /// Written by format version 1. It must stay readable forever.
     #[test]
     fn version_1_stays_readable() {
         let written: &[u8] = include_bytes!("../tests/fixtures/record-v1.bin");

@@ -1,12 +1,12 @@
-//! Every refusal, in one table: its name, its HTTP status, its gRPC code, its title.
+//! The table of all refusals: name, HTTP status, gRPC code and title.
 //!
-//! What a caller is told never says whether another caller used the key, nor which part of a request differed.
+//! A refusal never reveals whether another caller used the key, or which part of a request differed.
 
 use std::{fmt, time::Duration};
 
 use http::StatusCode;
 
-/// Why a request was refused. Variants are in the order in which they are judged.
+/// Why a request was refused. The variants are ordered by precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum RefusalReason {
@@ -29,15 +29,15 @@ pub enum RefusalReason {
     UpstreamTimeout,
 }
 
-/// A refusal of one request: the reason, and what its reader should know.
+/// The refusal of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Refusal {
-    /// Why.
+    /// The reason, which determines status and title.
     pub reason: RefusalReason,
-    /// What happened and what to do, for the person who reads it.
+    /// What happened and what to do, for people.
     pub detail: String,
-    /// When it makes sense to try again. Only on refusals whose table row has it.
+    /// When to try again, for refusals that may clear up.
     pub retry_after: Option<Duration>,
 }
 
@@ -116,41 +116,41 @@ const REASONS: [ReasonInfo; 17] = [
 ];
 
 impl RefusalReason {
-    /// How many there are.
+    /// The number of reasons.
     pub const COUNT: usize = REASONS.len();
 
-    /// All of them, in the order in which they are judged.
+    /// All reasons, ordered by precedence.
     pub fn all() -> impl Iterator<Item = Self> {
         REASONS.iter().map(|row| row.reason)
     }
 
-    /// The reason of that name, such as `in-progress` (or `in_progress`, as dials spell it).
+    /// Returns the reason with this name, such as `in-progress` (or `in_progress`, as in settings).
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.replace('_', "-");
         REASONS.iter().find(|row| row.name == name).map(|row| row.reason)
     }
 
-    /// Its name: the end of the problem's `type`.
+    /// The name, which is the last segment of the problem's `type`.
     pub fn name(self) -> &'static str {
         self.info().name
     }
 
-    /// Its HTTP status, unless a policy sets another.
+    /// The default HTTP status; a policy may set another.
     pub fn status(self) -> StatusCode {
         StatusCode::from_u16(self.info().http).expect("the table holds valid codes")
     }
 
-    /// Its gRPC code, unless a policy sets another.
+    /// The default gRPC code; a policy may set another.
     pub fn grpc_status(self) -> u8 {
         self.info().grpc
     }
 
-    /// A sentence for people.
+    /// The title of the refusal, a sentence for people.
     pub fn title(self) -> &'static str {
         self.info().title
     }
 
-    /// What its reader should do.
+    /// What the client should do.
     pub fn help(self) -> &'static str {
         self.info().help
     }
@@ -166,12 +166,12 @@ impl RefusalReason {
 }
 
 impl Refusal {
-    /// A refusal; `detail` says what happened and what to do.
+    /// Creates a refusal; `detail` says what happened and what to do.
     pub fn new(reason: RefusalReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), retry_after: None }
     }
 
-    /// When it makes sense to try again.
+    /// Sets when to try again.
     pub fn retry_after(self, after: Duration) -> Self {
         Self { retry_after: Some(after), ..self }
     }

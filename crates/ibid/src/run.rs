@@ -19,19 +19,19 @@ use crate::{
     time::now_ms,
 };
 
-/// A key, and optionally what makes two requests with it the same.
+/// An idempotency key, optionally with the fingerprint of its request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunKey {
     key: String,
     fingerprint: Fingerprint,
 }
 
-/// What [`run`] gives back.
+/// The result of [`run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunResult {
     /// The operation ran now.
     First(Bytes),
-    /// It ran before; this was its result.
+    /// An earlier call ran the operation; this was its result.
     Replayed(Bytes),
 }
 
@@ -39,11 +39,11 @@ pub enum RunResult {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunError<E> {
-    /// The operation itself failed. It is not remembered: the next call runs it again.
+    /// The operation failed. The failure is not remembered: the next call runs the operation again.
     Failed(E),
-    /// It was not run, or its end is not known; the refusal says which.
+    /// The operation was not run, or its outcome is unknown; the refusal says which.
     Refused(Refusal),
-    /// The policy cannot be used. Nothing was run.
+    /// The policy is invalid. Nothing was run.
     Policy(InvalidPolicy),
     /// The operation panicked or was cancelled. Its outcome is recorded as unknown.
     Aborted(JoinError),
@@ -51,16 +51,16 @@ pub enum RunError<E> {
 
 /// Runs an operation at most once per key and scope, and remembers its result.
 ///
-/// The operation runs in a task of its own: dropping the returned future does not cancel it. `Ok` is remembered for
-/// the policy's `ttl`; `Err` says that it did not happen, and the next call runs it again; a panic leaves the outcome unknown.
-/// A run beyond the policy's `timeout` refuses the caller and goes on: if it ends within `late_answer` its result is
-/// remembered, else the outcome is unknown. The key must be as the policy's `key` says, and is lower-cased where a layer
-/// would do so. Of the policy, the dials about requests and answers of HTTP mean nothing here.
+/// The operation runs in its own task: dropping the returned future does not cancel it. `Ok` is remembered for the
+/// policy's `ttl`. `Err` means that the operation did not happen; the next call runs it again. A panic leaves the
+/// outcome unknown. If a run exceeds the policy's `timeout`, the caller is refused and the run continues: a result
+/// within `late_answer` is remembered, otherwise the outcome is unknown. The key must match the policy's `key` and is
+/// lower-cased like in a layer. Settings about HTTP requests and responses have no effect here.
 ///
 /// ```
 /// # use std::sync::Arc;
 /// # use bytes::Bytes;
-/// # use ibid::{Policy, Ran, Scope, run, store::{Memory, Store}};
+/// # use ibid::{Policy, RunResult, Scope, run, store::{Memory, Store}};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// let store: Arc<dyn Store> = Arc::new(Memory::default());
 /// let charge = |_attempt| async { Ok::<_, std::io::Error>(Bytes::from("charged")) };
@@ -68,8 +68,8 @@ pub enum RunError<E> {
 /// let scope = Scope::from_parts(&["acme"]);
 /// let first = run(&store, &Policy::ietf(), "order-17", &scope, charge).await.unwrap();
 /// let again = run(&store, &Policy::ietf(), "order-17", &scope, charge).await.unwrap();
-/// assert_eq!(first, Ran::First(Bytes::from("charged")));
-/// assert_eq!(again, Ran::Replayed(Bytes::from("charged")));
+/// assert_eq!(first, RunResult::First(Bytes::from("charged")));
+/// assert_eq!(again, RunResult::Replayed(Bytes::from("charged")));
 /// # }
 /// ```
 ///
@@ -139,7 +139,7 @@ where
     }
 }
 
-/// Runs the operation in any case, and sees beside it what enforcement would have done.
+/// Always runs the operation, and observes in parallel what enforcement would have done.
 async fn run_in_shadow<F, R, E>(
     engine: &Engine, policy: CheckedPolicy, ask: ClaimRequest, operation: F,
 ) -> Result<RunResult, RunError<E>>
@@ -171,7 +171,7 @@ struct FunctionOperation<F, R> {
     fingerprint: Fingerprint,
     timeout: Duration,
     late_answer: Duration,
-    /// Tells the caller that `timeout` has passed and the operation goes on without it.
+    /// Signals the caller that `timeout` has passed and that the operation continues in the background.
     late_sender: Option<oneshot::Sender<()>>,
     marker: std::marker::PhantomData<fn() -> R>,
 }
@@ -182,7 +182,7 @@ where
     R: Future<Output = Result<Bytes, E>> + Send,
     E: Send,
 {
-    /// `Err(None)`: it took too long.
+    /// `Err(None)`: the run exceeded `timeout`.
     type Answer = Result<Bytes, Option<E>>;
 
     async fn run(&mut self, lease: Option<&Lease>) -> RunOutcome<Self::Answer> {
@@ -209,14 +209,14 @@ where
         }
     }
 
-    /// Of plain bytes it is the same in every version.
+    /// The fingerprint of plain bytes is the same in every version.
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
         (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint })
     }
 }
 
 impl RunKey {
-    /// A key for this very request: with other bytes it is refused, or treated as the policy says.
+    /// Binds the key to these request bytes: the policy decides what a reuse with other bytes gets.
     pub fn with_request(key: impl Into<String>, request: &[u8]) -> Self {
         Self { key: key.into(), fingerprint: Fingerprint::of_bytes(request) }
     }

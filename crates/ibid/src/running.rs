@@ -1,4 +1,4 @@
-//! How many operations run, so that a shutdown can wait for them.
+//! Counts running operations, so that a shutdown can wait for them.
 
 use std::{
     future::Future,
@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify, task::JoinSet};
 
-/// Counts what runs. Cheap to clone.
+/// Counts running operations. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct RunningOperations(Arc<RunningState>);
 
@@ -20,16 +20,16 @@ struct RunningState {
     count: AtomicUsize,
     closed: AtomicBool,
     idle: Notify,
-    /// Work that goes on without its caller.
+    /// Work that continues after its caller has left.
     detached: Mutex<JoinSet<()>>,
 }
 
-/// One operation that runs, until it is dropped.
+/// One running operation. Dropping the slot ends it.
 #[derive(Debug)]
 pub struct RunSlot(Arc<RunningState>);
 
 impl RunningOperations {
-    /// Takes a slot, if fewer than `at_most` are taken.
+    /// Takes a slot, unless `at_most` slots are taken.
     pub fn try_enter(&self, at_most: usize) -> Option<RunSlot> {
         if self.0.count.fetch_add(1, SeqCst) < at_most {
             return Some(RunSlot(self.0.clone()));
@@ -38,17 +38,17 @@ impl RunningOperations {
         None
     }
 
-    /// How many run.
+    /// The number of running operations.
     pub fn count(&self) -> usize {
         self.0.count.load(SeqCst)
     }
 
-    /// Returns once nothing runs.
+    /// Returns once no operation is running.
     pub async fn wait_idle(&self) {
         loop {
             let idle = self.0.idle.notified();
             tokio::pin!(idle);
-            // Registered before looking, so that the last slot cannot leave unseen in between.
+            // Registers before checking the count, so that the last exit in between is not missed.
             idle.as_mut().enable();
             if self.count() == 0 {
                 return;
@@ -57,7 +57,7 @@ impl RunningOperations {
         }
     }
 
-    /// Goes on with work whose caller has left. Without a runtime, or once closed, the work is dropped instead.
+    /// Continues work whose caller has left. Without a runtime, or after [`close`](Self::close), the work is dropped.
     pub(crate) fn detach(&self, work: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut detached = self.0.detached.lock();
@@ -67,7 +67,7 @@ impl RunningOperations {
         }
     }
 
-    /// Gives up work whose caller has left, now and from now on. It is dropped, and so parked.
+    /// Drops all detached work, now and in the future. The dropped claims are parked.
     pub fn close(&self) {
         self.0.closed.store(true, SeqCst);
         self.0.detached.lock().abort_all();

@@ -1,8 +1,8 @@
-//! Who may see a remembered answer, and where it lives.
+//! The scope: who may see a remembered answer, and at which address it is stored.
 //!
-//! A replay answers in the app's place, so it must never cross from one caller to another. The scope says who the
-//! caller is; scope and key together give the [`Address`]. Each part is length-framed, so that no two different
-//! scopes can spell the same address.
+//! A replay answers in the app's place, so it must never cross from one caller to another. The scope identifies the
+//! caller; scope and key determine the [`Address`]. Each part is length-framed, so that two different scopes never
+//! share an address.
 
 use std::{borrow::Cow, fmt, net::IpAddr, str::FromStr};
 
@@ -22,7 +22,7 @@ mod credentials;
 mod tests;
 mod trusted;
 
-/// Of the way in which addresses are computed. Another version forgets everything.
+/// The version of the address format. Changing it makes all records unreachable.
 const ADDRESS_VERSION: u8 = 2;
 
 /// A part of the scope.
@@ -30,68 +30,69 @@ const ADDRESS_VERSION: u8 = 2;
 pub enum ScopePart {
     /// All [credential headers](Credentials) together, as sent.
     Credential,
-    /// A cookie.
+    /// A cookie with this name.
     Cookie(String),
-    /// A header. Believed only from trusted proxies, unless the scope also has [`Credential`](Self::Credential).
+    /// A header. Accepted only from trusted proxies, unless the scope also contains [`Credential`](Self::Credential).
     Header(HeaderName),
     /// A claim of a verified token.
     Jwt(String),
-    /// The host's name in lower case, without the port.
+    /// The host name in lower case, without the port.
     Host,
-    /// The method.
+    /// The request's method.
     Method,
-    /// The path.
+    /// The request's path.
     Path,
     /// The route's pattern.
     Route,
-    /// One scope for all.
+    /// One scope for all callers.
     Global,
-    /// A cookie, header or claim that may be missing. Missing is a value of its own.
+    /// A cookie, header or claim that may be missing. Missing is a distinct value.
     Optional(Box<ScopePart>),
 }
 
-/// Secret that turns addresses into HMACs, so that who reads the store cannot guess keys. Never rotates live.
+/// A secret that turns addresses into HMACs, so that readers of the store cannot guess keys. It cannot be rotated while
+/// records are live.
 #[derive(Clone)]
 pub struct AddressSecret([u8; 32]);
 
-/// Verified claims of a caller's token.
+/// The claims of a caller's verified token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenClaims(pub std::collections::BTreeMap<String, String>);
 
-/// What became of a caller's token, put into a request's extensions by whoever verified it: its claims, or why it is not
-/// believed. Only routes that [ask for claims](crate::Policy::claims) look at it.
+/// The result of verifying a caller's token: its claims, or why it was rejected. The verifying code puts it into the
+/// request's extensions. Only routes that [read claims](crate::Policy::claims) use it.
 #[derive(Debug, Clone)]
 pub struct TokenVerification(pub Result<TokenClaims, Refusal>);
 
-/// What a scope is read from.
+/// The input from which a scope is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct ScopeInput<'a> {
-    /// Of the request.
+    /// The request's method.
     pub method: &'a Method,
-    /// Of the request.
+    /// The request's URI.
     pub uri: &'a Uri,
-    /// Of the request.
+    /// The request's headers.
     pub headers: &'a HeaderMap,
-    /// Who sent it, if that is known.
+    /// The address of the sender, if known.
     pub peer: Option<IpAddr>,
-    /// What became of its token, if somebody looked at it.
+    /// The result of token verification, if it took place.
     pub identity: Option<&'a TokenVerification>,
     /// The route's pattern.
     pub route: &'a str,
-    /// Whose headers are believed.
+    /// The proxies whose scope headers are accepted.
     pub trusted: &'a TrustedProxies,
-    /// Which headers carry credentials.
+    /// The headers that carry credentials.
     pub credentials: &'a Credentials,
 }
 
-/// How a caller is known under [`ScopePart::Credential`].
+/// How [`ScopePart::Credential`] identifies a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallerKind {
-    /// By a credential; or the scope does not ask for one.
+    /// By a credential, or the scope needs none.
     Named,
-    /// Not at all.
+    /// The caller has neither credential nor cookies.
     Anonymous,
-    /// By cookies only: refused, unless the cookies come from an answer to the same anonymous request.
+    /// By cookies only: refused, unless a response to the same anonymous request set these cookies.
     CookiesOnly,
 }
 
@@ -100,10 +101,10 @@ pub(crate) enum CallerKind {
 pub struct Scope(Vec<u8>);
 
 impl Scope {
-    /// Reads the scope of a request.
+    /// Computes the scope of a request.
     ///
     /// # Errors
-    /// A refusal if a part is missing, repeated or not believed; of several the first in the table of refusals.
+    /// A refusal if a part is missing, repeated or not accepted. Of several, the first in the table of refusals.
     pub fn of(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<Self, Refusal> {
         match Self::read(parts, caller)? {
             (_, CallerKind::CookiesOnly) => Err(cookies_only()),
@@ -111,9 +112,9 @@ impl Scope {
         }
     }
 
-    /// As [`of`](Self::of), but a caller who is known by cookies only gets the anonymous scope.
+    /// Like [`of`](Self::of), but a caller with cookies only gets the anonymous scope.
     pub(crate) fn read(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<(Self, CallerKind), Refusal> {
-        // Beside a credential, a header only narrows the scope: who lies about it stays among their own keys.
+        // With a credential, a header only narrows the scope: a forged value selects other keys of the same caller.
         let narrows = parts.contains(&ScopePart::Credential);
         let mut framed = Vec::with_capacity(96);
         let mut kind = CallerKind::Named;
@@ -138,7 +139,7 @@ impl Scope {
         }
     }
 
-    /// A scope of plain values, for handlers without a layer.
+    /// Creates a scope from plain values, for handlers without a layer.
     pub fn from_parts(parts: &[&str]) -> Self {
         let mut framed = Vec::new();
         for part in parts {
@@ -147,7 +148,7 @@ impl Scope {
         Self(framed)
     }
 
-    /// Where the entry of a key in this scope lives. `fingerprint` is part of it where each gets its own entry.
+    /// The address of a key in this scope. Pass `fingerprint` if each fingerprint has its own entry.
     pub fn address(&self, key: &str, fingerprint: Option<&Fingerprint>, secret: Option<&AddressSecret>) -> Address {
         let mut framed = Vec::with_capacity(self.0.len() + key.len() + 64);
         framed.push(ADDRESS_VERSION);
@@ -172,7 +173,7 @@ fn digest(bytes: &[u8], secret: Option<&AddressSecret>) -> [u8; 32] {
 }
 
 impl Address {
-    /// Names a cookie that an answer at this address set.
+    /// The address of a cookie that a response at this address set.
     pub(crate) fn of_cookie(&self, name: &[u8], value: &[u8], secret: Option<&AddressSecret>) -> Self {
         let mut framed = Vec::with_capacity(64 + name.len() + value.len());
         framed.push(ADDRESS_VERSION);
@@ -183,7 +184,7 @@ impl Address {
     }
 }
 
-/// Appends the credential. Its length is known only afterwards.
+/// Appends the credential, and fills in its length afterwards.
 fn append_credential(caller: &ScopeInput<'_>, out: &mut Vec<u8>) -> Result<CallerKind, Refusal> {
     frame(out, ScopePart::Credential.tag(), b"");
     let start = out.len();
@@ -204,10 +205,10 @@ fn frame(out: &mut Vec<u8>, tag: u8, value: &[u8]) {
 }
 
 impl ScopePart {
-    /// Its value in one request; empty if it is optional and missing.
+    /// Returns the value in a request; empty if the part is optional and missing.
     ///
     /// # Errors
-    /// A refusal if it is missing, repeated or not believed.
+    /// A refusal if the part is missing, repeated or not accepted.
     pub fn value<'a>(&self, caller: &ScopeInput<'a>) -> Result<Cow<'a, [u8]>, Refusal> {
         match self {
             Self::Optional(part) => Ok(part.find(caller, false)?.unwrap_or_default()),
@@ -226,7 +227,6 @@ impl ScopePart {
         Ok(())
     }
 
-    /// Its value, which must be there.
     fn required_value<'a>(&self, caller: &ScopeInput<'a>, narrows: bool) -> Result<Cow<'a, [u8]>, Refusal> {
         let may_be_empty = !matches!(self, Self::Cookie(_) | Self::Header(_) | Self::Jwt(_));
         match self.find(caller, narrows)? {
@@ -239,7 +239,6 @@ impl ScopePart {
         }
     }
 
-    /// Its value, if the request has it.
     fn find<'a>(&self, caller: &ScopeInput<'a>, narrows: bool) -> Result<Option<Cow<'a, [u8]>>, Refusal> {
         Ok(Some(match self {
             Self::Credential => {
@@ -266,7 +265,7 @@ impl ScopePart {
         }))
     }
 
-    /// Told apart in the address, so that a header's value cannot pass for a cookie's.
+    /// The tag in the address. It separates kinds, so that a header cannot imitate a cookie.
     fn tag(&self) -> u8 {
         match self {
             Self::Credential => b'c',
@@ -278,12 +277,12 @@ impl ScopePart {
             Self::Path => b'p',
             Self::Route => b'r',
             Self::Global => b'g',
-            // Of a missing one; one that is there has the tag of its kind.
+            // The tag of a missing part; a present one has the tag of its kind.
             Self::Optional(_) => b'-',
         }
     }
 
-    /// The part itself, whether or not it is optional.
+    /// The part itself, without `Optional`.
     pub fn part(&self) -> &Self {
         match self {
             Self::Optional(part) => part,
@@ -291,13 +290,13 @@ impl ScopePart {
         }
     }
 
-    /// Whether it says who is calling, rather than where.
+    /// Whether the part identifies the caller rather than the target.
     pub fn names_caller(&self) -> bool {
         matches!(self.part(), Self::Credential | Self::Cookie(_) | Self::Header(_) | Self::Jwt(_))
     }
 
-    /// Whether its name says that it is a user: a header with `user` in its name, or the subject of a JWT. A user agent is
-    /// not a user.
+    /// Whether the part's name suggests a user: a header with `user` in its name (but not User-Agent), or the subject
+    /// of a JWT.
     pub fn names_user(&self) -> bool {
         match self.part() {
             Self::Header(name) => name.as_str().contains("user") && !name.as_str().contains("user-agent"),
@@ -306,7 +305,7 @@ impl ScopePart {
         }
     }
 
-    /// The header that it is read from, if it is one.
+    /// The header that the part reads, if any.
     pub fn header(&self) -> Option<&HeaderName> {
         match self.part() {
             Self::Header(name) => Some(name),
@@ -353,7 +352,7 @@ fn host<'a>(caller: &ScopeInput<'a>) -> Result<&'a str, Refusal> {
     host.map(without_port).map_err(|_| Refusal::new(RefusalReason::RequestAmbiguous, "the Host header is not ASCII"))
 }
 
-/// `shop.example:8080` and `[::1]:8080` without their port. What is neither stays as it is.
+/// Removes the port from `shop.example:8080` and `[::1]:8080`. Other text is returned unchanged.
 fn without_port(host: &str) -> &str {
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     match host.rsplit_once(':') {
@@ -366,7 +365,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// The value of a header that must not be repeated.
+/// Returns the value of a header that must not be repeated.
 fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Refusal> {
     let mut values = headers.get_all(name).iter();
     let first = values.next();
@@ -381,7 +380,7 @@ fn scope_missing(detail: impl Into<String>) -> Refusal {
 }
 
 impl AddressSecret {
-    /// From 32 bytes.
+    /// Creates a secret from 32 bytes.
     pub fn new(secret: [u8; 32]) -> Self {
         Self(secret)
     }

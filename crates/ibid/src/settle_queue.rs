@@ -1,9 +1,10 @@
-//! Ends that the store could not take yet: told again until it has acknowledged them.
+//! Retries settlements that the store has not acknowledged.
 //!
-//! A release that is not acknowledged would leave a key blocked for its lease; an answer that waits in the journal
-//! must reach the store. One background task works on both while there is something to do, and ends when there is not.
-//! An end that the store refuses waits for its next attempt by itself; if its record may be too large for the store, the
-//! answer is recorded without its body, as one above `max_response` is.
+//! Without it, a lost release would block its key until the lease expires, and a journaled answer would never reach the
+//! store. One background task drains the queue and the journal, and exits when both are empty.
+//!
+//! A settlement that the store rejects is retried on its own schedule. If its record may be too large for the store,
+//! the answer is recorded without its body, like an answer above `max_response`.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -28,21 +29,23 @@ use crate::{
     store::{Address, ErrorKind, Lease, SettleOutcome, Settlement, Store, StoreError},
 };
 
-/// More ends than this, or more bytes of them, are not kept: their leases lapse instead.
+/// The maximum number of queued settlements. Settlements beyond this or [`MAX_QUEUED_BYTES`] are dropped, and their
+/// leases expire.
 const MAX_QUEUED: usize = 10_000;
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-/// Of one end. Longer than the pause between any two, so that the others have their turn: only a part of a store may be away.
+/// The longest delay between two attempts at the same settlement. It exceeds [`MAX_BACKOFF`], so that one unreachable
+/// part of a store does not keep the other settlements waiting.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// After so many ends in a row that did not reach the store, it is left alone for a while.
+/// The number of consecutive unreachable attempts after which draining pauses.
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
-/// An end that the store has refused for so long is given up.
+/// How long a settlement may be rejected before it is dropped.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60 * 60);
-/// Records smaller than this are not refused for their size.
+/// Records below this size in bytes are never shortened.
 const MIN_SHORTENED_RECORD_BYTES: usize = 64 << 10;
 
-/// The queue. Cheap to clone.
+/// Retries settlements in the background. Cheap to clone.
 #[derive(Clone)]
 pub struct SettleQueue(Arc<SettleQueueState>);
 
@@ -51,16 +54,15 @@ struct SettleQueueState {
     observer: Arc<dyn Observer>,
     journal: Option<Arc<Journal>>,
     queue: Mutex<PendingSettlements>,
-    /// Something was added.
     added: Notify,
 }
 
 #[derive(Default)]
 struct PendingSettlements {
-    /// Only the task removes from it; others add to its back.
+    /// Only the worker removes entries; others append.
     entries: VecDeque<QueuedSettlement>,
     bytes: usize,
-    /// A task works on it. Set and unset under the lock, so that no end is left without one.
+    /// Whether a worker is running. Changed under the lock, so that no settlement is left without a worker.
     has_worker: bool,
 }
 
@@ -70,7 +72,7 @@ struct QueuedSettlement {
     retry: SettleRetry,
 }
 
-/// When an end is told again. Each has its own pause: one that is refused for ever does not hold up the others.
+/// The retry schedule of one settlement. A rejected settlement does not delay the others.
 #[derive(Clone, Copy)]
 struct SettleRetry {
     due_at: Instant,
@@ -78,16 +80,15 @@ struct SettleRetry {
     rejected_since: Option<Instant>,
 }
 
-/// What became of one attempt to settle.
 enum SettleAttempt {
     Settled,
-    /// The store refuses this one. Others may be taken.
+    /// The store rejects this settlement. It may accept others.
     Rejected,
-    /// The store is away.
+    /// The store did not respond.
     Unreachable,
 }
 
-/// Parks a claim whose work was dropped before it settled.
+/// Parks a claim if it is dropped before the claim was settled.
 pub(crate) struct AbandonGuard<'a> {
     queue: &'a SettleQueue,
     lease: Option<Lease>,
@@ -108,7 +109,7 @@ impl SettleQueue {
         later
     }
 
-    /// Settles later.
+    /// Queues a settlement and starts the worker if it is idle.
     pub(crate) fn push(&self, lease: Lease, mut end: Settlement) {
         {
             let mut queue = self.0.queue.lock();
@@ -128,7 +129,7 @@ impl SettleQueue {
         self.wake();
     }
 
-    /// Starts the task if there is work and none is at it.
+    /// Starts the worker if there is work and none is running.
     pub(crate) fn wake(&self) {
         self.0.added.notify_one();
         let Ok(runtime) = Handle::try_current() else { return };
@@ -148,13 +149,13 @@ impl SettleQueue {
         }
     }
 
-    /// How many ends wait for the store.
+    /// The number of settlements that wait in the queue and the journal.
     pub fn pending(&self) -> usize {
         let journaled = self.0.journal.as_ref().map_or(0, |journal| journal.len());
         self.0.queue.lock().entries.len() + journaled
     }
 
-    /// Returns once nothing waits any more. The caller bounds it.
+    /// Returns once the queue and the journal are empty. The caller sets a time limit.
     pub async fn wait_until_empty(&self) {
         self.wake();
         while self.pending() > 0 {
@@ -175,7 +176,7 @@ impl SettleQueueState {
         answer
     }
 
-    /// Tells the store of one end. A record that it refuses for its size is recorded without its body.
+    /// Settles once. If the store rejects a large record, settles again without its body.
     async fn settle_or_shorten(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let refused = match self.settle(lease, end).await {
             Err(error) if error.kind == ErrorKind::Rejected => error,
@@ -189,7 +190,7 @@ impl SettleQueueState {
         told
     }
 
-    /// Settles the first end that is due. `None` if there is none.
+    /// Attempts the first settlement that is due. Returns `None` if none is due.
     async fn settle_next(&self) -> Option<SettleAttempt> {
         let now = Instant::now();
         let (at, lease, end) = {
@@ -226,7 +227,7 @@ impl SettleQueueState {
         Some(told)
     }
 
-    /// Brings what is due of the journal to the store.
+    /// Attempts all journaled settlements that are due.
     async fn drain_journal(&self, retries: &mut HashMap<Address, SettleRetry>) -> SettleAttempt {
         let Some(journal) = &self.journal else { return SettleAttempt::Settled };
         let all = journal.entries();
@@ -256,7 +257,7 @@ impl SettleQueueState {
                 continue;
             }
             misses = 0;
-            // Until then a retry gets it from the journal.
+            // A retry of the request gets an unexpired answer from the journal, so keep it until it expires.
             let given_up = told.is_err() && retry.should_give_up() && is_expired(&end);
             if given_up {
                 self.observer.on_event(&EngineEvent::SettlementDropped(at));
@@ -271,16 +272,15 @@ impl SettleQueueState {
         if misses > 0 { SettleAttempt::Unreachable } else { SettleAttempt::Settled }
     }
 
-    /// Whether nothing is left to do. Then nobody works any more.
+    /// Returns whether the queue and the journal are empty, and if so marks the worker as stopped.
     fn stop_if_idle(&self) -> bool {
         let mut queue = self.queue.lock();
         let done = queue.entries.is_empty() && !self.has_journaled();
-        // Under the lock: what is pushed from here on finds nobody working and starts anew.
+        // Changed under the lock, so that a later push sees no worker and starts one.
         queue.has_worker = !done;
         done
     }
 
-    /// When the next end is due.
     fn next_due_at(&self, journaled: &HashMap<Address, SettleRetry>) -> Instant {
         let queue = self.queue.lock();
         let queued = queue.entries.iter().map(|waiting| waiting.retry.due_at);
@@ -310,7 +310,7 @@ impl SettleRetry {
     }
 }
 
-/// The memory that an end takes up besides its lease.
+/// The memory of a settlement besides its lease.
 fn record_bytes(end: &Settlement) -> usize {
     match end {
         Settlement::Complete { record, .. } => record.len(),
@@ -318,12 +318,12 @@ fn record_bytes(end: &Settlement) -> usize {
     }
 }
 
-/// Whether the answer of a journaled end is not to be given any more.
+/// Whether the answer of a journaled settlement has expired.
 fn is_expired(end: &Settlement) -> bool {
     matches!(end, Settlement::Complete { ttl: keep, .. } if *keep <= Duration::from_millis(1))
 }
 
-/// The same end with a digest in place of a large body.
+/// Replaces a large body with its digest. Returns `None` if there is no large body.
 fn without_body(end: &Settlement) -> Option<Settlement> {
     let Settlement::Complete { failed, record, summary: outline, ttl: keep } = end else { return None };
     let mut record = Record::decode(record.clone()).ok().filter(|_| record.len() >= MIN_SHORTENED_RECORD_BYTES)?;
@@ -332,7 +332,7 @@ fn without_body(end: &Settlement) -> Option<Settlement> {
     Some(Settlement::Complete { failed: *failed, record: record.encode(), summary: *outline, ttl: *keep })
 }
 
-/// Says that no task works any more, even if the task is dropped with its runtime.
+/// Clears `has_worker` even if the task is dropped with its runtime.
 struct WorkerGuard(Arc<SettleQueueState>);
 
 impl Drop for WorkerGuard {
@@ -389,6 +389,6 @@ impl Drop for AbandonGuard<'_> {
 
 impl fmt::Debug for SettleQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Later").field("waiting", &self.pending()).finish()
+        f.debug_struct("SettleQueue").field("waiting", &self.pending()).finish()
     }
 }

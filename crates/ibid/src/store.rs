@@ -1,20 +1,21 @@
-//! The store contract: who may run, who must wait, what was answered.
+//! The store contract: which request runs, which waits, and which answer is remembered.
 //!
-//! A store keeps one entry per [`Address`] and decides, atomically, who runs. It knows no policy: it compares tokens
-//! and fences, never fingerprints, and never looks inside a record.
+//! A store keeps one entry per [`Address`] and decides atomically which claim is granted. It knows no policy: it
+//! compares tokens and fences, never fingerprints, and never reads a record.
 //!
-//! What every implementation must hold (the suite in `ibid-testkit` checks each point):
+//! Every implementation guarantees the following (the suite in `ibid-testkit` checks each point):
 //!
-//! - **Same token, same answer.** Every call may be sent again after a lost answer. A token that was released or
-//!   forgotten is [`ClaimOutcome::TokenSpent`], for at least [`SPENT_TOKEN_TTL`].
-//! - **What a holder says counts** until its claim is taken over, released or forgotten: if the store has lost the entry,
-//!   or somebody else came there and left, it is put back ([`SettleOutcome::Restored`]).
-//! - **A claim whose answer was lost** is settled by its token alone ([`Fence::UNSEEN`]); that spends the token wherever
-//!   it is not the holder, so that a late copy of the claim finds it spent.
-//! - **A lapsed claim is unknown, never free.** It runs again only through [`ClaimRequest::take_over`], in the same atomic step that
-//!   proves that this very holder is still current, and lapsed or parked.
-//! - **Fences only grow** per address, beyond the entry's life.
-//! - **The store's clock alone** decides lapse and expiry. Only `Duration`s cross this contract.
+//! - **Calls are repeatable.** A caller may resend any call after a lost response; the same token gets the same
+//!   outcome. A released or forgotten token yields [`ClaimOutcome::TokenSpent`] for at least [`SPENT_TOKEN_TTL`].
+//! - **A holder's settlement is valid** until its claim is taken over, released or forgotten. If the entry is missing,
+//!   or a later claim there has ended without a result, the store restores the entry ([`SettleOutcome::Restored`]).
+//! - **A claim whose response was lost** is settled by its token alone ([`Fence::UNSEEN`]). If that token is not the
+//!   holder, settling spends it, so a delayed copy of the claim is not granted.
+//! - **An expired lease means outcome unknown, never free.** The operation runs again only through
+//!   [`ClaimRequest::take_over`]. The takeover checks in one atomic step that this holder is still current and that its
+//!   outcome is unknown.
+//! - **Fences only grow** per address, even beyond the entry's lifetime.
+//! - **Only the store's clock** decides about expiry. Only `Duration`s cross this contract.
 //! - **A live entry is never evicted.** A full store refuses new claims.
 
 use std::{
@@ -42,157 +43,159 @@ mod error;
 mod memory;
 mod types;
 
-/// How long at least the token of a released or forgotten claim is remembered, so that a late copy of that claim
-/// cannot come alive.
+/// The minimum time for which a store remembers the token of a released or forgotten claim, so that a delayed copy of
+/// that claim is not granted.
 pub const SPENT_TOKEN_TTL: Duration = Duration::from_secs(60);
 
-/// Remembers what was asked and answered. See the [module docs](self) for what an implementation must hold.
+/// Remembers claims and their outcomes. The [module docs](self) list the guarantees of an implementation.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides who runs.
+    /// Claims an address, atomically.
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome>;
 
-    /// Re-arms lease and expiry of a claim. On an absent entry, puts it back ([`SettleOutcome::Restored`]).
+    /// Renews the lease and the expiry of a claim. Restores a missing entry ([`SettleOutcome::Restored`]).
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome>;
 
-    /// Ends a claim. Repeatable; a holder that lost its claim writes nothing and learns what is there now.
+    /// Ends a claim. Repeatable. If the claim was lost, nothing is written and the outcome contains the current entry.
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome>;
 
-    /// Returns once `seen` is no longer the running holder at `at`, or after `limit`. A hint: callers claim again.
+    /// Returns once `seen` is no longer the running holder at `at`, or after `limit`. This is only a hint: callers
+    /// claim again.
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()>;
 
-    /// What a claim would find, without claiming. `None` if nothing is there or it was released.
+    /// Returns what a claim would find, without claiming. `None` if the entry is missing or released.
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>>;
 
-    /// Removes at most `at_most` expired entries, and marks lapsed ones where a store keeps such a mark. Of several
-    /// processes on a shared store one sweeps at a time; the others find nothing to do.
+    /// Removes at most `at_most` expired entries, and marks expired leases if the store keeps such a mark. Of several
+    /// processes on a shared store, one sweeps at a time; the others find nothing to do.
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult>;
 
-    /// What operators may see and change.
+    /// The operations for operators: list, resolve, forget.
     fn admin(&self) -> &dyn StoreAdmin;
 
-    /// Counts that all who use this store share; `None` if it keeps none.
+    /// Counters shared by all users of this store; `None` if the store has none.
     fn counters(&self) -> Option<&dyn Counters>;
 
-    /// What this store promises, and what start-up found wanting.
+    /// The store's guarantees, and the weaknesses found at start-up.
     fn guarantees(&self) -> Guarantees;
 }
 
-/// One request to run, named by its token.
+/// A request to claim an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
-    /// Where the entry lives.
+    /// The address of the entry.
     pub address: Address,
-    /// Names this claim; minted by the caller, so that it can ask again after a lost answer.
+    /// Identifies this claim. The caller creates it, so that it can resend the claim after a lost response.
     pub token: ClaimToken,
-    /// What makes two requests the same. Stored, never compared by the store.
+    /// The fingerprint of the request. The store saves it and never compares it.
     pub fingerprint: Fingerprint,
-    /// What operators can search by.
+    /// The tags that operators search by.
     pub tags: Tags,
     /// Opaque to the store; shown to operators.
     pub label: Bytes,
-    /// How long the holder may stay silent.
+    /// How long the claim is valid without being extended.
     pub lease: Duration,
-    /// How long an unfinished entry is kept after its lease ends.
+    /// How long an unfinished entry is kept after its lease has expired.
     pub ttl: Duration,
-    /// Take over this holder, if it is still current and lapsed or parked.
+    /// Take over this holder if it is still current and its outcome is unknown.
     pub take_over: Option<Fence>,
 }
 
 /// A granted claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// What was asked.
+    /// The request that was granted.
     pub request: Arc<ClaimRequest>,
-    /// Names this holder. [`Fence::UNSEEN`] if the claim's answer was lost: then the token alone names it.
+    /// Identifies this holder. [`Fence::UNSEEN`] if the claim's response was lost; the token alone then identifies it.
     pub fence: Fence,
-    /// 1 for the first run at this address, 2 for the next.
+    /// 1 for the first run at this address, 2 for the second, and so on.
     pub attempt: u32,
-    /// Granted by a part of the store that could not reach the part that decides. The answer is called degraded.
+    /// The front store granted the claim without reaching the authority. The response is marked as degraded.
     pub front_only: bool,
 }
 
 impl Lease {
-    /// Of a claim whose answer was lost: the token alone names it.
+    /// Creates a lease for a claim whose response was lost. Only its token identifies it.
     pub fn unseen(ask: &Arc<ClaimRequest>) -> Self {
         Self { request: ask.clone(), fence: Fence::UNSEEN, attempt: 0, front_only: false }
     }
 }
 
-/// What a claim found.
+/// The outcome of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum ClaimOutcome {
-    /// The caller runs.
+    /// The caller holds the claim and runs the operation.
     Granted(Lease),
-    /// Another holder runs.
+    /// Another holder runs the operation.
     InProgress(Holder),
-    /// A holder started and nobody knows how it ended: parked, or silent for longer than its lease.
+    /// A holder started and its outcome is unknown: it was parked, or its lease expired.
     OutcomeUnknown(Holder),
-    /// Finished; here is the record.
+    /// The operation has completed with this record.
     Completed(CompletedEntry),
-    /// This token was released or forgotten and can never be granted again.
+    /// The token was released or forgotten and is never granted again.
     TokenSpent,
 }
 
-/// Who runs, or ran with an unknown end.
+/// A holder that is running, or whose outcome is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Names the holder.
+    /// Identifies the holder.
     pub fence: Fence,
-    /// Which run at this address it is.
+    /// The number of this run at the address, from 1.
     pub attempt: u32,
-    /// Of the request that it runs.
+    /// The fingerprint of the holder's request.
     pub fingerprint: Fingerprint,
-    /// Since the claim was granted.
+    /// The time since the claim was granted.
     pub age: Duration,
-    /// When a takeover may be granted at the earliest.
+    /// The time until a takeover may be granted.
     pub takeover_in: Duration,
 }
 
-/// A remembered end.
+/// A remembered answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompletedEntry {
-    /// Of the holder that finished.
+    /// The fence of the holder that completed.
     pub fence: Fence,
-    /// Which run finished.
+    /// The number of the run that completed, from 1.
     pub attempt: u32,
-    /// Of the request that was run.
+    /// The fingerprint of the completed request.
     pub fingerprint: Fingerprint,
     /// Whether the remembered answer is a failure.
     pub failed: bool,
-    /// The answer, see [`crate::Record`].
+    /// The encoded answer, see [`crate::Record`].
     pub record: Bytes,
-    /// How long it still answers.
+    /// How long the answer is still remembered.
     pub expires_in: Duration,
 }
 
-/// How a claim ends.
+/// How a claim is settled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settlement {
-    /// Remember this answer for `keep`.
+    /// Remember this answer for `ttl`.
     Complete {
         /// Whether the answer is a failure.
         failed: bool,
-        /// The answer, see [`crate::Record`].
+        /// The encoded answer, see [`crate::Record`].
         record: Bytes,
-        /// The same in a form that people query.
+        /// The columns that operators query.
         summary: RecordSummary,
-        /// From now on.
+        /// How long to remember the answer, from now.
         ttl: Duration,
     },
-    /// It did not happen, or is not to be remembered. Of a takeover: unknown again.
+    /// The operation did not happen, or its answer is not remembered. Releasing a takeover restores the unknown
+    /// outcome.
     Release,
-    /// Nobody knows how it ended.
+    /// The outcome is unknown.
     Park {
-        /// How long to remember that, from now on.
+        /// How long to remember that, from now.
         ttl: Duration,
-        /// Not to be taken over before.
+        /// The earliest time for a takeover, from now.
         retry_in: Duration,
     },
 }
 
 impl Settlement {
-    /// How long an entry that ended so is kept.
+    /// How long the settled entry is kept.
     pub fn ttl(&self) -> Duration {
         match self {
             Self::Complete { ttl, .. } | Self::Park { ttl, .. } => *ttl,
@@ -201,59 +204,61 @@ impl Settlement {
     }
 }
 
-/// A finished entry for people: columns to query, not to decide by.
+/// A summary of a completed entry, for queries by people. The engine never decides by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RecordSummary {
-    /// The protocol's status: an HTTP status (100 to 999); of a gRPC call 1000 and its code, which
-    /// [`Code::from_summary_status`](crate::grpc::GrpcStatusCode::from_summary_status) tells apart; 0 where there is none.
+    /// The HTTP status (100 to 999), or 1000 plus the gRPC code (see
+    /// [`GrpcStatusCode::from_summary_status`](crate::grpc::GrpcStatusCode::from_summary_status)), or 0 without a
+    /// status.
     pub status: u16,
-    /// Milliseconds since the Unix epoch, by the holder's clock.
+    /// When the request arrived: milliseconds since the Unix epoch, by the holder's clock.
     pub requested_at_ms: u64,
-    /// Milliseconds since the Unix epoch, by the holder's clock.
+    /// When the answer was complete: milliseconds since the Unix epoch, by the holder's clock.
     pub completed_at_ms: u64,
     /// How long the operation ran.
     pub took: Duration,
 }
 
-/// Whether a holder still was the holder.
+/// The outcome of [`Store::settle`] and [`Store::extend`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum SettleOutcome {
-    /// It was.
+    /// The caller held the claim, and the change was written.
     Applied,
-    /// The entry was gone, nobody else has been there: it was put back.
+    /// The entry was missing and no other claim had a result there; the store restored it.
     Restored,
-    /// It was not; nothing was written. What is there now.
+    /// The claim was lost and nothing was written. Contains the current entry.
     ClaimLost(Box<ClaimOutcome>),
 }
 
-/// What a sweep did.
+/// The result of [`Store::sweep`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SweepResult {
-    /// Entries removed.
+    /// The number of entries removed.
     pub removed: u32,
-    /// Claims found silent for longer than their lease, and marked so for people who look.
+    /// The number of claims whose lease had expired and that were marked accordingly.
     pub lapsed: u32,
-    /// Whether more were waiting when it stopped.
+    /// Whether more expired entries remain.
     pub more: bool,
 }
 
-/// What a store promises.
+/// The guarantees of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guarantees {
-    /// The store's name, for people.
+    /// The store's name.
     pub store: &'static str,
-    /// Survives a crash of its process.
+    /// Entries survive a crash of the process.
     pub durable: bool,
-    /// Several gateways share it.
+    /// Several gateways share the store.
     pub shared: bool,
-    /// What start-up found that weakens the promise.
+    /// Weaknesses that start-up found.
     pub warnings: Vec<String>,
 }
 
-/// The answer of a store call: ready at once for in-process stores, boxed for the others.
+/// The future of a store call: ready at once for in-process stores, boxed for the others.
 ///
-/// A call may be applied as soon as it is made: one whose answer nobody awaits is ambiguous, not undone.
+/// The store may apply a call as soon as it is made. Dropping the future leaves the call ambiguous; it does not undo
+/// it.
 #[must_use = "a store's answer decides who runs"]
 pub struct StoreFuture<'a, T>(StoreFutureKind<'a, T>);
 
@@ -263,12 +268,12 @@ enum StoreFutureKind<'a, T> {
 }
 
 impl<'a, T> StoreFuture<'a, T> {
-    /// An answer that is there already.
+    /// Creates a future that is ready.
     pub fn ready(answer: Result<T, StoreError>) -> Self {
         Self(StoreFutureKind::Ready(Some(answer)))
     }
 
-    /// An answer that takes time.
+    /// Boxes a future.
     pub fn boxed(answer: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
         Self(StoreFutureKind::Boxed(Box::pin(answer)))
     }

@@ -4,22 +4,21 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// The instant this long from now; a very distant one where there is none.
+/// The instant after this duration; a very distant one if that would overflow.
 pub(crate) fn from_now(after: Duration) -> Instant {
     const DISTANT: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     let now = Instant::now();
     now.checked_add(after).unwrap_or_else(|| now + DISTANT)
 }
 
-/// Milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-/// `2025-11-27T10:30:00.000Z`
+/// Formats milliseconds since the Unix epoch: `2025-11-27T10:30:00.000Z`.
 pub fn rfc3339(ms: u64) -> String {
     let (days, rest) = (ms / 86_400_000, ms % 86_400_000);
-    // Days since 0000-03-01: years then end with the leap day, and months have a regular length.
+    // Days since 0000-03-01: years then end with the leap day, and months have regular lengths.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -33,7 +32,7 @@ pub fn rfc3339(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
 }
 
-/// Reads `2025-11-27T10:30:00Z`, with any fraction of a second and any offset.
+/// Parses `2025-11-27T10:30:00Z`, with any fraction of a second and any offset.
 pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let number = |from: usize, to: usize| -> Option<i64> {
         let digits = text.get(from..to)?;
@@ -53,7 +52,7 @@ pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
         1..=12 => 31,
         _ => return None,
     };
-    // A leap second is the next one.
+    // A leap second counts as the next second.
     if !(1..=length).contains(&day) || hour > 23 || minute > 59 || second > 60 {
         return None;
     }

@@ -1,18 +1,18 @@
-//! Deliveries of webhooks: who sent them, and how their retries are told apart from new ones.
+//! Verifies webhook deliveries and recognizes their retries.
 //!
-//! A sender repeats a delivery until it is answered with a 2xx, under one id and with a new timestamp and signature each
-//! time. [`Policy::webhook`](crate::Policy::webhook) takes that id as the key and checks the signature over the exact
-//! bytes of the body before anything is claimed, so that a forged delivery cannot use up the id of a genuine one.
+//! A sender repeats a delivery until it gets a 2xx, with the same id but a new timestamp and signature each time.
+//! [`Policy::webhook`](crate::Policy::webhook) uses that id as the key. It verifies the signature over the exact bytes
+//! of the body before the claim, so that a forged delivery cannot use up the id of a genuine one.
 //!
-//! Invariant: what is not proved to come from a holder of a secret is refused. No secret, no signature, a header that
-//! cannot be read: refused.
+//! Invariant: a delivery without proof that its sender has a secret is refused, also if there is no secret, no
+//! signature, or an unreadable header.
 //!
 //! ```
 //! use std::time::{Duration, UNIX_EPOCH};
 //! use http::HeaderMap;
-//! use ibid::webhook::{Scheme, Verifier};
+//! use ibid::webhook::{WebhookScheme, WebhookVerifier};
 //!
-//! let verifier = Verifier::new(Scheme::GitHub, ["It's a Secret to Everybody"]).unwrap();
+//! let verifier = WebhookVerifier::new(WebhookScheme::GitHub, ["It's a Secret to Everybody"]).unwrap();
 //! let mut headers = HeaderMap::new();
 //! headers.insert(
 //!     "x-hub-signature-256",
@@ -44,68 +44,69 @@ mod scheme;
 #[cfg(test)]
 mod tests;
 
-/// How far a delivery's timestamp may be from now, unless said otherwise.
+/// The default maximum difference between a delivery's timestamp and the current time.
 pub const DEFAULT_TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
-/// Checks the signatures of one endpoint's deliveries.
+/// Verifies the signatures of one endpoint's deliveries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebhookVerifier {
     /// How the sender signs.
     pub scheme: WebhookScheme,
-    /// Any of these will do: two of them while one takes the other's place. With none, nothing is believed.
+    /// The accepted secrets: one, or two during a rotation. Without a secret every delivery is refused.
     pub secrets: Vec<SigningSecret>,
-    /// How far a delivery's timestamp may be from now, to either side. Schemes without one take nothing from it.
+    /// The maximum difference between a delivery's timestamp and the current time, in both directions. Not used by
+    /// schemes without a timestamp.
     pub tolerance: Duration,
 }
 
-/// What a sender and its receiver share. Never shown.
+/// A secret that sender and receiver share. Never displayed.
 #[derive(Clone)]
 pub struct SigningSecret(Vec<u8>);
 
-/// Why a delivery is not believed. Nothing in it is secret.
+/// Why a delivery is refused. Contains no secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebhookSignatureError {
-    /// A header that every delivery has.
+    /// A required header is missing.
     #[error("the header {0}, which every signed delivery has, is missing")]
     Missing(HeaderName),
-    /// A header that cannot be read.
+    /// A header cannot be read.
     #[error("the header {0} cannot be read: {1}")]
     Malformed(HeaderName, &'static str),
-    /// It was signed too long ago, or for a time to come.
+    /// The timestamp is too old or in the future.
     #[error("it was signed at {0}, more than {1:?} from now; every attempt has to be signed anew")]
     Stale(u64, Duration),
-    /// None of the signatures is one of this body under one of the secrets.
+    /// No signature matches this body under any of the secrets.
     #[error("no signature in the header {0} is one of this body under a secret of this route")]
     Mismatch(HeaderName),
 }
 
-/// What a delivery says about itself, before any of it is believed.
+/// The unverified content of a delivery's headers.
 struct DeliverySignature<'a> {
-    /// The header that the signatures came from.
+    /// The header that contains the signatures.
     header: HeaderName,
-    /// In seconds since the Unix epoch, if the scheme has one.
+    /// Seconds since the Unix epoch, if the scheme has a timestamp.
     timestamp: Option<u64>,
-    /// What was signed, piece by piece.
+    /// The pieces of the signed content.
     content: Vec<&'a [u8]>,
-    /// At least one.
+    /// At least one signature.
     signatures: Vec<[u8; 32]>,
 }
 
 impl WebhookVerifier {
-    /// With the usual tolerance. A secret is written as its sender shows it.
+    /// Creates a verifier with the default tolerance. Secrets are given as the sender displays them.
     ///
     /// # Errors
-    /// One sentence about the secret that cannot be one, which it does not hold.
+    /// One sentence about an invalid secret, without the secret itself.
     pub fn new<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let secrets = secrets.into_iter().map(|secret| scheme.parse_secret(secret)).collect::<Result<_, _>>()?;
         Ok(Self { scheme, secrets, tolerance: DEFAULT_TOLERANCE })
     }
 
-    /// Whether it can believe anybody at all.
+    /// Checks that the verifier can accept any delivery.
     ///
     /// # Errors
-    /// One sentence that names the setting, what was found and what is allowed.
+    /// One sentence that names the setting, the expected value and the actual value.
     pub fn check(&self) -> Result<(), String> {
         if self.secrets.is_empty() {
             let what = "secrets is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say \
@@ -122,10 +123,10 @@ impl WebhookVerifier {
         }
     }
 
-    /// Whether a delivery comes from somebody who has one of the secrets, and was signed about `now`.
+    /// Verifies that a sender with one of the secrets signed the delivery at about `now`.
     ///
     /// # Errors
-    /// Why it is not believed.
+    /// Why the delivery is refused.
     pub fn verify(&self, headers: &HeaderMap, body: &[u8], now: SystemTime) -> Result<(), WebhookSignatureError> {
         let signed = self.scheme.read(headers, body)?;
         if let Some(timestamp) = signed.timestamp {
@@ -134,7 +135,7 @@ impl WebhookVerifier {
                 return Err(WebhookSignatureError::Stale(timestamp, self.tolerance));
             }
         }
-        // All are compared, whatever has fitted: how long it takes says nothing about which.
+        // Compares all signatures even after a match, so that the time reveals nothing.
         let mut fits = Choice::from(0);
         for secret in &self.secrets {
             let expected = secret.sign(&signed.content);
@@ -145,7 +146,7 @@ impl WebhookVerifier {
         if fits.into() { Ok(()) } else { Err(WebhookSignatureError::Mismatch(signed.header)) }
     }
 
-    /// Whether this header has a part in the signature. `name` is in lower case.
+    /// Whether the signature uses this header. `name` is in lower case.
     pub(crate) fn uses_header(&self, name: &str) -> bool {
         self.scheme.headers().iter().any(|header| header == name)
     }

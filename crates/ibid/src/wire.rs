@@ -1,8 +1,8 @@
-//! Reading and writing of length-framed bytes, shared by the record and the journal.
+//! Reads and writes length-framed bytes, for records and journal files.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Takes fields off the front; every take fails cleanly at the end.
+/// Reads fields from the front. Every read returns `None` past the end.
 pub(crate) struct ByteReader(Bytes);
 
 impl ByteReader {
@@ -34,7 +34,7 @@ impl ByteReader {
         self.take(N)?.as_ref().try_into().ok()
     }
 
-    /// What [`put_framed`] wrote.
+    /// Reads what [`put_framed`] wrote.
     pub(crate) fn framed(&mut self) -> Option<Bytes> {
         let length = self.u32()?;
         self.take(length as usize)
@@ -54,14 +54,14 @@ pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// Appends the checksum of everything before it.
+/// Appends a checksum of all preceding bytes.
 pub(crate) fn append_checksum(mut out: BytesMut) -> Bytes {
     let sum = crc32c::crc32c(&out);
     out.put_u32_le(sum);
     out.freeze()
 }
 
-/// What [`seal`] was given, if its checksum holds.
+/// Removes the checksum that [`append_checksum`] appended. Returns `None` if it does not match.
 pub(crate) fn verify_checksum(mut bytes: Bytes) -> Option<Bytes> {
     let sum = bytes.len().checked_sub(4).map(|at| bytes.split_off(at))?;
     (crc32c::crc32c(&bytes) == u32::from_le_bytes(sum.as_ref().try_into().ok()?)).then_some(bytes)

@@ -74,7 +74,7 @@ fn a_conflict_of_the_apps_own_is_an_answer() {
     assert_eq!(judged(409, &[("idempotency-stored", "false")], "", true), OPEN);
 }
 
-/// Every refusal that there is, so that a new one must find its place here.
+/// Covers every refusal, so that a new one fails here until it is classified.
 #[test]
 fn every_refusal_has_its_verdict() {
     for refusal in Refused::all() {
@@ -89,12 +89,12 @@ fn every_refusal_has_its_verdict() {
             new => panic!("{new} has no verdict yet"),
         };
         assert_eq!(refused(refusal, refusal.status().into(), &[]), expected, "{refusal}");
-        // A route may give it another status: the name decides.
+        // A route may use another status: the name decides.
         assert_eq!(refused(refusal, 418, &[]), expected, "{refusal}");
     }
 }
 
-/// As the gateway writes them under `refusals = "stripe"`.
+/// In the form that the gateway uses under `refusals = "stripe"`.
 #[test]
 fn refusals_in_the_shape_of_stripe_are_the_same() {
     let json = [("content-type", "application/json"), ("stripe-should-retry", "false")];
@@ -102,7 +102,7 @@ fn refusals_in_the_shape_of_stripe_are_the_same() {
         let error = match refusal.name() {
             "key-reused" => r#""type":"idempotency_error""#.to_owned(),
             "in-progress" => r#""type":"invalid_request_error","code":"idempotency_key_in_use""#.to_owned(),
-            // Told by its status.
+            // Recognized by its status.
             "quota-exceeded" => continue,
             name => format!(r#""type":"api_error","code":"{}""#, name.replace('-', "_")),
         };
@@ -125,7 +125,7 @@ fn a_problem_of_somebody_else_is_judged_by_its_status() {
     }
     let absolute = r#"{"type":"https://pay.example.com/.well-known/idempotency#outcome-unknown"}"#;
     assert_eq!(judged(409, &problem, absolute, false), ResponseAction::Refused(Some(Refused::OutcomeUnknown)));
-    // A refusal is never an answer, whoever knows it.
+    // An unknown refusal is still not an answer.
     let tomorrow = r#"{"type":"/.well-known/idempotency#of-tomorrow"}"#;
     assert_eq!(judged(409, &problem, tomorrow, false), ResponseAction::Refused(None));
 }
@@ -140,7 +140,7 @@ fn retry_after_is_read_as_seconds_and_as_a_date() {
     assert_eq!(after(&[("retry-after", "7")]), secs(7));
     assert_eq!(after(&[("retry-after", "0")]), secs(0));
     assert_eq!(after(&[("retry-after", "99999999999999999999999")]), secs(u64::MAX));
-    // The clock of this test stands at the epoch.
+    // `now` is the epoch in this test.
     assert_eq!(after(&[("retry-after", "Thu, 01 Jan 1970 00:01:00 GMT")]), secs(60));
     let dated = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
     assert_eq!(after(&[dated, ("retry-after", "Sun, 06 Nov 1994 08:49:39 GMT")]), secs(2));
@@ -150,6 +150,6 @@ fn retry_after_is_read_as_seconds_and_as_a_date() {
     }
     let overloaded = refused(Refused::Overloaded, 503, &[("retry-after", "3")]);
     assert_eq!(overloaded, ResponseAction::Retry { why: RetryCause::Unavailable, after: secs(3) });
-    // By the schedule, whatever it asks for.
+    // The schedule decides, and `Retry-After` is ignored.
     assert_eq!(refused(Refused::InProgress, 409, &[("retry-after", "3")]), retry(RetryCause::InProgress));
 }

@@ -1,8 +1,8 @@
-//! Keys in files: one folder, one file per operation.
+//! Stores keys in one folder, one file per operation.
 //!
-//! A file is written beside its place, synced, renamed into it, and the folder synced: after a loss of power it is there
-//! whole, or not at all. Every step that looks and then writes holds the folder's lock, which the system lets go of
-//! when its holder dies. Nothing else is needed for two processes to agree.
+//! A write goes to a temporary file, which is synced and renamed, and then the folder is synced: after a power failure
+//! the file is either complete or absent. Every read-then-write step holds the folder's lock, which the system releases
+//! when its holder dies. Processes need nothing else to agree on a key.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -19,26 +19,26 @@ use tokio::time::{Instant, sleep};
 use super::{JournalError, JournalFuture, KeyJournal, PendingOperation, StoredKey};
 use crate::ClientKey;
 
-/// How long to wait for the lock. Its holders need milliseconds, unless they are stopped.
+/// How long to wait for the lock (10 s). A running holder needs only milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(3);
 
 const LOCK_FILE_NAME: &str = "lock";
 const KEY_FILE_SUFFIX: &str = "key";
 const FILE_FORMAT_VERSION: u32 = 1;
-/// How often the folder is looked through for keys that are not needed any more. The lock's time says when it last was.
+/// How often the folder is swept for expired keys (1 h). The lock file's modification time records the last sweep.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Keeps keys in a folder of their own. Clones share it, and so do processes.
+/// Stores keys in a folder. Clones of the journal and other processes may share it.
 ///
-/// On a network file system it is as good as that system's `flock` and `rename`.
+/// On a network file system it is only as reliable as that system's `flock` and `rename`.
 #[derive(Debug, Clone)]
 pub struct FileJournal {
     folder: Arc<Path>,
     lock_wait: Duration,
 }
 
-/// What a file says.
+/// The JSON content of a key file.
 #[derive(Serialize, Deserialize)]
 struct KeyFile {
     version: u32,
@@ -51,12 +51,13 @@ struct KeyFile {
 }
 
 impl FileJournal {
-    /// A journal in this folder, which is made when it is first needed, readable by its owner only.
+    /// Opens a journal in this folder. The first use creates the folder, readable by its owner only.
     pub fn at(folder: impl Into<PathBuf>) -> FileJournal {
         FileJournal { folder: folder.into().into(), lock_wait: LOCK_TIMEOUT }
     }
 
-    /// Runs `work` under the lock. Only the waiting is asynchronous; `work` runs to its end even if this is dropped.
+    /// Runs `work` under the lock. Only the wait is asynchronous: once started, `work` finishes even if this future is
+    /// dropped.
     async fn with_lock<T: Send + 'static>(
         &self, work: impl FnOnce(&Path) -> Result<T, JournalError> + Send + 'static,
     ) -> Result<T, JournalError> {
@@ -95,7 +96,7 @@ impl KeyJournal for FileJournal {
                     return Ok(kept);
                 }
             }
-            // As it will be read back: whole milliseconds.
+            // Whole milliseconds, as the file stores them.
             let since_ms = unix_millis(now);
             let page = KeyFile {
                 version: FILE_FORMAT_VERSION,
@@ -132,7 +133,8 @@ impl KeyJournal for FileJournal {
                 _ => return Ok(()),
             }
             fs::remove_file(&path).map_err(io_error("remove", &path))?;
-            // Or a loss of power would bring it back, and the next operation of this name would be taken for this one.
+            // Without the sync, a power failure could bring the key back, and the next operation of this name would
+            // reuse it.
             sync_folder(folder)
         }))
     }
@@ -153,7 +155,7 @@ impl KeyJournal for FileJournal {
     }
 }
 
-/// The lock, or none if somebody else has it. Let go of when dropped.
+/// Tries to take the lock; `None` if another holder has it. Dropping the file releases the lock.
 fn try_lock(folder: &Path) -> Result<Option<File>, JournalError> {
     let path = folder.join(LOCK_FILE_NAME);
     let open = || OpenOptions::new().create(true).append(true).open(&path);
@@ -176,7 +178,7 @@ fn make_folder(folder: &Path) -> Result<(), JournalError> {
     let mut builder = fs::DirBuilder::new();
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    // Each new folder is an entry of the one above it, and as lasting as that.
+    // A new folder is durable only once its parent is synced.
     let new: Vec<_> = folder.ancestors().take_while(|path| !path.exists()).map(Path::to_owned).collect();
     builder.recursive(true).create(folder).map_err(io_error("make", folder))?;
     for parent in new.iter().filter_map(|path| path.parent()) {
@@ -185,7 +187,7 @@ fn make_folder(folder: &Path) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// The name is hashed, so that it may be anything, and of any length.
+/// Hashes the name, so that operation names may have any length and characters.
 fn key_path(folder: &Path, operation: &str) -> PathBuf {
     let digest = Sha256::digest(operation.as_bytes());
     let name: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -211,7 +213,6 @@ fn read_key_file(path: &Path) -> Result<Option<KeyFile>, JournalError> {
     Ok(Some(page))
 }
 
-/// The name of an operation, and its key.
 fn parse_key_file(path: &Path, page: KeyFile) -> Result<(String, StoredKey), JournalError> {
     let key = ClientKey::new(page.key).map_err(|why| damaged_file_error(path, why.to_string()))?;
     let time = |ms| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
@@ -223,11 +224,10 @@ fn parse_key_file(path: &Path, page: KeyFile) -> Result<(String, StoredKey), Jou
 
 fn unix_millis(time: SystemTime) -> u64 {
     let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    // 64 bits of milliseconds are more than some systems' clocks hold.
+    // Some systems' clocks cannot represent 64 bits of milliseconds.
     u64::try_from(since_epoch).unwrap_or(u64::MAX).min(i64::MAX as u64)
 }
 
-/// The files of all keys.
 fn list_key_files(folder: &Path) -> Result<Vec<PathBuf>, JournalError> {
     let entries = fs::read_dir(folder).map_err(io_error("list", folder))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()).map_err(io_error("list", folder)));
@@ -235,8 +235,7 @@ fn list_key_files(folder: &Path) -> Result<Vec<PathBuf>, JournalError> {
     paths.filter(|path| path.as_ref().map_or(true, is_page)).collect()
 }
 
-/// Removes the keys of operations that have ended and whose time is over. The lock is held. What cannot be read is
-/// left for somebody to look at.
+/// Removes expired keys. The caller holds the lock. Unreadable files stay for inspection.
 fn sweep_expired(folder: &Path, now: SystemTime) -> Result<(), JournalError> {
     let lock = folder.join(LOCK_FILE_NAME);
     let last = fs::metadata(&lock).and_then(|data| data.modified()).map_err(io_error("read", &lock))?;
@@ -254,7 +253,7 @@ fn sweep_expired(folder: &Path, now: SystemTime) -> Result<(), JournalError> {
 }
 
 fn write_key_file(folder: &Path, path: &Path, page: &KeyFile) -> Result<(), JournalError> {
-    // The lock is held, so one name is enough; a leftover of a crash is overwritten.
+    // The lock is held, so one temporary name is enough; leftovers of a crash are overwritten.
     let next = folder.join("next");
     let mut options = OpenOptions::new();
     options.create(true).write(true).truncate(true);
@@ -267,7 +266,7 @@ fn write_key_file(folder: &Path, path: &Path, page: &KeyFile) -> Result<(), Jour
     sync_folder(folder)
 }
 
-/// Makes what was renamed or removed in a folder last.
+/// Makes renames and removals in a folder durable.
 fn sync_folder(folder: &Path) -> Result<(), JournalError> {
     if cfg!(unix) {
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error("sync", folder))?;
@@ -303,7 +302,7 @@ mod tests {
     async fn a_key_is_kept_until_it_is_forgotten() {
         let (_folder, journal) = journal();
         let first = journal.load_or_store("order-17", fresh()).await.unwrap();
-        // Another process, as it were.
+        // Stands in for another process.
         let again = FileJournal::at(&*journal.folder);
         assert_eq!(again.load_or_store("order-17", fresh()).await.unwrap(), first);
         let other = again.load_or_store("order-18", fresh()).await.unwrap();
@@ -326,7 +325,7 @@ mod tests {
         let again = journal.load_or_store("order-17", fresh()).await.unwrap();
         assert_eq!((again.key, again.expires_at.map(unix_millis)), (first.key.clone(), Some(unix_millis(now + hour))));
         assert_eq!(journal.pending().await.unwrap(), []);
-        // A replay does not make it last longer.
+        // A replay does not extend the expiry.
         journal.finish("order-17", &first.key, now + 9 * hour).await.unwrap();
         assert_eq!(
             journal.load_or_store("order-17", fresh()).await.unwrap().expires_at.map(unix_millis),

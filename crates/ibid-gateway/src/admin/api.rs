@@ -1,7 +1,7 @@
-//! `/api/…`: which endpoint a path is, who may ask it, and what it answers.
+//! `/api/…`: maps paths to endpoints, checks the caller, and responds.
 //!
-//! In this order: is there such a path (404), such a method (405), somebody known (401, 429), allowed (403), and is it
-//! asked for well (400). So nobody learns from an error what they may not see.
+//! The checks run in this order: path (404), method (405), authentication (401, 429), role (403), parameters (400). So
+//! an error reveals nothing that the caller may not see.
 
 use std::net::IpAddr;
 
@@ -19,13 +19,12 @@ use super::{
     records, reseal, stats,
 };
 
-/// The description of this API, for programs.
+/// The OpenAPI document of this API.
 pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
 
-/// Refusals of a page, unless asked otherwise, and at most.
+/// Default and maximum number of refusals on a page.
 const REFUSAL_LIMITS: (usize, usize) = (50, 256);
 
-/// Something that can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ApiEndpoint<'a> {
     Document,
@@ -77,7 +76,7 @@ impl<'a> ApiEndpoint<'a> {
         }
     }
 
-    /// Whether it is about more than one user's records.
+    /// Whether the endpoint shows more than one user's records.
     fn needs_full_view(self) -> bool {
         !matches!(self, Self::Document | Self::Records | Self::Record(_) | Self::Change(..) | Self::Audit)
     }
@@ -109,7 +108,7 @@ async fn handle(desk: &AdminState, request: Request<Incoming>, client: IpAddr) -
     }
     let caller =
         desk.auth.caller(&desk.live.now().tokens, &parts.headers, client).inspect_err(|denied| match denied {
-            // As often as the limit allows, no more.
+            // The login limit also limits how often this is logged.
             AuthError::InvalidToken => tracing::warn!(%client, "the admin API was asked with a wrong token"),
             denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
         })?;
@@ -127,7 +126,6 @@ async fn handle(desk: &AdminState, request: Request<Incoming>, client: IpAddr) -
     handle_read(desk, &caller, endpoint, parts.uri.query()).await
 }
 
-/// What changes something.
 async fn handle_change(
     desk: &AdminState, caller: &AdminCaller, endpoint: ApiEndpoint<'_>, headers: &HeaderMap, incoming: Incoming,
 ) -> Result<AdminResponse, AdminProblem> {
@@ -148,7 +146,6 @@ async fn handle_change(
     }
 }
 
-/// What only reads.
 async fn handle_read(
     desk: &AdminState, caller: &AdminCaller, endpoint: ApiEndpoint<'_>, query: Option<&str>,
 ) -> Result<AdminResponse, AdminProblem> {

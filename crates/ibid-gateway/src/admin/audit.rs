@@ -1,13 +1,14 @@
 //! The audit trail: who changed what, when and why.
 //!
-//! A change is written down and synced **before** it is made, and what became of it afterwards: a process that dies in
-//! between leaves an entry whose outcome nobody knows, never a change that nobody knows of. If it cannot be written
-//! down, nothing is changed.
+//! An entry is written and synced **before** its change is made, and again with the outcome: if the process crashes in
+//! between, the entry stays with outcome `unknown`; a change is never made without an entry. If the entry cannot be
+//! written, nothing is changed.
 //!
-//! One process writes to a file, and has it locked (`MAX_FILE_BYTES.lock`); anybody may read it.
+//! One process writes to a file and holds its lock (`FILE.lock`); any process may read it.
 //!
-//! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of 4 MiB. When
-//! the newer one is full it becomes the older, whose entries are then forgotten. Everything in the files is in memory.
+//! The file is append-only, with one JSON object per line; the last line of an id counts. Bound: two files of 4 MiB.
+//! When the newer one is full it replaces the older one, whose entries are lost. All entries of both files are also in
+//! memory.
 
 use std::{collections::VecDeque, io, path::Path, sync::Arc};
 
@@ -24,124 +25,110 @@ use crate::records::{
 
 mod files;
 
-/// Without a file, so many entries are remembered.
+/// Without a file, the trail keeps this many entries.
 const MAX_ENTRIES_IN_MEMORY: usize = 1000;
-/// One change, as it was asked for and as it ended.
+/// A change: who requested it, and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditEntry {
-    /// Grows by one; beyond a restart, too.
+    /// Grows by one, also across restarts.
     pub id: u64,
-    /// When it was asked for.
+    /// Time of the request, RFC 3339.
     pub at: String,
-    /// Who asked: the name of their token.
+    /// The name of the caller's token.
     pub by: String,
-    /// In which role.
     pub role: String,
-    /// From which address.
+    /// The caller's IP address.
     pub client: String,
     /// `release`, `forget`, `resolve` or `reseal`.
     pub action: String,
-    /// Of the entry; `None` if it was about all of them.
+    /// Of the changed record; `None` for a reseal, which covers all records.
     pub address: Option<String>,
-    /// Of the entry, masked.
+    /// Masked.
     pub key: String,
-    /// Of the entry.
     pub tenant: String,
-    /// Of the entry.
     pub user: String,
-    /// Of the entry.
     pub endpoint: String,
-    /// As given.
     pub reason: String,
-    /// What was there; `None` if it was about all of them.
+    /// The record before the change; `None` for a reseal.
     pub before: Option<AuditedState>,
-    /// What was there afterwards; `None` if nothing, or not known.
+    /// The record after the change; `None` if it is absent or could not be read.
     pub after: Option<AuditedState>,
-    /// How it ended.
     pub outcome: AuditOutcome,
-    /// Why it was refused, or failed.
+    /// Why the change was refused or failed.
     pub why: Option<String>,
-    /// Of a reseal: what it did, so far or in all.
+    /// Result of a reseal, so far or in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resealed: Option<ResealSummary>,
 }
 
-/// What a reseal did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResealSummary {
-    /// The name of the key that seals.
+    /// The name of the key that seals new records.
     pub key: String,
-    /// Entries that were looked at.
+    /// Entries that the reseal looked at.
     pub looked: u64,
-    /// Records that have that key now.
+    /// Records that now have this key and had another or none.
     pub resealed: u64,
-    /// Records that did not open.
+    /// Records that could not be opened.
     pub unopened: u64,
 }
 
-/// An entry of the store, in short.
+/// The state of a record, in short.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditedState {
-    /// Its name.
     pub state: String,
-    /// Of its holder.
     pub fence: u64,
-    /// Of its holder.
     pub attempt: u32,
-    /// Of its answer.
+    /// Status of the stored response.
     pub status: Option<u16>,
 }
 
-/// How a change ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditOutcome {
-    /// It was made.
     Changed,
-    /// It was not, because the entry was not as it must be.
+    /// Nothing was changed, because the record was not in the expected state.
     Refused,
-    /// The store failed, and did not make it.
+    /// The store failed and did not apply the change.
     Failed,
-    /// Nobody knows: the store may have made it, or the gateway ended meanwhile.
+    /// The store may have applied the change, or the gateway stopped before it knew.
     Unknown,
 }
 
-/// A part of the trail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditEntryPage {
     /// Newest first.
     pub entries: Vec<AuditEntry>,
-    /// Where to go on: entries with a lower id.
+    /// Cursor of the next page: it lists entries with a lower id. `None` on the last page.
     pub next: Option<u64>,
 }
 
-/// The trail.
 #[derive(Debug, Clone)]
 pub struct AuditTrail(Arc<AuditTrailInner>);
 
-/// Of the two, `files` is taken first.
+/// Lock order: `files` before `index`.
 #[derive(Debug)]
 struct AuditTrailInner {
-    /// Held while a line is written and synced; `None` if it is only kept in memory.
+    /// Locked while a line is written and synced; `None` if the trail is in memory only.
     files: Mutex<Option<AuditFiles>>,
-    /// Held for moments only: whoever looks does not wait for a disk.
+    /// Never locked during disk I/O, so that readers do not wait for a disk.
     index: Mutex<AuditIndex>,
 }
 
-/// What is in the files.
+/// The entries of both files.
 #[derive(Debug)]
 struct AuditIndex {
-    /// Oldest first. The first `older` of them are in the older file.
+    /// Oldest first. The first `in_older_file` of them are in the older file.
     entries: VecDeque<AuditEntry>,
     in_older_file: usize,
     next_id: u64,
 }
 
 impl AuditTrail {
-    /// Opens the trail, which is made if it is missing. Without a path it is kept in memory.
+    /// Opens the trail and creates its file if it is missing. Without a path, the trail is in memory only.
     ///
     /// # Errors
-    /// If the file cannot be made, read or written, or another process has it.
+    /// If the file cannot be created, read or written, or another process has locked it.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
         let mut known = AuditIndex { entries: VecDeque::new(), in_older_file: 0, next_id: 1 };
         let files = path.map(AuditFiles::open).transpose()?;
@@ -153,10 +140,10 @@ impl AuditTrail {
         Ok(Self(Arc::new(AuditTrailInner { files: Mutex::new(files), index: Mutex::new(known) })))
     }
 
-    /// Writes down that a change is about to be made. Its outcome is unknown until [`ended`](Self::ended).
+    /// Writes the entry of a change that is about to be made. Its outcome is `unknown` until [`ended`](Self::ended).
     ///
     /// # Errors
-    /// If it cannot be written down: then it must not be made.
+    /// If the entry cannot be written: the change must not be made then.
     pub async fn begin(
         &self, by: &AdminCaller, action: &str, reason: &str, before: Option<&RecordView>,
     ) -> io::Result<AuditEntry> {
@@ -169,7 +156,7 @@ impl AuditTrail {
             client: by.client.to_string(),
             action: action.into(),
             address: text(|view| &view.address),
-            // It may be stored in clear, for those who may see the record.
+            // The store may hold the key in clear, for callers who may see the record.
             key: before.map_or_else(String::new, |view| mask_key(&view.key)),
             tenant: text(|view| &view.tenant).unwrap_or_default(),
             user: text(|view| &view.user).unwrap_or_default(),
@@ -184,7 +171,7 @@ impl AuditTrail {
         self.run_blocking(move |inner| inner.append(entry)).await
     }
 
-    /// Writes down what became of a change.
+    /// Writes the outcome of a change.
     pub async fn ended(&self, mut entry: AuditEntry, changed: &ChangeReport, why: Option<String>) -> AuditEntry {
         entry.after = changed.after.as_ref().map(AuditedState::from_view);
         entry.outcome = match (changed.changed, &changed.refused) {
@@ -198,22 +185,22 @@ impl AuditTrail {
         entry
     }
 
-    /// Writes down how it ended.
+    /// Logs the outcome and writes it to the file.
     pub async fn write_outcome(&self, entry: &AuditEntry) {
         log_change(entry);
         let known = entry.clone();
-        // The change is made, whatever becomes of this line; the one before it stays.
+        // The change is already made. If this write fails, the entry keeps the outcome `unknown`.
         if let Err(why) = self.run_blocking(move |inner| inner.amend(known)).await {
             tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
         }
     }
 
-    /// Shows how far it is, and writes nothing: one that takes long would fill the file.
+    /// Updates the progress in memory only: a long reseal would fill the file.
     pub fn update_in_memory(&self, entry: &AuditEntry) {
         self.0.index.lock().update(entry.clone());
     }
 
-    /// Entries with an id below `before`, newest first; of one user's records only, if one is given.
+    /// Entries with an id below `before`, newest first. With `user`, only those of the user's records.
     pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> AuditEntryPage {
         let known = self.0.index.lock();
         let wanted = |entry: &&AuditEntry| {
@@ -226,7 +213,7 @@ impl AuditTrail {
         AuditEntryPage { entries, next }
     }
 
-    /// The page before the one that begins below `before`, by what that one begins below: `None` is the first page.
+    /// Returns the `before` value of the previous (newer) page, or `None` if that is the first page.
     pub fn previous_page_start(&self, before: u64, limit: usize) -> Option<u64> {
         let known = self.0.index.lock();
         known.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
@@ -245,7 +232,7 @@ impl AuditTrail {
             .collect()
     }
 
-    /// A sync takes milliseconds, in which no other task of the thread should have to wait.
+    /// Runs disk work on a blocking thread, because a sync takes milliseconds.
     async fn run_blocking<T: Send + 'static>(
         &self, work: impl FnOnce(&AuditTrailInner) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
@@ -290,7 +277,7 @@ impl AuditIndex {
         for line in files::read_file(path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<AuditEntry>(line) {
                 Ok(entry) => self.insert(entry),
-                // The last line of a process that was killed, mostly.
+                // Usually the last line of a process that was killed.
                 Err(why) => tracing::warn!(file = %path.display(), %why, "a line of the audit trail cannot be read"),
             }
         }
@@ -311,10 +298,10 @@ impl AuditIndex {
         }
     }
 
-    /// What was in the older file is gone, and what was in the newer one is in the older now.
+    /// Drops the entries of the older file; those of the newer file are in the older one now.
     fn rotate(&mut self, written: u64) {
         self.entries.drain(..self.in_older_file);
-        // Of the entry that is written the last word stands in the newer file.
+        // The entry being written belongs to the newer file.
         self.in_older_file = self.entries.partition_point(|known| known.id < written);
     }
 }
@@ -336,7 +323,6 @@ fn mask_key(key: &str) -> String {
     if key.contains("****") { key.into() } else { ibid::mask(key) }
 }
 
-/// The same in the log.
 fn log_change(entry: &AuditEntry) {
     let before = entry.before.as_ref().map_or("", |before| &before.state);
     let after = entry.after.as_ref().map_or("absent", |after| &after.state);
@@ -426,7 +412,7 @@ mod tests {
         for nth in 0..5 {
             one(&audit, ["u1", "u2"][nth % 2], &format!("reason {nth}")).await;
         }
-        // One that was begun when the process died, in the middle of a line.
+        // The process died while it wrote this entry's line.
         audit.begin(&caller(), "release", "cut off", Some(&view("u1"))).await.unwrap();
         drop(audit);
         let half = OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":99,");
@@ -484,7 +470,7 @@ mod tests {
         let audit = AuditTrail::open(Some(&path)).unwrap();
         let refused = AuditTrail::open(Some(&path)).unwrap_err().to_string();
         assert!(refused.contains("it is in use by process") && refused.contains("name another"), "{refused}");
-        // Also after the file was turned, and with it the one that was opened first.
+        // Also after a rotation, which replaces the file that was opened first.
         let reason = "r".repeat(200_000);
         for _ in 0..15 {
             one(&audit, "u1", &reason).await;

@@ -1,9 +1,10 @@
-//! Who is asking: a token in `Authorization`, or the cookie of a session that began with one.
+//! Authenticates callers: by a token in `Authorization`, or by the cookie of a session that started with a token.
 //!
-//! Invariants: a token is compared with all that there are, in constant time. Which there are ([`AdminTokens`]) changes with the
-//! configuration, and is asked each time: one that was removed is good for nothing from then on, and neither are the
-//! sessions that began with it. Sessions are bounded and live in this process only. A client that fails to log in more than [`MAX_FAILED_LOGINS_PER_MINUTE`] times a minute is told to come back later, except
-//! with a token that it has shown to have: whoever shares its address cannot lock it out.
+//! Invariants: a token is compared with all configured tokens, in constant time. Every request uses the tokens of the
+//! current configuration ([`AdminTokens`]): a removed token and all sessions started with it stop working at once.
+//! Sessions are bounded and exist in this process only. A client that fails to log in more than
+//! [`MAX_FAILED_LOGINS_PER_MINUTE`] times a minute is rate-limited, except with a token that it has used before:
+//! another client behind the same address cannot lock it out.
 
 use std::{collections::HashMap, fmt, net::IpAddr, time::Duration};
 
@@ -20,74 +21,68 @@ use crate::config::{AdminToken, Role};
 
 mod login_limits;
 
-/// The cookie that names a session.
 pub const SESSION_COOKIE: &str = "ibid_session";
-/// The header in which a page that has a session repeats its secret when it changes something.
+/// The header in which a page repeats its session's CSRF token to make a change.
 pub const CSRF_HEADER: &str = "ibid-csrf";
 
-/// Sessions at a time; beyond it the oldest ends.
+/// Concurrent sessions; a new one ends the oldest.
 const MAX_SESSIONS: usize = 256;
-/// How long a session lasts.
 pub const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
 
 type TokenHash = [u8; 32];
 
-/// Somebody whose token was believed.
+/// An authenticated caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminCaller {
-    /// What they may do.
     pub role: Role,
-    /// Whose records a [`Role::User`] sees. `None` for all others.
+    /// The user whose records a [`Role::User`] sees; `None` for other roles.
     pub user: Option<String>,
-    /// What the audit trail calls them.
+    /// The token's name, for the audit trail.
     pub name: String,
-    /// Where they ask from.
     pub client: IpAddr,
-    /// How they were known.
     pub authenticated_by: AuthMethod,
 }
 
-/// How a caller was known.
 #[derive(Clone, PartialEq, Eq)]
 pub enum AuthMethod {
-    /// By a token with the request: no page of another origin can send one.
+    /// A token in the request. Pages of other origins cannot send one.
     Bearer,
-    /// By a cookie, which browsers send by themselves: a change needs the session's secret besides.
+    /// A session cookie. Browsers send it with any request, so a change also needs the CSRF token.
     Session {
-        /// To be repeated by whoever changes something.
+        /// A form or a script must repeat it to make a change.
         csrf: String,
     },
 }
 
-/// Why somebody is not believed.
+/// Why a caller is not authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthError {
-    /// No token is configured, so that nobody can be.
+    /// The configuration has no tokens, so nobody can log in.
     NoTokens,
-    /// Nothing was shown.
+    /// The request has neither a token nor a session cookie.
     MissingToken,
-    /// What was shown is no token of ours, or a session that has ended.
+    /// The token is wrong, or the session has ended.
     InvalidToken,
-    /// Too many failed from there.
+    /// Too many log-ins failed from this client's address.
     RateLimited {
-        /// When to try again.
+        /// Whole seconds, at least 1.
         retry_after: Duration,
     },
 }
 
-/// What a page keeps of a session that has begun.
+/// The secrets of a new session.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SessionSecrets {
     /// The value of [`SESSION_COOKIE`].
     pub cookie: String,
-    /// See [`AuthMethod::Session`].
+    /// The CSRF token of [`AuthMethod::Session`].
     pub csrf: String,
 }
 
-/// The tokens of a configuration. Only their hashes are kept.
+/// The tokens of a configuration, as hashes.
 pub struct AdminTokens(Vec<KnownToken>);
 
-/// Knows who was seen with a token. It outlives configurations: failures are counted across them.
+/// Sessions, and failed log-ins by client. It outlives configurations, so a reload does not reset the limits.
 #[derive(Default)]
 pub struct Authenticator {
     sessions: Mutex<HashMap<TokenHash, AdminSession>>,
@@ -108,7 +103,6 @@ struct AdminSession {
 }
 
 impl AdminTokens {
-    /// To believe these.
     pub fn new(tokens: &[AdminToken]) -> Self {
         let known = |token: &AdminToken| KnownToken {
             hash: Sha256::digest(token.token.expose()).into(),
@@ -119,13 +113,12 @@ impl AdminTokens {
         Self(tokens.iter().map(known).collect())
     }
 
-    /// Whether nobody can be believed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     fn find(&self, hash: &TokenHash) -> Option<&KnownToken> {
-        // All of them, whichever it is.
+        // Compares all of them, so that the time does not depend on the match.
         let same = |known: &KnownToken| bool::from(known.hash.ct_eq(hash));
         self.0.iter().fold(None, |found, known| same(known).then_some(known).or(found))
     }
@@ -139,10 +132,10 @@ impl KnownToken {
 }
 
 impl Authenticator {
-    /// Who sent a request with these headers.
+    /// Authenticates a request by its headers.
     ///
     /// # Errors
-    /// Why nobody is believed to have.
+    /// Why the caller is not authenticated.
     pub fn caller(&self, tokens: &AdminTokens, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
@@ -163,10 +156,10 @@ impl Authenticator {
         }
     }
 
-    /// Begins a session with a token.
+    /// Starts a session with a token.
     ///
     /// # Errors
-    /// Why it is not believed.
+    /// Why the token is not accepted.
     pub fn log_in(&self, tokens: &AdminTokens, token: &str, client: IpAddr) -> Result<SessionSecrets, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
@@ -185,7 +178,7 @@ impl Authenticator {
         Ok(session)
     }
 
-    /// Ends the session of a request with these headers, if it has one.
+    /// Ends the session that the headers name, if there is one.
     pub fn log_out(&self, headers: &HeaderMap) {
         if let Some(cookie) = session_cookie(headers) {
             self.sessions.lock().remove(&TokenHash::from(Sha256::digest(cookie)));
@@ -193,7 +186,7 @@ impl Authenticator {
     }
 
     fn session_caller(&self, tokens: &AdminTokens, cookie: &str, client: IpAddr) -> Option<AdminCaller> {
-        // By its hash: how long the search takes says nothing about the cookie.
+        // Looks up the hash, so that the time reveals nothing about the cookie.
         let hash = TokenHash::from(Sha256::digest(cookie));
         let mut sessions = self.sessions.lock();
         let open = sessions.get(&hash)?;
@@ -205,7 +198,7 @@ impl Authenticator {
         Some(known.to_caller(client, AuthMethod::Session { csrf: open.csrf.clone() }))
     }
 
-    /// What is known of a token, if this client may try.
+    /// Looks up a token, unless the client is rate-limited.
     fn check_token<'a>(
         &self, tokens: &'a AdminTokens, token: &str, client: IpAddr,
     ) -> Result<&'a KnownToken, AuthError> {
@@ -219,7 +212,7 @@ impl Authenticator {
                 if seen.refill() < 1.0 {
                     return Err(seen.rate_limit_error());
                 }
-                // Of those that are gone nothing need be known.
+                // Drop hashes of tokens that are no longer configured.
                 seen.verified_tokens.retain(|shown| tokens.find(shown).is_some());
                 seen.verified_tokens.push(known.hash);
                 Ok(known)
@@ -232,22 +225,21 @@ impl Authenticator {
     }
 }
 
-/// Why a change is not taken from somebody who is known.
+/// Why an authenticated caller may not make a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForbiddenReason {
-    /// Their role only sees.
     ReadOnlyRole,
-    /// A page of another origin sent it.
+    /// A page of another origin sent the request.
     CrossOrigin,
-    /// Nothing shows that the page meant it: the session's secret is not there.
+    /// The session's CSRF token is missing or wrong.
     MissingCsrfToken,
 }
 
 impl AdminCaller {
-    /// Whether a change is taken from them. `csrf` is what their page repeated, in [`CSRF_HEADER`] or in a field of a form.
+    /// Checks whether the caller may make a change. `csrf` comes from [`CSRF_HEADER`] or a form field.
     ///
     /// # Errors
-    /// Why it is not.
+    /// Why the caller may not.
     pub fn authorize_change(&self, headers: &HeaderMap, csrf: Option<&str>) -> Result<(), ForbiddenReason> {
         if is_cross_origin(headers) {
             return Err(ForbiddenReason::CrossOrigin);
@@ -255,23 +247,22 @@ impl AdminCaller {
         if !self.can_change() {
             return Err(ForbiddenReason::ReadOnlyRole);
         }
-        // Browsers say where a change comes from; one that does not is not to be trusted with a cookie.
+        // Browsers name the origin of a change. Without one, a cookie is not trusted.
         let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
         let meant = self.authenticated_by == AuthMethod::Bearer || from_page && self.has_valid_csrf(csrf);
         if meant { Ok(()) } else { Err(ForbiddenReason::MissingCsrfToken) }
     }
 
-    /// Whether they may change anything.
     pub fn can_change(&self) -> bool {
         self.role == Role::Admin
     }
 
-    /// Whether they may see what is not about one user.
+    /// Whether the caller may see more than one user's records.
     pub fn can_see_all(&self) -> bool {
         self.role != Role::User
     }
 
-    /// Whether a page asks for something that its reader meant: with a token always, in a session only with its secret.
+    /// Whether `csrf` is the session's CSRF token. Always true for a bearer token, which needs none.
     pub fn has_valid_csrf(&self, csrf: Option<&str>) -> bool {
         match &self.authenticated_by {
             AuthMethod::Bearer => true,
@@ -282,7 +273,7 @@ impl AdminCaller {
     }
 }
 
-/// Whether a browser sent it for a page of another origin. Programs say nothing of origins.
+/// Whether a browser sent the request for a page of another origin. Other programs send no origin.
 pub fn is_cross_origin(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site")
         && site != "same-origin"
@@ -300,13 +291,12 @@ pub fn is_cross_origin(headers: &HeaderMap) -> bool {
     origins.next().is_some() || own(origin).is_none()
 }
 
-/// What stands behind `Bearer`.
 fn bearer_token(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The session's cookie. Two are none.
+/// The session cookie; `None` if it occurs twice.
 fn session_cookie(headers: &HeaderMap) -> Option<&str> {
     let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
     let pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
@@ -315,14 +305,14 @@ fn session_cookie(headers: &HeaderMap) -> Option<&str> {
     values.next().is_none().then_some(first)
 }
 
-/// 256 random bits as text.
+/// 256 random bits in hex.
 pub(crate) fn random_secret() -> String {
     crate::records::view::to_hex(&[Random::mint().0, Random::mint().0].concat())
 }
 
 impl fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Auth").finish_non_exhaustive()
+        f.debug_struct("Authenticator").finish_non_exhaustive()
     }
 }
 
@@ -337,13 +327,13 @@ impl fmt::Debug for AuthMethod {
 
 impl fmt::Debug for SessionSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Session(****)")
+        f.write_str("SessionSecrets(****)")
     }
 }
 
 impl fmt::Debug for AdminTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("count", &self.0.len()).finish_non_exhaustive()
+        f.debug_struct("AdminTokens").field("count", &self.0.len()).finish_non_exhaustive()
     }
 }
 
@@ -360,7 +350,6 @@ mod tests {
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    /// With a configuration's tokens.
     struct TestAuth {
         auth: Authenticator,
         tokens: AdminTokens,
@@ -430,7 +419,7 @@ mod tests {
             desk.caller(&bearing("guess"), HERE),
             Err(AuthError::RateLimited { retry_after: Duration::from_secs(2) })
         );
-        // A right guess is not told from a wrong one.
+        // The response does not tell a right guess from a wrong one.
         assert!(matches!(desk.caller(&bearing("root-token"), HERE), Err(AuthError::RateLimited { .. })));
         assert!(matches!(desk.log_in("root-token", HERE), Err(AuthError::RateLimited { .. })));
         assert!(desk.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
@@ -516,7 +505,7 @@ mod tests {
         for _ in 0..MAX_FAILED_LOGINS_PER_MINUTE {
             assert_eq!(desk.caller(&bearing("guess"), THERE), Err(AuthError::InvalidToken));
         }
-        // The admin's is replaced, and the user's is a viewer's from now on.
+        // Replaces the admin's token, and makes the user's token a viewer's.
         desk.tokens = tokens("token = \"next-token\"\ntokens = [{ role = \"viewer\", token = \"u1-token\" }]");
         assert_eq!(desk.caller(&bearing("root-token"), HERE), Err(AuthError::InvalidToken));
         assert_eq!(desk.caller(&session(&root), HERE), Err(AuthError::InvalidToken), "its session has ended");
@@ -528,7 +517,7 @@ mod tests {
             matches!(desk.caller(&bearing("next-token"), THERE), Err(AuthError::RateLimited { .. })),
             "still limited"
         );
-        // Not back with the token, either.
+        // The session stays ended when its token returns.
         desk.tokens = tokens("token = \"root-token\"");
         assert_eq!(desk.caller(&session(&root), HERE), Err(AuthError::InvalidToken));
         for nth in 0..100 {

@@ -1,4 +1,4 @@
-//! What a change is asked for with.
+//! Request bodies: size and time limits, and the parsing of changes.
 
 use std::{fmt, time::Duration};
 
@@ -20,14 +20,12 @@ use super::{
 };
 use crate::records::{ChangeAction, ChangeRequest, ResolvedAnswer, view::from_hex};
 
-/// A larger body is refused.
+/// Larger bodies are refused.
 pub(super) const MAX_BODY_BYTES: usize = 16 << 20;
-/// How long it may take to arrive.
 const BODY_READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// Characters of a reason at most.
 pub const MAX_REASON_CHARS: usize = 1000;
 
-/// What to do to a record.
+/// The verb of a change endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeVerb {
     Release,
@@ -94,14 +92,14 @@ struct HexBody {
     hex: String,
 }
 
-/// A whole number, also one that is written as `201.0`: to JSON they are the same. Read as a [`serde_json::Number`], which can
-/// be had whether or not numbers are kept as written.
+/// Parses a whole number, also one written as `201.0`, which JSON treats as equal. Uses [`serde_json::Number`], which
+/// works with and without arbitrary precision.
 fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let wrong =
         |found: &dyn fmt::Display| de::Error::custom(format!("invalid value: {found}, expected a whole number"));
     let value = serde_json::Value::deserialize(deserializer)?;
     let Some(number) = value.as_number() else { return Err(wrong(&value)) };
-    // Beyond that not every whole number has a form of its own.
+    // Above 2^53, an `f64` cannot represent every whole number.
     let exact = |number: f64| (0.0..=9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
     match (number.as_u64(), number.as_f64()) {
         (Some(whole), _) => Ok(whole),
@@ -120,7 +118,7 @@ impl Default for AnswerBody {
     }
 }
 
-/// Reads all of a body, bounded in size and time.
+/// Reads a whole body, limited in size and time.
 pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, AdminProblem> {
     match timeout(BODY_READ_TIMEOUT, Limited::new(body, largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -135,13 +133,12 @@ pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, AdminP
     }
 }
 
-/// Whether it says that it is JSON.
+/// Whether the `Content-Type` is JSON.
 pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 
-/// The change that a body asks for.
 pub(super) fn parse_change(verb: ChangeVerb, body: &[u8]) -> Result<ChangeRequest, AdminProblem> {
     let (what, reason, fence) = match verb {
         ChangeVerb::Release | ChangeVerb::Forget => {
@@ -161,7 +158,6 @@ pub(super) fn parse_change(verb: ChangeVerb, body: &[u8]) -> Result<ChangeReques
     Ok(ChangeRequest { action: what, reason: validate_reason(&reason)?, fence: validate_fence(fence)? })
 }
 
-/// The reseal that a body asks for.
 pub(super) fn parse_reseal(body: &[u8]) -> Result<reseal::ResealRequest, AdminProblem> {
     let allowed =
         "{\"reason\": TEXT, \"cursor\": what \"next\" said, \"limit\": NUMBER}, of which the last two may be left out";
@@ -179,7 +175,7 @@ pub(super) fn parse_reseal(body: &[u8]) -> Result<reseal::ResealRequest, AdminPr
 }
 
 fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T, AdminProblem> {
-    // What serde says of an untagged body is of no use to anybody.
+    // Replaces serde's message about an untagged enum, which helps nobody.
     let said = |why: serde_json::Error| {
         why.to_string().replace(
             "data did not match any variant of untagged enum AnswerBody",
@@ -190,10 +186,10 @@ fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T
         .map_err(|why| AdminProblem::bad_request(format!("the body cannot be used: {}; send {allowed}", said(why))))
 }
 
-/// A reason that says something.
+/// Checks that a reason is not empty, not too long, and printable; returns it trimmed.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A 400 problem that says what is wrong.
 pub fn validate_reason(reason: &str) -> Result<String, AdminProblem> {
     let text = reason.trim();
     if text.is_empty() {
@@ -208,10 +204,10 @@ pub fn validate_reason(reason: &str) -> Result<String, AdminProblem> {
     Ok(text.into())
 }
 
-/// How long an answer is to be kept.
+/// Parses the ttl of a resolved answer.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A 400 problem that says what is wrong.
 pub fn parse_keep(text: &str) -> Result<Duration, AdminProblem> {
     parse_duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
         AdminProblem::bad_request(format!(

@@ -1,55 +1,54 @@
-//! Whether the stores do their work, and what still works if one of them does not: the same for `/readyz`, the API and the
-//! console.
+//! The health of the stores, and what still works if one of them is down. `/readyz`, the API and the console all use
+//! it.
 
 use std::time::Duration;
 
 use ibid::{Ibid, StoreCall};
-use ibid_stores::Role;
+use ibid_stores::StoreRole;
 use serde_json::{Value, json};
 
 use super::store_state::{StoreProbes, StoreState};
 use crate::records::view::format_date;
 
-/// How the store is.
+/// The health of the gateway's store, or of both its stores.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreHealth {
     pub(crate) name: &'static str,
     pub(crate) durable: bool,
     pub(crate) shared: bool,
-    /// What start-up found.
+    /// Weaknesses found at start-up.
     pub(crate) warnings: Vec<String>,
-    /// Why it cannot be used now.
+    /// Why new keys are refused; `None` while they are granted.
     pub(crate) error: Option<String>,
-    /// Of two stores: which is down, and what the other does without it.
+    /// With two stores: which one is down, and what the other does without it.
     pub(crate) degraded: Option<String>,
     /// Whether new keys are granted, and by which store.
     pub(crate) can_claim: Works,
-    /// Whether what is stored can be replayed, and from which store.
+    /// Whether stored answers can be replayed, and from which store.
     pub(crate) replays: Works,
-    /// Each store, the one that decides last.
+    /// Every store; the authority is the last.
     pub(crate) stores: Vec<StoreState>,
-    /// How long the one that decides took to answer.
+    /// Read latency of the authority; `None` if it is down.
     pub(crate) latency: Option<Duration>,
-    /// Ends that it has not taken yet.
+    /// Settlements that the store has not acknowledged yet.
     pub(crate) pending_settlements: u64,
-    /// As a class: `good`, `warn` or `bad`.
+    /// CSS class: `good`, `warn` or `bad`.
     pub(crate) css_class: &'static str,
-    /// In a word.
+    /// One-line summary for the console.
     pub(crate) summary: &'static str,
 }
 
-/// How much of something works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Works {
-    /// With the store that decides.
+    /// With the authority.
     Full,
-    /// With the Redis in front of it alone.
+    /// With the front store (Redis) only.
     FrontOnly,
     None,
 }
 
 impl StoreHealth {
-    /// Asks every store.
+    /// Probes every store.
     pub(crate) async fn check(ibid: &Ibid, probes: &StoreProbes) -> Self {
         let engine = ibid.engine();
         let stores = probes.ask().await;
@@ -63,7 +62,7 @@ impl StoreHealth {
         engine.observer().asked(StoreCall::Get, authority.took);
         let claims = match front {
             _ if authority.claims => Works::Full,
-            Some(front) if front.role == Role::Front && front.claims => Works::FrontOnly,
+            Some(front) if front.role == StoreRole::Front && front.claims => Works::FrontOnly,
             _ => Works::None,
         };
         let replays = match front {
@@ -103,9 +102,9 @@ impl StoreHealth {
         self.error.is_none()
     }
 
-    /// For programs: `/readyz` and `/api/store` say the same. `url` gives a store's, without its password, to those who
-    /// may see it.
-    pub(crate) fn to_json(&self, url: impl Fn(Role) -> Option<String>) -> Value {
+    /// The JSON of `/readyz` and `/api/store`. `url` returns a store's URL without its password, or `None` for callers
+    /// who may not see it.
+    pub(crate) fn to_json(&self, url: impl Fn(StoreRole) -> Option<String>) -> Value {
         let stores: Vec<Value> = self
             .stores
             .iter()
@@ -132,8 +131,8 @@ impl StoreHealth {
             "name": self.name,
             "durable": self.durable,
             "shared": self.shared,
-            "wanting": self.warnings,
-            "trouble": self.error,
+            "warnings": self.warnings,
+            "error": self.error,
             "degraded": self.degraded,
             "claims": self.can_claim.name(),
             "replays": self.replays.name(),
@@ -153,7 +152,7 @@ impl Works {
     }
 }
 
-/// Why new keys are refused, and what is left.
+/// Says why new keys are refused, and what still works.
 fn trouble(front: Option<&StoreState>, authority: &StoreState, replays: Works) -> String {
     let why = match front {
         None => authority.error().unwrap_or_default().to_owned(),
@@ -172,7 +171,7 @@ fn trouble(front: Option<&StoreState>, authority: &StoreState, replays: Works) -
     }
 }
 
-/// Which of two stores is down, and what the other does without it.
+/// Says which of two stores is down, and what the other does without it.
 fn degraded(front: &StoreState, authority: &StoreState) -> Option<String> {
     match (front.is_up(), authority.is_up()) {
         (true, true) => None,

@@ -1,9 +1,9 @@
-//! By which names the admin port is asked.
+//! Checks the host name of admin requests, against DNS rebinding.
 //!
-//! A page of any site can have its own name resolve to this machine, and so make a browser send it requests that count as
-//! its own origin (DNS rebinding). Such a request still carries the site's name in `Host`. So the API and the console answer
-//! to names of this machine, to the address that was connected to, and to those in `admin.hosts`. Health and metrics answer
-//! to any, because probes and scrapers use whatever name they know; they show nothing of a request.
+//! Any website can make its own name resolve to this machine, so that a browser sends requests here as if to the site's
+//! own origin. Such a request still has the site's name in `Host`. So the API and the console accept only `localhost`,
+//! loopback addresses, the address that the client connected to, and the names in `admin.hosts`. Health and metrics
+//! accept any name, because probes and scrapers use various ones; they reveal nothing about requests.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use http::{Request, StatusCode, header, uri::Authority};
 
 use super::AdminProblem;
 
-/// Refuses a request that was sent to another name.
+/// Refuses a request whose host name is not allowed.
 pub(super) fn check_host<B>(
     request: &Request<B>, connected_to: IpAddr, allowed: &[String],
 ) -> Result<(), AdminProblem> {
@@ -49,7 +49,7 @@ fn is_allowed_host(host: &str, connected_to: IpAddr, allowed: &[String]) -> bool
     name.eq_ignore_ascii_case("localhost") || allowed.iter().any(|allowed| name.eq_ignore_ascii_case(allowed))
 }
 
-/// A name as `admin.hosts` has it: a host without port, or an address.
+/// Whether a text is a valid entry of `admin.hosts`: a host name without a port, or an IP address.
 pub(crate) fn is_host_name(text: &str) -> bool {
     let is_address = text.parse::<IpAddr>().is_ok();
     let is_label = |label: &str| {

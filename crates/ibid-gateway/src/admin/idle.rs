@@ -1,4 +1,4 @@
-//! Connections on which nothing moves any more are closed. How long a connection lasts, or an answer takes, is not limited.
+//! Closes idle connections. The lifetime of a connection and the duration of a response are not limited.
 
 use std::{
     convert::Infallible,
@@ -22,12 +22,12 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How long a client may neither send nor take a byte. While an answer is being made, it need not.
+/// A connection on which no byte moves for this long (60 s) is closed, unless a response is being computed.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the head of a request may take.
+/// A request head that takes longer closes the connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves HTTP/1.1 until the client closes the connection, or nothing has moved on it for [`IDLE_TIMEOUT`].
+/// Serves HTTP/1.1 until the client closes the connection, or it is idle for [`IDLE_TIMEOUT`].
 pub(super) async fn serve<S, F>(socket: S, answer: impl Fn(Request<Incoming>) -> F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -52,10 +52,9 @@ where
     }
 }
 
-/// When something moved last, and how many answers are being made.
 struct IdleTracker {
     started_at: Instant,
-    /// In milliseconds since `began`.
+    /// In milliseconds since `started_at`.
     last_activity_ms: AtomicU64,
     active_requests: AtomicUsize,
 }
@@ -69,7 +68,7 @@ impl IdleTracker {
         self.last_activity_ms.store(self.started_at.elapsed().as_millis() as u64, SeqCst);
     }
 
-    /// Returns once nothing has moved for [`IDLE_TIMEOUT`], and nobody was at work.
+    /// Returns once no byte has moved for [`IDLE_TIMEOUT`] and no request is active.
     async fn wait_until_idle(&self) {
         loop {
             let last = self.started_at + Duration::from_millis(self.last_activity_ms.load(SeqCst));
@@ -98,7 +97,7 @@ impl Drop for ActiveRequestGuard {
     }
 }
 
-/// Notes when bytes move.
+/// Records when bytes move.
 struct TrackedSocket<S> {
     socket: S,
     activity: Arc<IdleTracker>,
@@ -158,7 +157,7 @@ mod tests {
 
     const LENGTH: usize = 256 << 10;
 
-    /// A client whose request is answered with [`LENGTH`] bytes after so long.
+    /// Sends a request whose response has [`LENGTH`] bytes and takes this long.
     async fn send_request(takes: Duration) -> DuplexStream {
         let (mut client, server) = duplex(1024);
         tokio::spawn(serve(server, move |_| async move {

@@ -1,4 +1,4 @@
-//! What whoever asked wrongly is told: RFC 9457, and what is allowed instead.
+//! Error responses of the admin port: problem documents (RFC 9457) that say what is allowed instead.
 
 use std::time::Duration;
 
@@ -11,45 +11,40 @@ use serde_json::{Map, Value, json};
 use super::auth::{AuthError, ForbiddenReason};
 use crate::records::RecordLookupError;
 
-/// What clients of the admin port get.
 pub(crate) type AdminResponse = Response<Full<Bytes>>;
 
-/// A request that is not answered as asked.
+/// An error response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdminProblem {
-    /// Of the answer.
     pub status: StatusCode,
     /// What happened, what is allowed, what to do.
     pub detail: String,
-    /// What cannot be used, if that is it.
+    /// The part that is down, if that is the cause.
     pub unavailable_part: Option<UnavailablePart>,
-    /// Members besides those of every problem.
+    /// Members in addition to the standard ones.
     pub extra_members: Option<Box<Map<String, Value>>>,
-    /// Of the answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Something that the admin port cannot do without.
+/// A part that the admin port depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailablePart {
-    /// It does not answer, or fails.
+    /// The store is down or fails.
     Store,
-    /// Nothing can be written to it, so nothing may be changed.
+    /// The audit trail cannot be written, so nothing may be changed.
     Audit,
 }
 
 impl AdminProblem {
-    /// Without anything besides.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), unavailable_part: None, extra_members: None, headers: Vec::new() }
     }
 
-    /// It cannot be asked for like this.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// With the members of an object.
+    /// Adds the members of a JSON object.
     pub fn with(mut self, more: &impl Serialize) -> Self {
         if let Ok(Value::Object(members)) = serde_json::to_value(more) {
             self.extra_members.get_or_insert_default().extend(members);
@@ -62,13 +57,12 @@ impl AdminProblem {
         self
     }
 
-    /// Only these methods are understood there.
+    /// A 405 with these methods in `Allow`.
     pub(super) fn method_not_allowed(allowed: &'static str) -> Self {
         let detail = format!("only {allowed} are understood here");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail).with_header(header::ALLOW, HeaderValue::from_static(allowed))
     }
 
-    /// Its bytes.
     pub(crate) fn into_response(self) -> AdminResponse {
         let mut body = json!({
             "type": "about:blank",
@@ -146,14 +140,13 @@ impl From<RecordLookupError> for AdminProblem {
 }
 
 impl AdminProblem {
-    /// Nothing was changed, because nobody would know of it.
+    /// Nothing was changed, because the change could not be audited.
     pub(super) fn audit_unwritable(why: &std::io::Error) -> Self {
         tracing::error!(%why, "the audit trail cannot be written; nothing was changed");
         let detail = format!("the audit trail cannot be written, so nothing was changed: {why}");
         Self { unavailable_part: Some(UnavailablePart::Audit), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
     }
 
-    /// The store cannot be used.
     pub(super) fn store_unavailable(why: impl std::fmt::Display) -> Self {
         let detail = format!("the store cannot be used: {why}");
         let gone = Self {

@@ -1,4 +1,4 @@
-//! What a request asks for, read strictly: what is not understood is refused and named, never ignored.
+//! Strict parsing of query parameters: an unknown or invalid one is refused and named, never ignored.
 
 use std::time::Duration;
 
@@ -7,19 +7,18 @@ use ibid::{RefusalReason, store::Address};
 use super::AdminProblem;
 use crate::records::{RecordQuery, state_from_name};
 
-/// Entries of a page, unless asked otherwise.
+/// Entries per page if the request sets no `limit`.
 pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
-/// Entries of a page at most.
+/// Maximum entries per page.
 pub(super) const MAX_PAGE_SIZE: usize = 1000;
-/// Characters of a filter at most: tags are not longer.
+/// Maximum length of a filter, in characters. Tags are never longer.
 const MAX_FILTER_CHARS: usize = 1024;
-/// What durations are cut at: nothing is older.
+/// Durations are capped at this; no record is older.
 const MAX_AGE: Duration = Duration::from_secs(100 * 366 * 86_400);
 
-/// The parameters of a request.
 pub(super) struct QueryParams(Vec<(String, String)>);
 
-/// A page of records.
+/// The parameters of `GET /api/records`.
 #[derive(Debug)]
 pub(super) struct ListRequest {
     pub(super) query: RecordQuery,
@@ -28,7 +27,7 @@ pub(super) struct ListRequest {
 }
 
 impl QueryParams {
-    /// Reads what stands behind `?`. All names must be `known`, and none may be there twice.
+    /// Parses a query string. Every name must be in `known` and occur at most once.
     pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, AdminProblem> {
         let mut all: Vec<(String, String)> = Vec::new();
         for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
@@ -58,12 +57,12 @@ impl QueryParams {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// As if it were not there if it is empty, as forms send what was not filled in.
+    /// Treats an empty value as missing, because forms send empty fields.
     fn get_non_empty(&self, name: &str) -> Option<&str> {
         self.get(name).filter(|value| !value.is_empty())
     }
 
-    /// How many at most.
+    /// The page size: `limit`, or `usual` if it is missing; at most `most`.
     pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, AdminProblem> {
         let Some(value) = self.get("limit") else { return Ok(usual) };
         let digits = (1..=6).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
@@ -71,7 +70,7 @@ impl QueryParams {
         number.ok_or_else(|| AdminProblem::bad_request(format!("limit: {value:?} is no limit; allowed is 1 to {most}")))
     }
 
-    /// Where the page before this one ended, by number.
+    /// The cursor as an entry id.
     pub(super) fn cursor_number(&self) -> Result<Option<u64>, AdminProblem> {
         let Some(value) = self.get_non_empty("cursor") else { return Ok(None) };
         let digits = (1..=18).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
@@ -81,7 +80,6 @@ impl QueryParams {
             .ok_or_else(|| AdminProblem::bad_request(format!("cursor: {value:?} is none; send what \"next\" said")))
     }
 
-    /// The name of a refusal.
     pub(super) fn reason(&self) -> Result<Option<RefusalReason>, AdminProblem> {
         let Some(value) = self.get_non_empty("reason") else { return Ok(None) };
         let found = RefusalReason::all().find(|reason| reason.name() == value);
@@ -103,10 +101,10 @@ impl ListRequest {
     }
 }
 
-/// What entries are asked for by. `of` gives what was written under a name, if it is not empty.
+/// Parses the record filters. `of` returns the non-empty value of a parameter.
 ///
 /// # Errors
-/// The first that is not understood.
+/// A problem about the first invalid filter.
 pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<RecordQuery, AdminProblem> {
     let state = |name: &str| {
         state_from_name(name).ok_or_else(|| {
@@ -133,7 +131,7 @@ pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<
     })
 }
 
-/// Text that a tag may be.
+/// Checks that a text can be a tag.
 fn validate_text(name: &str, text: &str) -> Result<String, AdminProblem> {
     if text.chars().count() > MAX_FILTER_CHARS || text.contains(char::is_control) {
         let what = format!(
@@ -144,14 +142,14 @@ fn validate_text(name: &str, text: &str) -> Result<String, AdminProblem> {
     Ok(text.into())
 }
 
-/// Where a list of records goes on.
+/// Parses the cursor of a record list.
 pub(super) fn parse_cursor(text: &str) -> Result<Address, AdminProblem> {
     let wrong =
         || AdminProblem::bad_request(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"));
     Address::from_hex(text).ok_or_else(wrong)
 }
 
-/// `5m`, cut at a hundred years.
+/// Parses a duration such as `5m`, capped at a hundred years.
 pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let end = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(end);

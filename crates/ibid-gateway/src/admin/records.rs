@@ -1,6 +1,6 @@
-//! What is remembered, for those who may see it; and changes, by those who may make them.
+//! Lists, shows and changes records, within the caller's role.
 //!
-//! A [`Role::User`](crate::config::Role::User) sees the entries whose user tag is its own. All others are not there for
+//! A [`Role::User`](crate::config::Role::User) sees only records with its own user tag. Other records look absent to
 //! it, whether they exist or not.
 
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::records::{
     RecordView,
 };
 
-/// How long the store may take: people wait longer than requests do.
+/// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
 const ADMIN_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Entries that match, from a cursor on.
+/// Lists the entries that match, from a cursor on.
 ///
 /// # Errors
-/// If the store cannot be used.
+/// If the store fails or times out.
 pub async fn list(
     desk: &AdminState, caller: &AdminCaller, mut query: RecordQuery, from: Option<Address>, limit: usize,
 ) -> Result<RecordList, AdminProblem> {
@@ -38,19 +38,20 @@ pub async fn list(
     Ok(found.into())
 }
 
-/// One entry in full.
+/// Shows one entry in full.
 ///
 /// # Errors
-/// If it is not there, or not for this caller, or the store cannot be used.
+/// If the entry is absent, the caller may not see it, or the store fails or times out.
 pub async fn show(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
     Ok(RecordView::from(&find_entry(desk, caller, address).await?))
 }
 
-/// Changes an entry, and writes down that it was asked for and what became of it. Whether the caller may is asked before:
+/// Changes an entry, and audits the change before and after. The caller must have passed
 /// [`AdminCaller::authorize_change`].
 ///
 /// # Errors
-/// If it is not there, is not as it must be (409, with what is there), or the store or the audit trail cannot be used.
+/// If the entry is absent or not in the expected state (409, with its current state), or the store or the audit trail
+/// fails.
 pub async fn change(
     desk: &AdminState, caller: &AdminCaller, address: Address, change: ChangeRequest,
 ) -> Result<ChangeReport, AdminProblem> {
@@ -58,7 +59,7 @@ pub async fn change(
     let begun =
         desk.audit.begin(caller, change.action.name(), &change.reason, Some(&RecordView::from(&before.info))).await;
     let begun = begun.map_err(|why| AdminProblem::audit_unwritable(&why))?;
-    // To its end, whatever becomes of the one who asked: what was begun must be written down as it ended.
+    // Runs in its own task, so that a client that disconnects cannot leave the audit entry without an outcome.
     let (store, audit) = (desk.ibid.engine().store().clone(), desk.audit.clone());
     let work = tokio::spawn(async move {
         let made = change.execute(&*store, before).await;

@@ -1,8 +1,8 @@
-//! `POST /api/reseal`: what a gateway's store holds under the first of its keys, while it serves.
+//! `POST /api/reseal`: seals the stored records with the first key while the gateway serves.
 //!
-//! One request looks at some entries and says where to go on, so that none runs for long; one is at work at a time.
-//! Requests of the same person with the same reason, each of which goes on where the one before ended, are one run, and one
-//! entry of the audit trail: written before the first of them, and again at the end.
+//! One request handles some entries and returns a cursor, so that none runs for long; only one runs at a time.
+//! Consecutive requests of one caller with the same reason, each starting at the previous cursor, form one run with one
+//! audit entry, written before the first request and again at the end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,18 +21,17 @@ use super::{
 };
 use crate::records::ResealReport;
 
-/// How long a request looks at most; what it has begun then is ended.
+/// Time budget of one request (5 s). Records already being resealed are finished.
 const RESEAL_TIME_BUDGET: Duration = Duration::from_secs(5);
-/// How long one waits for it.
+/// How long the client waits for the response (10 s). The work continues after that.
 const RESEAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The way to the sealed store, and what is being resealed in it.
+/// The sealed store, and the current run.
 pub struct Resealer {
     sealed: Arc<SealedStore>,
     run: Arc<Mutex<Option<ResealRun>>>,
 }
 
-/// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResealRequest {
     pub(super) reason: String,
@@ -40,7 +39,7 @@ pub(super) struct ResealRequest {
     pub(super) limit: u32,
 }
 
-/// One that was begun, and goes on.
+/// A run that continues with the next request.
 struct ResealRun {
     entry: AuditEntry,
     totals: ResealReport,
@@ -52,10 +51,10 @@ impl Resealer {
     }
 }
 
-/// Reseals some entries. Whether the caller may is asked before: [`AdminCaller::authorize_change`].
+/// Reseals some entries. The caller must have passed [`AdminCaller::authorize_change`].
 ///
 /// # Errors
-/// If nothing is sealed here, another is at work (409), or the store or the audit trail cannot be used.
+/// If the gateway seals nothing, another reseal is at work (409), or the store or the audit trail fails.
 pub(super) async fn reseal(
     desk: &AdminState, caller: &AdminCaller, asked: ResealRequest,
 ) -> Result<ResealReport, AdminProblem> {
@@ -84,7 +83,7 @@ pub(super) async fn reseal(
             }
         }
     };
-    // To its end, whatever becomes of the one who asked.
+    // Runs in its own task, so that a client that disconnects does not cancel it.
     let work = tokio::spawn(run.run_slice(last, reseals.sealed.clone(), desk.audit.clone(), asked));
     match timeout(RESEAL_TIMEOUT, work).await {
         Ok(Ok((done, None))) => Ok(done),
@@ -100,7 +99,7 @@ impl ResealRun {
         same && here.is_some() && here == asked.from
     }
 
-    /// Does it, and keeps the run for the next request if it is not at its end.
+    /// Handles one request, and keeps the run for the next one unless it is finished.
     async fn run_slice(
         mut self, mut kept: OwnedMutexGuard<Option<Self>>, sealed: Arc<SealedStore>, audit: AuditTrail,
         asked: ResealRequest,

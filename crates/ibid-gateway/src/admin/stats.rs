@@ -1,4 +1,4 @@
-//! Numbers and settings for people: what was counted, how it went over time, what holds, and on what store.
+//! Statistics, policies, store and shadow report for the API and the console.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry as Slot},
@@ -10,7 +10,7 @@ use ibid::{
     http::Protocol,
     store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
 };
-use ibid_stores::Role;
+use ibid_stores::StoreRole;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
@@ -23,45 +23,40 @@ use crate::{
     routes::RouteEntry,
 };
 
-/// How long the store may take to say what the first requests of reused keys were, all together.
+/// Total time to look up the first requests of reused keys.
 const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What shadow mode, or enforcement, makes of one route's requests.
+/// Outcomes of one route's requests, enforced or as shadow mode predicts them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShadowRoute {
-    /// Its name.
     pub route: String,
-    /// `shadow` or `enforce`; `gone` if the configuration in force does not have it.
+    /// `shadow`, `enforce`, or `gone` if the current configuration does not have the route.
     pub mode: String,
-    /// All of them.
     pub requests: u64,
-    /// Found no answer, and ran as they would have.
+    /// Found no stored answer and ran.
     pub run: u64,
-    /// Would have been (under `enforce`: were) answered from the record.
+    /// Would have been (under `enforce`: were) replayed.
     pub replay: u64,
     /// Would have been (were) refused, by reason.
     pub refuse: BTreeMap<String, u64>,
     /// Had no key.
     pub no_key: u64,
-    /// Who sent no key, most first.
+    /// Requests without a key by user agent, most frequent first.
     pub no_key_by: Vec<UserAgentCount>,
-    /// Had no key and came from agents that are not in the list.
+    /// Requests without a key of user agents that are not in the list.
     pub no_key_by_others: u64,
 }
 
-/// Requests of one kind of client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserAgentCount {
-    /// The first word of its user agent; `None`: it sent none.
+    /// The first word of the user agent; `None` if it was not sent.
     pub user_agent: Option<String>,
-    /// How many.
     pub requests: u64,
 }
 
-/// The shadow report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShadowReport {
-    /// Since when it was counted.
+    /// Start of the counting, RFC 3339.
     pub since: String,
     /// In the order of the configuration.
     pub routes: Vec<ShadowRoute>,
@@ -83,28 +78,28 @@ pub async fn stats(desk: &AdminState) -> Value {
     })
 }
 
-/// `GET /api/policies`: what holds for every route, in the words of `ibid check`.
+/// `GET /api/policies`: the settings of every route, in the format of `ibid check`.
 pub fn policies(desk: &AdminState) -> Value {
     let now = desk.live.now();
     let routes: Vec<Value> = now.settings.routes.iter().map(policy_json).collect();
     json!({ "routes": routes })
 }
 
-/// A dial of a route.
+/// A setting of a route.
 pub(crate) struct Dial {
     pub(crate) name: &'static str,
     pub(crate) value: String,
-    /// Whether the preset has another value.
+    /// Whether the value differs from the preset's.
     pub(crate) overridden: bool,
 }
 
-/// All dials of a route, in the words of `ibid check`.
+/// All settings of a route, in the format of `ibid check`.
 pub(crate) fn dials(route: &RouteEntry) -> Vec<Dial> {
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {
         preset = preset.for_grpc();
     } else if !route.is_default_policy {
-        // Always those of the match.
+        // The methods come from the route's match, never from the preset.
         preset.methods.clone_from(&route.policy.methods);
     }
     let both = dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset));
@@ -127,21 +122,21 @@ fn policy_json(route: &RouteEntry) -> Value {
         "mode": route.policy.mode.to_string(),
         "upstream": route.upstream,
         "dials": shown,
-        "unusual": unusual,
+        "overridden": unusual,
     })
 }
 
-/// `GET /api/store`: the store's promise, and how it is.
+/// `GET /api/store`: the store's guarantees and health.
 pub async fn store(desk: &AdminState) -> Value {
-    // One after the other: the gauges would count the key that is claimed for the first.
+    // One after the other: the gauges would count the key that the store probe claims.
     let health = desk.store_health().await;
     let stored = desk.gauges.read().await;
     let now = desk.live.now();
     let settings = &now.settings.store;
-    let url = |role: Role| match role {
-        Role::Authority => Some(settings.fallback.as_ref().unwrap_or(&settings.url).to_string()),
-        Role::Front => Some(settings.url.to_string()),
-        Role::Cache => settings.cache.as_ref().map(ToString::to_string),
+    let url = |role: StoreRole| match role {
+        StoreRole::Authority => Some(settings.fallback.as_ref().unwrap_or(&settings.url).to_string()),
+        StoreRole::Front => Some(settings.url.to_string()),
+        StoreRole::Cache => settings.cache.as_ref().map(ToString::to_string),
     };
     let mut shown = health.to_json(url);
     shown["url"] = settings.url.to_string().into();
@@ -156,7 +151,7 @@ fn counts_json(stored: EntryCounts) -> Value {
     json!({ "processing": processing, "unknown": unknown, "finished": finished, "bytes": bytes })
 }
 
-/// `GET /api/shadow`: what enforcement makes, or would make, of every route's requests, and who sends no key.
+/// `GET /api/shadow`: the outcomes of every route's requests, and which clients send no key.
 pub fn shadow(desk: &AdminState) -> ShadowReport {
     let now = desk.live.now();
     desk.metrics.register_routes(&now.settings.routes);
@@ -194,12 +189,12 @@ pub fn shadow(desk: &AdminState) -> ShadowReport {
     ShadowReport { since: format_date(desk.started_ms), routes: routes.collect() }
 }
 
-/// `GET /api/refusals`: the latest, with what was different from the first request where a key was used again.
+/// `GET /api/refusals`: the latest refusals. For a reused key, also what differs from the first request.
 pub async fn refusals(desk: &AdminState, reason: Option<RefusalReason>, limit: usize) -> Value {
     let mut shown = Vec::new();
-    // A storm of one key's is asked about once.
+    // Looks up each key once, even if many refusals have it.
     let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
-    // For all of them together: a store that hangs must not make people wait for each.
+    // One deadline for all lookups, so that a hanging store delays the response only once.
     let until = Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT;
     for refused in desk.refusals.latest(reason, limit) {
         let first = match (refused.reason, refused.address) {
@@ -247,7 +242,7 @@ fn refusal_json(refused: &RefusedRequest, first: Option<&LabelText>) -> Value {
     })
 }
 
-/// What is known of the request that used a key first. `None` if its entry is gone.
+/// The label of the request that first used a key; `None` if its entry is gone.
 async fn find_first_request(store: &dyn Store, at: &Address, until: Instant) -> Option<LabelText> {
     let filter = EntryFilter { address: Some(*at), ..EntryFilter::default() };
     let page = timeout_at(until, store.admin().list(&filter, ListCursor::default(), 1)).await.ok()?.ok()?;

@@ -1,8 +1,8 @@
-//! The state of each store, found by asking it when somebody looks.
+//! The state of each store, probed on demand.
 //!
-//! A store that answers may still refuse every new key: a read-only PostgreSQL, a Redis out of memory, a full disk. So
-//! something is read, and a new key is claimed and released. Of two stores each is asked by itself: what one of them
-//! does for the other hides which of them is down.
+//! A store that can be read may still refuse every new key: a read-only PostgreSQL, a Redis out of memory, a full disk.
+//! So a probe reads an entry, and claims and releases a new key. Two stores are probed separately, because combined
+//! calls would hide which of them is down.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fingerprint, Lease, Settlement, Store, Tags,
 };
-use ibid_stores::{Member, Role};
+use ibid_stores::{StoreMember, StoreRole};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
@@ -19,80 +19,78 @@ use tokio::{
 
 use crate::records::view::now_ms;
 
-/// A store that takes longer to answer is down.
+/// A store that takes longer to respond is down.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// No new key is claimed while the last one that was granted is younger than this.
+/// A probe skips the claim if an earlier one was granted within this time.
 const MIN_PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Lease and retention of a claim that nobody could release.
+/// Lease and ttl of a probe's claim, in case its release fails.
 const PROBE_LEASE: Duration = Duration::from_secs(5);
 const PROBE_TTL: Duration = Duration::from_secs(1);
 
-/// How one store is.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreState {
-    /// `memory`, `embedded`, `redis` or `postgres`. Two stores of a gateway have different names.
+    /// `memory`, `embedded`, `redis` or `postgres`. The two stores of a gateway have different names.
     pub(crate) name: &'static str,
-    pub(crate) role: Role,
-    /// Whether it grants new keys. Never without `reads`.
+    pub(crate) role: StoreRole,
+    /// Whether it grants new keys. Implies `reads`.
     pub(crate) claims: bool,
-    /// Whether what it holds can be read, and so replayed.
+    /// Whether its entries can be read, and so replayed.
     pub(crate) reads: bool,
-    /// When the gateway first found it up, or down, as it is now. Milliseconds since the Unix epoch.
+    /// When the gateway first saw the current state (up or down), in milliseconds since the Unix epoch.
     pub(crate) since_ms: u64,
-    /// The last time that it failed. Kept when it is up again.
+    /// The latest failure, kept after recovery.
     pub(crate) last_error: Option<LastError>,
-    /// How long it took to read.
+    /// Latency of the read.
     pub(crate) took: Duration,
 }
 
-/// Why a store counted as down, and when.
 #[derive(Debug, Clone)]
 pub(crate) struct LastError {
     pub(crate) at_ms: u64,
     pub(crate) text: String,
 }
 
-/// Asks every store of a gateway.
+/// Probes every store of a gateway.
 #[derive(Debug)]
 pub(crate) struct StoreProbes(Vec<StoreProbe>);
 
-/// Asks one store: one question at a time, and at most one claim a second while they are granted.
+/// Probes one store. Concurrent callers share one probe, and granted claims are at least a second apart.
 #[derive(Debug)]
 struct StoreProbe {
     name: &'static str,
-    member: Member,
+    member: StoreMember,
     last: Mutex<Option<Found>>,
 }
 
 #[derive(Debug)]
 struct Found {
-    /// When it was begun to ask.
+    /// Start of the probe.
     asked: Instant,
-    /// When a new key was granted.
+    /// Time of the latest granted claim.
     granted: Option<Instant>,
     state: StoreState,
 }
 
 impl StoreState {
-    /// Whether it grants new keys and answers what it has.
+    /// Whether it grants new keys and can be read.
     pub(crate) fn is_up(&self) -> bool {
         self.claims
     }
 
-    /// Why it is down.
+    /// Why it is down; `None` if it is up.
     pub(crate) fn error(&self) -> Option<&str> {
         self.last_error.as_ref().filter(|_| !self.is_up()).map(|error| error.text.as_str())
     }
 }
 
 impl StoreProbes {
-    pub(crate) fn new(members: Vec<Member>) -> Self {
+    pub(crate) fn new(members: Vec<StoreMember>) -> Self {
         let probe =
-            |member: Member| StoreProbe { name: member.store.guarantees().store, member, last: Mutex::default() };
+            |member: StoreMember| StoreProbe { name: member.store.guarantees().store, member, last: Mutex::default() };
         Self(members.into_iter().map(probe).collect())
     }
 
-    /// How each store is now, the one that decides last.
+    /// Probes every store; the authority is the last.
     pub(crate) async fn ask(&self) -> Vec<StoreState> {
         join_all(self.0.iter().map(StoreProbe::ask)).await
     }
@@ -102,7 +100,7 @@ impl StoreProbe {
     async fn ask(&self) -> StoreState {
         let wanted = Instant::now();
         let mut last = self.last.lock().await;
-        // Somebody else has asked since.
+        // Another caller's probe started after this call.
         if let Some(found) = last.as_ref().filter(|found| found.asked >= wanted) {
             return found.state.clone();
         }
@@ -130,7 +128,7 @@ impl StoreProbe {
         let state = StoreState {
             name: self.name,
             role: self.member.role,
-            // A key may have been granted before it stopped answering.
+            // The claim may have been granted before the store went down.
             claims: claimed.is_ok() && reads,
             reads,
             since_ms: match before {
@@ -149,10 +147,7 @@ impl StoreProbe {
     }
 }
 
-/// Reads something that is not there.
-///
-/// # Errors
-/// Why it could not be read.
+/// Reads an entry that does not exist.
 async fn read(store: &dyn Store) -> Result<(), String> {
     match timeout(ANSWER_TIMEOUT, store.get(&Address([0; 32]))).await {
         Ok(Ok(_)) => Ok(()),
@@ -161,10 +156,7 @@ async fn read(store: &dyn Store) -> Result<(), String> {
     }
 }
 
-/// Claims a key that nobody else has, and releases it.
-///
-/// # Errors
-/// Why it was not granted.
+/// Claims a new random key, and releases it.
 async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
     let mut address = [0; 32];
     address[..16].copy_from_slice(&ClaimToken::mint().0);
@@ -181,7 +173,7 @@ async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
     });
     let why = match timeout(ANSWER_TIMEOUT, store.claim(&ask)).await {
         Ok(Ok(ClaimOutcome::Granted(lease))) => {
-            // If that fails, its lease and retention end soon.
+            // If the release fails, the lease and the ttl end soon.
             let _ = timeout(ANSWER_TIMEOUT, store.settle(&lease, &Settlement::Release)).await;
             return Ok(());
         }
@@ -190,7 +182,7 @@ async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
         Ok(Err(why)) => why.to_string(),
         Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
     };
-    // It may have been granted. Nobody waits for a store that does not answer.
+    // The claim may have been granted. The caller does not wait for this release.
     let store = store.clone();
     tokio::spawn(async move {
         let _ = timeout(ANSWER_TIMEOUT, store.settle(&Lease::unseen(&ask), &Settlement::Release)).await;

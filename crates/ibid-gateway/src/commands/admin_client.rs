@@ -46,7 +46,7 @@ pub(super) struct AdminArgs {
 /// Omits values that may contain a token or a password by mistake.
 impl fmt::Debug for AdminArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminChoice").field("tls", &self.tls).finish_non_exhaustive()
+        f.debug_struct("AdminArgs").field("tls", &self.tls).finish_non_exhaustive()
     }
 }
 

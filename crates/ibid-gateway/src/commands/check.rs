@@ -121,7 +121,7 @@ fn print_settings(settings: &GatewaySettings, out: &mut dyn io::Write) -> io::Re
     lines.extend(store.cache.as_ref().map(|url| ("cache", url.to_string())));
     if layout.local_cache_bytes() > 0 {
         lines.push((
-            "near",
+            "local_cache",
             format!("{} of finished answers in this process", dial_format::format_size(layout.local_cache_bytes())),
         ));
     }

@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 
-use super::outside::CommandError;
+use super::open_store::CommandError;
 use crate::{
     config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, ServeArgs},
     tls,

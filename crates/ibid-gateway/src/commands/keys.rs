@@ -18,7 +18,7 @@ use ibid::store::{Address, EntryState, Fence};
 use self::target::KeysTarget;
 use super::{
     admin_client::AdminArgs,
-    outside::{self, CommandError},
+    open_store::{self, CommandError},
 };
 use crate::{
     config::{Env, StoreSelection, parse_duration},
@@ -219,12 +219,12 @@ pub fn run(
     match &args.command {
         KeysCommand::List(args) => {
             let place = KeysTarget::from_args(&args.target, env)?;
-            outside::block_on(list(args, place, out, aside))
+            open_store::block_on(list(args, place, out, aside))
         }
         KeysCommand::Show(args) => {
             let query = args.entry.query()?;
             let place = KeysTarget::from_args(&args.target, env)?;
-            outside::block_on(show_one(args, query, place, out, aside))
+            open_store::block_on(show_one(args, query, place, out, aside))
         }
         KeysCommand::Reseal(args) => reseal::run(args, env, out, aside),
         KeysCommand::Release(args) => change(args, Wish::Release, env, out, aside),
@@ -279,7 +279,7 @@ fn change(
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
     let place = KeysTarget::from_args(&args.target, env)?;
-    outside::block_on(async {
+    open_store::block_on(async {
         let source = place.open().await?;
         let change = ChangeRequest { action: what, reason: args.reason.clone(), fence: args.fence };
         let (told, failed) = source.change(query, &change).await?;

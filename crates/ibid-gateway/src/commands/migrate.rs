@@ -8,7 +8,7 @@ use ibid_stores::{
     postgres::{self, MigrateAction},
 };
 
-use super::outside::{self, CommandError};
+use super::open_store::{self, CommandError};
 use crate::config::{self, Env, StoreSelection};
 
 /// `ibid migrate`.
@@ -41,7 +41,7 @@ pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result
         (_, true) => MigrateAction::Down,
         _ => MigrateAction::Up,
     };
-    let lines = outside::block_on(async {
+    let lines = open_store::block_on(async {
         let done = postgres::migrate_with_rls_user(server.expose(), how, settings.rls_user.as_deref()).await;
         done.map_err(|why| CommandError::Store(format!("{url} was not migrated: {why}")))
     })?;

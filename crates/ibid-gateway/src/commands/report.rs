@@ -8,7 +8,7 @@ use clap::Args;
 use super::{
     admin_client::{AdminArgs, AdminClient},
     keys::{escape_control, print_columns},
-    outside::{self, CommandError},
+    open_store::{self, CommandError},
 };
 use crate::{
     admin::stats::{ShadowReport, ShadowRoute},
@@ -34,7 +34,7 @@ pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
         let what = "which gateway? name its admin address, such as --admin http://127.0.0.1:8081";
         return Err(CommandError::Usage(what.into()));
     };
-    let report: ShadowReport = outside::block_on(api.get("/api/shadow"))?;
+    let report: ShadowReport = open_store::block_on(api.get("/api/shadow"))?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report).expect("a report has a form"))?;
     } else {

@@ -232,12 +232,12 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
 async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Result<(), String> {
     let promise = store.guarantees();
     tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
-    for wanting in &promise.warnings {
-        tracing::warn!(store = promise.store, "{wanting}");
+    for warning in &promise.warnings {
+        tracing::warn!(store = promise.store, "{warning}");
     }
     if settings.store.strict && !promise.warnings.is_empty() {
         return Err(format!(
-            "store.strict is set, and the {} store is wanting: {}",
+            "store.strict is set, and the {} store has weaknesses: {}",
             promise.store,
             promise.warnings.join("; ")
         ));

@@ -6,7 +6,7 @@ use std::io;
 use clap::Args;
 use ibid::store::Store;
 
-use super::outside::{self, CommandError};
+use super::open_store::{self, CommandError};
 use crate::config::{self, Env, StoreSelection};
 
 /// Maximum number of entries that one call removes, so that no call delays others.
@@ -25,7 +25,7 @@ pub struct SweepArgs {
 /// Returns an error if the store cannot be used.
 pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
-    let (removed, lapsed) = outside::block_on(async { sweep(&*outside::open_store(&settings).await?).await })?;
+    let (removed, lapsed) = open_store::block_on(async { sweep(&*open_store::open_store(&settings).await?).await })?;
     writeln!(out, "removed {removed}, lapsed {lapsed}")?;
     Ok(())
 }

@@ -160,7 +160,7 @@ pub(super) struct RawStore {
     pub(super) prefix: Option<Single<String>>,
     pub(super) timeout: Option<Single<Duration>>,
     pub(super) wait_replicas: Option<Single<usize>>,
-    pub(super) near: Option<Single<ByteSize>>,
+    pub(super) local_cache: Option<Single<ByteSize>>,
     pub(super) compress: Option<Single<bool>>,
     pub(super) rls_user: Option<Single<String>>,
     pub(super) sweep_every: Option<Single<Duration>>,

@@ -95,7 +95,7 @@ impl fmt::Display for RedactedStoreUrl {
 
 impl fmt::Debug for RedactedStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoreUrl({self})")
+        write!(f, "RedactedStoreUrl({self})")
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
         ] {
             let url = RedactedStoreUrl(url.into());
             assert_eq!(url.to_string(), shown);
-            assert_eq!(format!("{url:?}"), format!("StoreUrl({shown})"));
+            assert_eq!(format!("{url:?}"), format!("RedactedStoreUrl({shown})"));
         }
         assert_eq!(format!("{:?}", Secret::from_text("s3cret").unwrap()), "****");
         assert!(!RedactedStoreUrl::from_text("mysql://u:s3cret@h").unwrap_err().contains("s3cret"));

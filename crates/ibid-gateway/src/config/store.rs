@@ -41,7 +41,7 @@ pub struct StoreSettings {
     /// Number of Redis replicas that must acknowledge a write.
     pub wait_replicas: u32,
     /// Maximum bytes of completed answers in this process's cache. `None`: the store's default.
-    pub near: Option<u64>,
+    pub local_cache: Option<u64>,
     /// Whether records are compressed. `None`: the store's default.
     pub compress: Option<bool>,
     /// For `ibid migrate`: the SQL expression of the user whose rows row-level security shows.
@@ -67,7 +67,7 @@ pub struct StoreSelection {
 impl fmt::Debug for StoreSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = self.store.as_ref().map(|_| "****");
-        f.debug_struct("StoreChoice").field("config", &self.config).field("store", &store).finish()
+        f.debug_struct("StoreSelection").field("config", &self.config).field("store", &store).finish()
     }
 }
 
@@ -116,7 +116,7 @@ impl StoreSettings {
             prefix: self.prefix.clone(),
             timeout: self.timeout,
             wait_replicas: self.wait_replicas,
-            local_cache: self.near,
+            local_cache: self.local_cache,
         })
     }
 
@@ -153,7 +153,7 @@ pub(super) fn build_store(file: raw::RawStore, wrong: ErrorForKey<'_>) -> Result
         prefix,
         timeout: require_non_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
         wait_replicas: wait_replicas as u32,
-        near: file.near.map(|written| written.0.0),
+        local_cache: file.local_cache.map(|written| written.0.0),
         compress: file.compress.map(|written| written.0),
         rls_user: file.rls_user.map(|written| written.0),
         sweep_every: require_non_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,

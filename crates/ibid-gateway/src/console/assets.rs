@@ -1,4 +1,4 @@
-//! What pages are made of besides their text. All of it is in the binary; nothing is fetched from anywhere else.
+//! Static files of the console, compiled into the binary. Nothing is loaded from other hosts.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
-/// Name, type and bytes.
+/// Name, content type and bytes.
 type Asset = (&'static str, &'static str, &'static [u8]);
 
 #[rustfmt::skip]
@@ -19,7 +19,7 @@ const ASSETS: [Asset; 6] = [
     ("icon.svg", "image/svg+xml", include_bytes!("../../assets/icon.svg")),
 ];
 
-/// The file of that name. Browsers keep it, and ask whether it is still the same.
+/// Serves a file with an ETag, so that browsers revalidate it.
 pub(super) fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response<Full<Bytes>>> {
     let (_, kind, bytes) = ASSETS.iter().find(|(known, ..)| *known == name)?;
     let tag = etag(bytes);
@@ -56,7 +56,6 @@ mod tests {
         assert!(serve_asset("../console.css", &asked).is_none());
     }
 
-    /// No file of ours names another place, so that nothing is fetched from there.
     #[test]
     fn our_own_files_name_no_other_place() {
         for (name, _, bytes) in ASSETS.iter().filter(|(name, ..)| name.starts_with("console.")) {

@@ -1,7 +1,7 @@
-//! What needs somebody: records whose end nobody knows, and those that have been running for long.
+//! Records that need an operator: outcome unknown, or in progress for over a minute.
 //!
-//! Stores list in the order of addresses, and some have to look at every record for it. So what was found is kept for a
-//! while and shown to everybody, and looking takes at most one part in [`SHARE`] of the time, however many look on.
+//! Stores list in address order, and some must scan all records for it. So the lists are cached and shared by all
+//! viewers; listing uses at most 1/10 of the time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,40 +14,39 @@ use tokio::{
 use super::row::RecordRow;
 use crate::records::{FilterSet, RecordQuery, RecordView};
 
-/// What runs for longer is shown.
+/// A record in progress for longer than this (60 s) is listed.
 pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
-/// How many of each are shown.
+/// Maximum number of rows in each list.
 pub(super) const MAX_ROWS_PER_LIST: usize = 50;
-/// How long the store may take for each list.
+/// Time limit of the store for each list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long lists are good for at least.
+/// Minimum time for which lists are cached.
 const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
-/// Of the time, at most one part in this many goes into looking.
+/// Lists are cached for this many times the duration of listing them.
 const LIST_TIME_DIVISOR: u32 = 10;
 
-/// The lists, and until when they are good.
+/// The cached lists, and until when they are valid.
 #[derive(Debug, Default)]
 pub(super) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
 
-/// What was found.
 #[derive(Debug, Default)]
 pub(super) struct AttentionLists {
-    /// Nobody knows how they ended.
+    /// Records with an unknown outcome.
     pub(super) unknown: Vec<RecordRow>,
-    /// Whether there are more of them.
+    /// Whether the store has more of them.
     pub(super) more_unknown: bool,
-    /// Running for long.
+    /// Records in progress for long.
     pub(super) long_running: Vec<RecordRow>,
-    /// Whether there are more of them.
+    /// Whether the store has more of them.
     pub(super) more_long_running: bool,
-    /// Why it may not be all.
+    /// Why the lists may be incomplete.
     pub(super) error: Option<String>,
 }
 
 impl Attention {
-    /// The latest that can be had in time.
+    /// Returns the cached lists, or loads them.
     pub(super) async fn get(&self, store: &dyn Store) -> Arc<AttentionLists> {
-        // Those who come while somebody looks wait, and share what is found.
+        // Holds the lock while loading, so that concurrent callers share the result.
         let mut last = self.0.lock().await;
         if let Some((until, lists)) = &*last
             && Instant::now() < *until
@@ -61,7 +60,7 @@ impl Attention {
         lists
     }
 
-    /// Something was changed: what is kept is not good any more.
+    /// Drops the cached lists after a change.
     pub(super) async fn invalidate(&self) {
         *self.0.lock().await = None;
     }

@@ -1,6 +1,6 @@
-//! Changes: a form with a reason, a look at what is about to be done, and then the deed.
+//! Changes: a form with a reason, a confirmation page, then the change.
 //!
-//! Nothing is changed before the second page was confirmed, and then only if the record is still the one that was seen.
+//! Nothing changes before the confirmation, and then only if the record still has the fence that the operator saw.
 
 use std::time::Duration;
 
@@ -23,7 +23,6 @@ use crate::{
     records::{ChangeAction, RecordView, ResolvedAnswer, change::format_rough},
 };
 
-/// What can be done to a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecordAction {
     Release,
@@ -31,15 +30,15 @@ pub(super) enum RecordAction {
     Resolve,
 }
 
-/// What a form holds.
+/// The fields of the form.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ActionForm {
-    /// `done` or `not-executed`; for [`Action::Resolve`] only.
+    /// `done` or `not-executed`; for [`RecordAction::Resolve`] only.
     resolved_as: String,
     status: String,
     headers: String,
     body: String,
-    /// How long to keep the answer; empty: as long as the record would have lived.
+    /// Ttl of the answer; empty: the record's total lifetime.
     keep: String,
     reason: String,
 }
@@ -59,9 +58,9 @@ pub(super) struct ChangeFormPage {
     meaning: &'static str,
     form: ActionForm,
     longest_reason: usize,
-    /// How long an answer is kept if nobody says.
+    /// The ttl of an answer if the form leaves it empty.
     life: String,
-    /// To ask the app with.
+    /// What is known of the record, to look the operation up in the app.
     known: Vec<PageField>,
     error: Option<String>,
 }
@@ -90,7 +89,7 @@ impl RecordAction {
         [Self::Release, Self::Forget, Self::Resolve].into_iter().find(|action| action.path() == name)
     }
 
-    /// As in addresses.
+    /// The last segment of the URL.
     pub(super) fn path(self) -> &'static str {
         match self {
             Self::Release => "release",
@@ -139,15 +138,12 @@ impl ActionForm {
         }
     }
 
-    /// Why.
     pub(super) fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// What is to be done.
-    ///
     /// # Errors
-    /// What is missing or wrong, for whoever filled the form in.
+    /// What is missing or wrong, as a sentence for the form.
     pub(super) fn to_action(&self, action: RecordAction) -> Result<ChangeAction, String> {
         if self.reason.is_empty() {
             return Err("Give a reason: the audit trail keeps it, and the next person will want to know.".into());
@@ -176,20 +172,19 @@ impl ActionForm {
     }
 }
 
-/// The same words as the API's.
 fn error_text(problem: AdminProblem) -> String {
     to_sentence(&problem.detail)
 }
 
-/// As long as it would have lived in all.
+/// The record's total lifetime: its age and the time left.
 fn lifetime(view: &RecordView) -> String {
-    // To the nearest second: both were cut, and a day less a millisecond is not 23 hours.
+    // Rounded to seconds: both values are truncated, and a day less a millisecond must not show as 23 hours.
     let millis = view.age_ms.saturating_add(view.expires_in_ms).saturating_add(500);
     format_rough(Duration::from_secs(millis / 1000))
 }
 
 impl ChangeFormPage {
-    /// The form, as it is or with what is wrong with it.
+    /// The form, with an error message if there is one.
     pub(super) fn new(
         shell: PageShell, action: RecordAction, view: &RecordView, seen: u64, form: ActionForm, error: Option<String>,
     ) -> Self {
@@ -215,7 +210,6 @@ impl ChangeFormPage {
 }
 
 impl ConfirmPage {
-    /// What is about to be done.
     pub(super) fn new(
         shell: PageShell, action: RecordAction, view: &RecordView, seen: u64, given: &ActionForm, what: &ChangeAction,
     ) -> Self {

@@ -1,43 +1,42 @@
-//! What a form or an address asks for: names and values.
+//! Names and values of a query or a form.
 
 use std::borrow::Cow;
 
-/// Pairs beyond this are not looked at.
+/// Further pairs are ignored.
 const MAX_FORM_PAIRS: usize = 64;
 
-/// The pairs of a query or of a form's body.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Form(Vec<(String, String)>);
 
 impl Form {
-    /// Reads `application/x-www-form-urlencoded`.
+    /// Parses `application/x-www-form-urlencoded`.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.into_owned());
         Self(form_urlencoded::parse(bytes).take(MAX_FORM_PAIRS).map(owned).collect())
     }
 
-    /// The first value of that name, without spaces around it; empty if there is none.
+    /// The first value of a name, trimmed; empty if there is none.
     pub(super) fn value(&self, name: &str) -> &str {
         self.raw_value(name).trim()
     }
 
-    /// All values of that name that are not empty.
+    /// All non-empty values of a name.
     pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &str> {
         self.0.iter().filter(move |(known, value)| known == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }
 
-    /// The same, as it was sent but for the ends of lines: browsers send CRLF whatever was typed.
+    /// The first value of a name, untrimmed and with LF line ends, because browsers send CRLF.
     pub(super) fn raw_value(&self, name: &str) -> &str {
         self.0.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 
-    /// The value if it is not empty.
+    /// The value of a name, `None` if it is empty.
     pub(super) fn non_empty(&self, name: &str) -> Option<String> {
         let value = self.value(name);
         (!value.is_empty()).then(|| value.to_owned())
     }
 
-    /// The address with these pairs, empty ones left out.
+    /// Builds a URL with these pairs, leaving out empty values.
     pub(super) fn build_url(path: &str, pairs: &[(&str, &str)]) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
@@ -48,7 +47,7 @@ impl Form {
     }
 }
 
-/// Lines as they were typed.
+/// Converts CRLF to LF.
 pub(super) fn normalize_newlines(text: &str) -> String {
     text.replace("\r\n", "\n")
 }

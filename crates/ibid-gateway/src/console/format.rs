@@ -1,8 +1,8 @@
-//! Numbers, times and other people's text, as they are shown.
+//! Formats numbers, times and untrusted text for pages.
 
 use std::{borrow::Cow, time::Duration};
 
-/// `12,345`.
+/// Such as `12,345`.
 pub(super) fn format_count(number: u64) -> String {
     let digits = number.to_string();
     let mut shown = String::with_capacity(digits.len() * 4 / 3);
@@ -15,7 +15,7 @@ pub(super) fn format_count(number: u64) -> String {
     shown
 }
 
-/// `0.4`, `12.5` or `1,240`: three digits say enough.
+/// Such as `0.4`, `12.5` or `1,240`: about three significant digits.
 pub(super) fn format_rate(per_second: f64) -> String {
     match per_second {
         0.0 => "0".into(),
@@ -25,12 +25,12 @@ pub(super) fn format_rate(per_second: f64) -> String {
     }
 }
 
-/// `3.2 %`; a dash if there is nothing to take a part of.
+/// Such as `3.2 %`; a dash for `None`.
 pub(super) fn format_percent(part: Option<f64>) -> String {
     part.map_or("–".into(), |part| format!("{:.1} %", part * 100.0))
 }
 
-/// `350 µs`, `1.25 ms`, `2.1 s`; a dash if nothing took any time.
+/// Such as `350 µs`, `1.25 ms` or `2.1 s`; a dash for `None`.
 pub(super) fn format_duration(duration: Option<Duration>) -> String {
     let Some(duration) = duration else { return "–".into() };
     match duration.as_secs_f64() {
@@ -42,7 +42,7 @@ pub(super) fn format_duration(duration: Option<Duration>) -> String {
     }
 }
 
-/// `3.4 MiB`.
+/// Such as `3.4 MiB`.
 pub(super) fn format_size(bytes: u64) -> String {
     let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| bytes >= *unit) {
@@ -62,15 +62,15 @@ pub(super) fn format_time(date: &str) -> String {
     date.get(11..19).unwrap_or(date).to_owned()
 }
 
-/// With a capital letter and a full stop.
+/// Adds a capital letter and a full stop.
 pub(super) fn to_sentence(text: &str) -> String {
     let mut letters = text.trim_end_matches('.').chars();
     let first = letters.next().map(|first| first.to_ascii_uppercase());
     first.into_iter().chain(letters).chain(['.']).collect()
 }
 
-/// Text of somebody else. What cannot be seen, or would change how the rest is read, is shown as its number. (That it is
-/// no markup is the templates' work.)
+/// Replaces invisible characters, and those that change the text direction, with their code. Untrusted text needs it.
+/// The templates escape markup.
 pub(super) fn escape_invisible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_invisible) {
         return Cow::Borrowed(text);
@@ -82,12 +82,12 @@ pub(super) fn escape_invisible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The same over several lines.
+/// Like [`escape_invisible`], but keeps line breaks.
 pub(super) fn escape_invisible_lines(text: &str) -> String {
     text.lines().map(escape_invisible).collect::<Vec<_>>().join("\n")
 }
 
-/// Controls, and marks that turn the direction of text or have no width.
+/// Control characters, direction marks and zero-width characters.
 fn is_invisible(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

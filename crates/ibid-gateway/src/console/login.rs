@@ -1,4 +1,4 @@
-//! The way in: a token for a session.
+//! Log-in: exchanges a token for a session.
 
 use askama::Template;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -13,19 +13,17 @@ use crate::admin::auth::{AuthError, SESSION_COOKIE, SESSION_LIFETIME, SessionSec
 #[template(path = "console/login.html")]
 pub(super) struct LoginPage {
     pub(super) message: Option<PageNotice>,
-    /// Whether anybody can log in.
+    /// Whether the configuration has any token.
     pub(super) possible: bool,
     pub(super) how: &'static str,
     pub(super) next: String,
 }
 
-/// What to do about a gateway without tokens.
 const TOKEN_SETUP_HINT: &str = "Set [admin] token = \"file:/etc/ibid/admin.token\" in its configuration, with a long random value in that file; \
                    it is taken up at once. A variable, as \"env:IBID_ADMIN_TOKEN\", needs a restart.";
 
 type LoginResponse = Response<http_body_util::Full<bytes::Bytes>>;
 
-/// The form.
 pub(super) fn login_form(query: &Form, possible: bool) -> LoginResponse {
     let message = match query.value("because") {
         "expired" => Some(PageNotice {
@@ -42,7 +40,7 @@ pub(super) fn login_form(query: &Form, possible: bool) -> LoginResponse {
     login_page(StatusCode::OK, message, possible, query.value("next"))
 }
 
-/// The form again, after a token that was not believed.
+/// The form again, after a rejected log-in.
 pub(super) fn login_refused(denied: AuthError, next: &str) -> LoginResponse {
     let (status, text) = match denied {
         AuthError::NoTokens => return login_page(StatusCode::UNAUTHORIZED, None, false, next),
@@ -64,7 +62,7 @@ pub(super) fn login_refused(denied: AuthError, next: &str) -> LoginResponse {
     answer
 }
 
-/// The form after one that came from another page than ours.
+/// The form again, after a log-in from a page of another origin.
 pub(super) fn cross_origin_refused(next: &str) -> LoginResponse {
     let text = "This log-in came from a page of another site, and was not taken. Log in here.".into();
     login_page(StatusCode::FORBIDDEN, Some(PageNotice { kind: "bad", text }), true, next)
@@ -77,21 +75,21 @@ fn login_page(status: StatusCode, message: Option<PageNotice>, possible: bool, n
     )
 }
 
-/// On to the page that was wanted, with the session's cookie.
+/// Sets the session's cookie and redirects to `next`.
 pub(super) fn log_in_response(session: &SessionSecrets, next: &str, secure: bool) -> LoginResponse {
     let mut answer = see_other(local_path_or_root(next));
     set_cookie(&mut answer, &session.cookie, SESSION_LIFETIME.as_secs(), secure);
     answer
 }
 
-/// Back to the form, without a cookie.
+/// Deletes the cookie and redirects to the form.
 pub(super) fn log_out_response(secure: bool) -> LoginResponse {
     let mut answer = see_other("/login?because=out");
     set_cookie(&mut answer, "", 0, secure);
     answer
 }
 
-/// To the form, from a page that needs somebody. A part of a page is told to lead its page there.
+/// Redirects to the form. A partial refresh gets a header that redirects its whole page.
 pub(super) fn login_required(here: &str, expired: bool, is_part: bool) -> LoginResponse {
     let because = if expired { "expired" } else { "" };
     let place = Form::build_url("/login", &[("because", because), ("next", if here == "/" { "" } else { here })]);
@@ -108,15 +106,15 @@ pub(super) fn login_required(here: &str, expired: bool, is_part: bool) -> LoginR
 }
 
 fn set_cookie(answer: &mut LoginResponse, value: &str, seconds: u64, secure: bool) {
-    // Without TLS of its own the port is on loopback, or behind something that may speak TLS or not: a browser would
-    // not send it back over plain HTTP.
+    // Without its own TLS, the port is on loopback or behind a proxy that may use plain HTTP, over which browsers do
+    // not send `Secure` cookies.
     let secure = if secure { "; Secure" } else { "" };
     let cookie = format!("{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}");
     let cookie = HeaderValue::from_str(&cookie).expect("hex digits");
     answer.headers_mut().insert(header::SET_COOKIE, cookie);
 }
 
-/// A path of ours, or the first page: nobody is sent elsewhere after logging in.
+/// Accepts only local paths, else `/`, so that a log-in link cannot redirect to another site.
 fn local_path_or_root(next: &str) -> &str {
     let fits = next.starts_with('/') && !next.starts_with("//") && !next.contains(['\\', '\r', '\n']);
     if fits && next.is_ascii() && !next.contains(char::is_control) { next } else { "/" }

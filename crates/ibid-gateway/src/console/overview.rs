@@ -1,4 +1,4 @@
-//! The first page: traffic, what is wrong, and what needs somebody.
+//! The first page: traffic, alerts, and records that need attention.
 
 use askama::Template;
 use ibid::store::EntryCounts;
@@ -15,9 +15,7 @@ use crate::{
     records::view::format_date,
 };
 
-/// Rows of the table of numbers.
 const MAX_HISTORY_ROWS: usize = 12;
-/// Rows of records that need somebody.
 const MAX_ATTENTION_ROWS: usize = 8;
 
 #[derive(Template)]
@@ -40,13 +38,12 @@ struct WindowChoice {
     current: bool,
 }
 
-/// Something that is wrong now.
 struct OverviewAlert {
     what: &'static str,
     advice: String,
 }
 
-/// A number at the top.
+/// A number at the top of the page.
 struct OverviewTile {
     name: &'static str,
     value: String,
@@ -71,7 +68,7 @@ struct HistoryRow {
     p99: String,
 }
 
-/// Records that need somebody.
+/// Records that need attention.
 struct AttentionPanel {
     unknown: String,
     running: String,
@@ -91,7 +88,7 @@ struct RouteRow {
     counts: [(&'static str, String); 9],
 }
 
-/// What the page is made of.
+/// The data of the page.
 pub(super) struct OverviewSources<'a> {
     pub(super) shell: PageShell,
     pub(super) window: ChartWindow,
@@ -101,7 +98,7 @@ pub(super) struct OverviewSources<'a> {
     pub(super) counts: EntryCounts,
     pub(super) health: StoreHealth,
     pub(super) attention: &'a AttentionLists,
-    /// Requests with a key at work.
+    /// Requests with a key that are running now.
     pub(super) running: usize,
 }
 
@@ -170,7 +167,7 @@ fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, count
     };
     let stuck = match (counted, counts.unknown) {
         (false, _) => "as last counted".into(),
-        (true, 0) => "nothing is stuck".into(),
+        (true, 0) => "no outcome is unknown".into(),
         (true, _) => "say how they ended".to_owned(),
     };
     vec![
@@ -196,8 +193,8 @@ fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, count
         },
         OverviewTile {
             alert: counts.unknown > 0,
-            link: Some("/stuck"),
-            ..tile("Unknown ends", format_count(counts.unknown), stuck)
+            link: Some("/unknown"),
+            ..tile("Outcome unknown", format_count(counts.unknown), stuck)
         },
         tile(
             "Overhead",
@@ -255,7 +252,7 @@ impl StoreCard {
             PageField::new("Not taken yet", format_count(health.pending_settlements)),
         ];
         if !health.warnings.is_empty() {
-            fields.push(PageField::new("Wanting", health.warnings.join("; ")));
+            fields.push(PageField::new("Warnings", health.warnings.join("; ")));
         }
         Self { name: health.name, health, fields }
     }

@@ -1,4 +1,4 @@
-//! What all pages have: a frame around them, and headers that let them do little.
+//! The frame and the security headers of all pages.
 
 use askama::Template;
 use bytes::Bytes;
@@ -10,33 +10,30 @@ use crate::{
     config::Role,
 };
 
-/// No script, style or request but our own, nothing inline, in nobody's frame.
+/// Allows only the gateway's own scripts, styles and requests, nothing inline, and no framing.
 pub(super) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// The bar over every page, and a word to its reader.
+/// The navigation bar of every page, and an optional notice.
 #[derive(Debug, Clone)]
 pub(super) struct PageShell {
     current_path: &'static str,
     role: Role,
     name: String,
     user: Option<String>,
-    /// The session's secret, which forms repeat. Empty for those who came with a token.
+    /// The session's CSRF token, which forms repeat. Empty for callers with a bearer token.
     pub(super) csrf: String,
-    /// What just happened.
+    /// The result of the last action.
     pub(super) notice: Option<PageNotice>,
 }
 
-/// A word to the reader.
 #[derive(Debug, Clone)]
 pub(super) struct PageNotice {
-    /// `good`, `warn` or `bad`.
+    /// CSS class: `good`, `warn` or `bad`.
     pub(super) kind: &'static str,
-    /// What to know.
     pub(super) text: String,
 }
 
-/// A place in the bar.
 #[derive(Debug)]
 pub(super) struct NavLink {
     pub(super) path: &'static str,
@@ -44,11 +41,11 @@ pub(super) struct NavLink {
     pub(super) current: bool,
 }
 
-/// Everywhere that admins and viewers can go; the first two are for one user's token, too.
+/// The pages for admins and viewers, as path and title.
 const NAV_LINKS: [(&str, &str); 7] = [
     ("/", "Overview"),
     ("/records", "Records"),
-    ("/stuck", "Stuck"),
+    ("/unknown", "Outcome unknown"),
     ("/policies", "Policies"),
     ("/shadow", "Shadow"),
     ("/store", "Store"),
@@ -56,7 +53,6 @@ const NAV_LINKS: [(&str, &str); 7] = [
 ];
 
 impl PageShell {
-    /// Around a page for somebody.
     pub(super) fn new(current_path: &'static str, caller: &AdminCaller) -> Self {
         let csrf = match &caller.authenticated_by {
             AuthMethod::Session { csrf } => csrf.clone(),
@@ -66,7 +62,6 @@ impl PageShell {
         Self { current_path, role: caller.role, name, user, csrf, notice: None }
     }
 
-    /// With a word to the reader.
     pub(super) fn with_notice(self, notice: Option<PageNotice>) -> Self {
         Self { notice, ..self }
     }
@@ -76,7 +71,7 @@ impl PageShell {
         all.map(|(path, name)| NavLink { path, name, current: *path == self.current_path }).collect()
     }
 
-    /// Who is logged in, and as what.
+    /// The caller's name and role.
     pub(super) fn who(&self) -> String {
         match &self.user {
             Some(user) => format!("user {user}"),
@@ -85,7 +80,7 @@ impl PageShell {
     }
 }
 
-/// A page, with the headers of all pages.
+/// Renders a page with the security headers.
 pub(super) fn html_response(status: StatusCode, page: &impl Template) -> Response<Full<Bytes>> {
     let (status, text) = match page.render() {
         Ok(text) => (status, text),
@@ -98,22 +93,21 @@ pub(super) fn html_response(status: StatusCode, page: &impl Template) -> Respons
     answer
 }
 
-/// Elsewhere, by GET.
+/// A 303 redirect.
 pub(super) fn see_other(path: &str) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::default());
     *answer.status_mut() = StatusCode::SEE_OTHER;
-    // What we link to is made of URL-safe parts.
+    // All paths are built from URL-safe parts, so this fallback is not used.
     let place = HeaderValue::from_str(path).unwrap_or(HeaderValue::from_static("/"));
     answer.headers_mut().insert(header::LOCATION, place);
     set_security_headers(answer.headers_mut());
     answer
 }
 
-/// The headers of every page.
 pub(super) fn set_security_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Not `no-referrer`: with it browsers hide the origin of a form from its own server, too.
+    // Not `no-referrer`, which makes browsers send `Origin: null` with forms.
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
 }

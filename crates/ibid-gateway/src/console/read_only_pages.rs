@@ -1,8 +1,8 @@
-//! Pages that only show: policies, the store, the audit trail, and what went wrong.
+//! Pages without actions: policies, the store, the audit trail, the shadow report, and errors.
 
 use askama::Template;
 use ibid::{PolicyMode, StoreCall, store::EntryCounts};
-use ibid_stores::Role;
+use ibid_stores::StoreRole;
 
 use super::{
     form::Form,
@@ -68,15 +68,14 @@ pub(super) struct StorePage {
     advice: Vec<&'static str>,
     degraded: Option<String>,
     warnings: Vec<String>,
-    stores: Vec<Member>,
+    stores: Vec<StoreMemberRow>,
     guarantees: Vec<PageField>,
     counted: &'static str,
     holds: Vec<PageField>,
     calls: Vec<StoreCallRow>,
 }
 
-/// One of the stores.
-struct Member {
+struct StoreMemberRow {
     name: &'static str,
     role: &'static str,
     kind: &'static str,
@@ -100,7 +99,7 @@ impl StorePage {
         let yes_no = |yes: bool, no: &'static str, so: &'static str| if yes { so } else { no };
         let guarantees = vec![
             PageField::code("Named", url),
-            PageField::new("Promise", promise),
+            PageField::new("Guarantees", promise),
             PageField::new("Survives a crash", yes_no(health.durable, "no", "yes")),
             PageField::new("Shared", yes_no(health.shared, "no", "yes")),
             PageField::new("Grants new keys", works(health.can_claim)),
@@ -130,7 +129,7 @@ impl StorePage {
             advice: STORE_DOWN_ADVICE.to_vec(),
             degraded: health.degraded.clone(),
             warnings: health.warnings.clone(),
-            stores: health.stores.iter().map(Member::of).collect(),
+            stores: health.stores.iter().map(StoreMemberRow::of).collect(),
             guarantees,
             counted: if health.is_healthy() { "counted now" } else { "as last counted" },
             holds,
@@ -140,16 +139,16 @@ impl StorePage {
     }
 }
 
-impl Member {
+impl StoreMemberRow {
     fn of(store: &StoreState) -> Self {
         let (kind, state) = if store.is_up() { ("good", "up") } else { ("bad", "down") };
         let last_error = store.last_error.as_ref();
         Self {
             name: store.name,
             role: match store.role {
-                Role::Authority => "decides",
-                Role::Front => "in front, decides alone while the other is down",
-                Role::Cache => "cache",
+                StoreRole::Authority => "decides",
+                StoreRole::Front => "in front, decides alone while the other is down",
+                StoreRole::Cache => "cache",
             },
             kind,
             state,
@@ -169,7 +168,7 @@ fn works(works: Works) -> &'static str {
     }
 }
 
-/// Entries of the audit trail on a page.
+/// Audit entries per page.
 const AUDIT_PAGE_SIZE: usize = 50;
 
 #[derive(Template)]
@@ -177,14 +176,14 @@ const AUDIT_PAGE_SIZE: usize = 50;
 pub(super) struct AuditPage {
     shell: PageShell,
     entries: Vec<AuditEntryRow>,
-    /// The first page, from any other.
+    /// Link to the first page; `None` on it.
     first: Option<String>,
     previous: Option<String>,
     next: Option<String>,
 }
 
 impl AuditPage {
-    /// The entries below `before`, or the latest.
+    /// Shows the entries with an id below `before`, or the latest.
     pub(super) fn new(shell: PageShell, audit: &AuditTrail, before: Option<u64>) -> Self {
         let page = audit.page(before, AUDIT_PAGE_SIZE, None);
         let link =
@@ -208,15 +207,15 @@ pub(super) struct ShadowPage {
     names: [&'static str; 5],
 }
 
-/// What enforcement makes, or would make, of one route's requests.
+/// Outcomes of one route's requests, enforced or as shadow mode predicts them.
 struct ShadowRouteRow {
     name: String,
     mode: String,
     mode_kind: &'static str,
     counts: [(&'static str, String); 5],
-    /// Why it refuses, or would, and how often.
+    /// Refusals by reason.
     reasons: Vec<(String, String)>,
-    /// Who sends no key.
+    /// Requests without a key by user agent.
     agents: Vec<(String, String)>,
 }
 
@@ -258,7 +257,6 @@ impl ShadowRouteRow {
     }
 }
 
-/// What a person can do about a store that is away.
 const STORE_DOWN_ADVICE: [&str; 2] = [
     "Check that it runs and can be reached from the gateway; the gateway's log has every failed call, and /readyz says the same as this page.",
     "Nothing is lost on this side: the gateway goes on asking, and this page comes back by itself.",
@@ -273,7 +271,7 @@ pub(super) struct ErrorPage {
     pub(super) kind: &'static str,
     pub(super) detail: String,
     pub(super) advice: Vec<&'static str>,
-    /// Whether it may go away by itself.
+    /// Whether the page offers to try again.
     pub(super) retry: bool,
     pub(super) retry_path: String,
     pub(super) back: &'static str,
@@ -281,7 +279,7 @@ pub(super) struct ErrorPage {
 }
 
 impl ErrorPage {
-    /// About something that does not go away by itself.
+    /// An error that a retry does not fix.
     pub(super) fn new(
         shell: PageShell, title: &'static str, why: impl Into<String>, advice: Vec<&'static str>,
     ) -> Self {
@@ -298,7 +296,6 @@ impl ErrorPage {
         }
     }
 
-    /// Nothing may be changed.
     pub(super) fn audit_unwritable(shell: PageShell, why: String) -> Self {
         let advice = vec![
             "Look at the gateway's disk, and at the file that admin.audit names. Then repeat what you wanted to do.",
@@ -306,7 +303,6 @@ impl ErrorPage {
         Self { kind: "bad", ..Self::new(shell, "The audit trail cannot be written", why, advice) }
     }
 
-    /// The store cannot be asked.
     pub(super) fn store_unavailable(shell: PageShell, here: &str, why: String) -> Self {
         Self {
             kind: "bad",

@@ -1,4 +1,4 @@
-//! One record in full: its fields, its answer, its life, and what people did to it.
+//! One record in full: its fields, answer, timeline, refusals and audit entries.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::{
     records::{self, AnswerView, BodyView, RecordView, change::format_rough, view},
 };
 
-/// Characters of a body that are shown.
+/// Maximum number of body bytes shown.
 const MAX_BODY_BYTES_SHOWN: usize = 64 << 10;
-/// How long the store may take to say what the first request was.
+/// Time limit to look up the first request.
 const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Template)]
@@ -35,7 +35,7 @@ pub(super) struct RecordPage {
     actions: Option<ActionPanel>,
     timeline: Vec<TimelineEvent>,
     refusals: Vec<RefusalRow>,
-    /// `None` for those who may not see it.
+    /// `None` for callers who may not see it.
     audit: Option<Vec<AuditEntryRow>>,
 }
 
@@ -58,7 +58,6 @@ struct ActionLink {
     main: bool,
 }
 
-/// Something in the life of a record.
 struct TimelineEvent {
     kind: &'static str,
     what: &'static str,
@@ -66,17 +65,17 @@ struct TimelineEvent {
     under: String,
 }
 
-/// A request with the same key that was another request.
+/// A refused request with the record's key.
 pub(super) struct RefusalRow {
     pub(super) when: String,
-    /// What differed.
+    /// The reason, and the parts that differ from the first request.
     pub(super) what: String,
-    /// Who sent it.
+    /// Method, path, client address and user agent.
     pub(super) who: String,
 }
 
 impl RefusalRow {
-    /// Those that met this record, latest first, and what was different from the first request.
+    /// The latest refusals at this record's address, newest first.
     pub(super) async fn for_record(desk: &AdminState, address: Address, at_most: usize) -> Vec<Self> {
         let mut met = desk.refusals.latest(None, usize::MAX);
         met.retain(|refused| refused.address == Some(address));
@@ -131,7 +130,7 @@ impl RecordPage {
     }
 }
 
-/// Everything that is known besides the answer.
+/// All fields except the answer.
 pub(super) fn record_fields(view: &RecordView) -> Vec<PageField> {
     let or_dash = |text: &str| if text.is_empty() { "–".into() } else { escape_invisible(text).into_owned() };
     let age = format_rough(Duration::from_millis(view.age_ms));
@@ -218,7 +217,7 @@ impl AnswerPanel {
     }
 }
 
-/// As much as a page should hold.
+/// Cuts a text at [`MAX_BODY_BYTES_SHOWN`].
 fn truncate_body(text: &str) -> String {
     if text.len() <= MAX_BODY_BYTES_SHOWN {
         return text.to_owned();
@@ -279,7 +278,12 @@ fn build_timeline(view: &RecordView, state: &str) -> Vec<TimelineEvent> {
             ));
         }
         "unknown" => {
-            life.push(event("bad", "End unknown", "now".into(), "parked, or silent for longer than its lease".into()));
+            life.push(event(
+                "bad",
+                "Outcome unknown",
+                "now".into(),
+                "parked, or silent for longer than its lease".into(),
+            ));
         }
         _ => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };
@@ -302,7 +306,7 @@ fn build_timeline(view: &RecordView, state: &str) -> Vec<TimelineEvent> {
     life
 }
 
-/// To the millisecond.
+/// With milliseconds.
 fn format_utc(date: &str) -> String {
     match date.get(19..23) {
         Some(millis) => format!("{}{millis}", display_date(date)),

@@ -1,4 +1,4 @@
-//! Records: a search, and pages of what it found.
+//! Record search, and pages of results.
 
 use askama::Template;
 use ibid::store::Address;
@@ -16,11 +16,11 @@ use crate::{
     records::{self, RecordQuery},
 };
 
-/// Rows of a page.
 pub(super) const RECORDS_PAGE_SIZE: usize = 50;
-/// How many pages back are remembered, in the address of a page. Beyond them there is the way to the first.
+/// Number of previous pages whose cursors the URL carries. From later pages, only a link to the first leads further
+/// back.
 const MAX_BACK_LINKS: usize = 20;
-/// Where the first page begins, in that list.
+/// Stands for the first page among those cursors.
 const FIRST_PAGE_CURSOR: &str = "start";
 const STATE_NAMES: [&str; 4] = ["processing", "done", "failed", "unknown"];
 
@@ -46,7 +46,7 @@ pub(super) struct RecordListPage {
     next: Option<String>,
 }
 
-/// What the search form holds.
+/// The fields of the search form.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RecordSearch {
     pub(super) key: String,
@@ -56,7 +56,7 @@ pub(super) struct RecordSearch {
     user: String,
     older_than: String,
     cursor: String,
-    /// Where the pages before this one began, the latest last; the first one at [`FIRST_PAGE_CURSOR`].
+    /// Cursors of the previous pages, latest last; the first page is [`FIRST_PAGE_CURSOR`].
     back: Vec<String>,
 }
 
@@ -70,10 +70,10 @@ impl RecordSearch {
         Self { key, state, endpoint, tenant, user, older_than, cursor, back }
     }
 
-    /// What that is in the words of the store.
+    /// Converts the form to a query and a cursor.
     ///
     /// # Errors
-    /// What is wrong with it, for whoever typed it.
+    /// What is wrong with a field, as a sentence for the form.
     pub(super) fn to_query(&self, caller: &AdminCaller) -> Result<(RecordQuery, Option<Address>), String> {
         let written = [
             ("key", &self.key),
@@ -101,7 +101,7 @@ impl RecordSearch {
         all.iter().any(|text| !text.is_empty())
     }
 
-    /// The page that begins at a cursor, and those before it.
+    /// Link to the page at a cursor, with the cursors of the pages before it.
     fn page_link(&self, cursor: &str, back: &[String]) -> String {
         let mut pairs = vec![
             ("key", self.key.as_str()),
@@ -116,7 +116,7 @@ impl RecordSearch {
         Form::build_url("/records", &pairs)
     }
 
-    /// The page before this one. `None` on the first, and where it is not known any more.
+    /// Link to the previous page; `None` on the first page, and where its cursor was dropped.
     fn previous_link(&self) -> Option<String> {
         match &self.back[..] {
             [before @ .., last] if last == FIRST_PAGE_CURSOR => Some(self.page_link("", before)),
@@ -125,7 +125,7 @@ impl RecordSearch {
         }
     }
 
-    /// The page behind this one, which knows the way back.
+    /// Link to the next page, with this page added to the cursors.
     fn next_link(&self, cursor: &str) -> String {
         let here = if self.cursor.is_empty() { FIRST_PAGE_CURSOR.into() } else { self.cursor.clone() };
         let back: Vec<String> = self.back.iter().cloned().chain([here]).collect();
@@ -134,7 +134,6 @@ impl RecordSearch {
 }
 
 impl RecordListPage {
-    /// What was found.
     pub(super) fn with_results(
         shell: PageShell, asked: RecordSearch, page: &records::RecordList, endpoints: Vec<String>, caller: &AdminCaller,
     ) -> Self {
@@ -170,7 +169,7 @@ impl RecordListPage {
         }
     }
 
-    /// The form alone, and what is wrong with it.
+    /// The form with an error message.
     pub(super) fn with_error(
         shell: PageShell, asked: RecordSearch, wrong: String, endpoints: Vec<String>, caller: &AdminCaller,
     ) -> Self {
@@ -206,7 +205,7 @@ impl RecordListPage {
 }
 
 #[derive(Template)]
-#[template(path = "console/stuck.html")]
+#[template(path = "console/unknown.html")]
 pub(super) struct OutcomeUnknownPage {
     shell: PageShell,
     lead: &'static str,

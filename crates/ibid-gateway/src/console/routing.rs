@@ -1,4 +1,4 @@
-//! From a request to a place of the console and to what was asked for there.
+//! Maps requests to console pages, and reads their forms.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
@@ -9,12 +9,11 @@ use ibid::store::Address;
 use super::{ConsoleResponse, change_form::RecordAction, form::Form, page};
 use crate::admin::body;
 
-/// A form that is longer is not read. An answer that is typed in fits; larger ones are for `ibid keys resolve`.
+/// Larger forms are refused. Enough for an answer typed by hand; `ibid keys resolve` accepts larger ones.
 const MAX_FORM_BYTES: usize = 1 << 20;
-/// The same of somebody who is not known yet: a token fits.
+/// The same limit before authentication: enough for a token.
 const MAX_LOGIN_FORM_BYTES: usize = 16 << 10;
 
-/// Where somebody wants to go.
 pub(super) enum ConsolePage {
     Overview,
     ChartSeries,
@@ -36,7 +35,7 @@ impl ConsolePage {
             "/" => Self::Overview,
             "/series" => Self::ChartSeries,
             "/records" => Self::Records,
-            "/stuck" => Self::OutcomeUnknown,
+            "/unknown" => Self::OutcomeUnknown,
             "/policies" => Self::Policies,
             "/shadow" => Self::Shadow,
             "/store" => Self::Store,
@@ -63,7 +62,6 @@ impl ConsolePage {
         }
     }
 
-    /// How much of a form is read there.
     fn max_form_bytes(&self) -> usize {
         match self {
             Self::LogIn => MAX_LOGIN_FORM_BYTES,
@@ -71,13 +69,13 @@ impl ConsolePage {
         }
     }
 
-    /// Whether one user's token leads there.
+    /// Whether a [`Role::User`](crate::config::Role::User) may open the page.
     pub(super) fn is_for_users(&self) -> bool {
         matches!(self, Self::Records | Self::Record(_) | Self::LogOut)
     }
 }
 
-/// The refusal of a method that is not understood there.
+/// A 405 response, unless the method is allowed.
 pub(super) fn refuse_method(method: &Method, allowed: &[Method]) -> Option<ConsoleResponse> {
     if allowed.contains(method) || *method == Method::HEAD && allowed.contains(&Method::GET) {
         return None;
@@ -89,7 +87,7 @@ pub(super) fn refuse_method(method: &Method, allowed: &[Method]) -> Option<Conso
     Some(answer)
 }
 
-/// The query of a GET, the form of a POST.
+/// Reads the query of a GET or the form of a POST.
 pub(super) async fn read_form(place: &ConsolePage, parts: &Parts, body: Incoming) -> Result<Form, ConsoleResponse> {
     if parts.method != Method::POST {
         return Ok(Form::parse(parts.uri.query().unwrap_or_default().as_bytes()));

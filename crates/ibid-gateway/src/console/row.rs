@@ -1,4 +1,4 @@
-//! Records, fields and entries of the audit trail, as rows of pages.
+//! Table rows: records, fields and audit entries.
 
 use std::time::Duration;
 
@@ -8,7 +8,6 @@ use crate::{
     records::{RecordView, change::format_rough},
 };
 
-/// A record in a list.
 #[derive(Debug, Clone)]
 pub(super) struct RecordRow {
     pub(super) address: String,
@@ -24,27 +23,26 @@ pub(super) struct RecordRow {
     pub(super) expires_in: String,
 }
 
-/// A name and what stands beside it.
+/// A name and its value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageField {
     pub(super) name: &'static str,
     pub(super) value: String,
-    /// In smaller letters behind it.
+    /// A note in small print behind the value.
     pub(super) under: String,
-    /// Whether letters are to be of one width.
+    /// Whether to use a monospaced font.
     pub(super) code: bool,
 }
 
-/// A change that somebody made.
 #[derive(Debug, Clone)]
 pub(super) struct AuditEntryRow {
     pub(super) at: String,
     pub(super) when: String,
     pub(super) who: String,
     pub(super) action: String,
-    /// Empty if it was made.
+    /// Empty if the change was made.
     pub(super) outcome: String,
-    /// Of the record; empty if it was about all of them.
+    /// Empty for a reseal, which covers all records.
     pub(super) address: String,
     pub(super) name: String,
     pub(super) before: String,
@@ -123,7 +121,7 @@ impl AuditEntryRow {
     }
 }
 
-/// `12 of 40 under 2026-11, 1 did not open`.
+/// Such as `12 of 40 under 2026-11, 1 did not open`.
 fn format_reseal(done: &audit::ResealSummary) -> String {
     let sealed = format!("{} of {} under {}", format_count(done.resealed), format_count(done.looked), done.key);
     match done.unopened {
@@ -132,18 +130,18 @@ fn format_reseal(done: &audit::ResealSummary) -> String {
     }
 }
 
-/// What a record is called: its key, or the ends of its address if it has none to show.
+/// The display name of a record: its key, or its masked address if the key is not stored.
 pub(super) fn record_name(key: &str, address: &str) -> String {
     if key.is_empty() { ibid::mask(address) } else { escape_invisible(key).into_owned() }
 }
 
-/// `201`, or the code of a gRPC call.
+/// Such as `201`, or the name of a gRPC status.
 pub(super) fn format_status(outline: u16) -> String {
     ibid::grpc::GrpcStatusCode::from_summary_status(outline)
         .map_or_else(|| outline.to_string(), |code| code.name().into())
 }
 
-/// As a class of its own: only what is known is put into markup.
+/// The state as a CSS class. Only known states go into the markup.
 pub(super) fn state_class(name: &str) -> &'static str {
     ["processing", "done", "failed"].into_iter().find(|known| *known == name).unwrap_or("unknown")
 }

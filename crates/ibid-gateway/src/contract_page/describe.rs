@@ -1,4 +1,4 @@
-//! Dials in the words of somebody who sends requests.
+//! Describes policy settings in words for API clients.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use ibid::{
 
 use crate::{config::dial_format, routes::RouteEntry};
 
-/// `Idempotency-Key`: names have no case, and people know them so.
+/// The header name in its usual spelling, such as `Idempotency-Key`.
 pub(crate) fn header(name: &HeaderName) -> String {
     let mut upper = true;
     let letters = name.as_str().chars().map(|letter| {
@@ -24,7 +24,7 @@ pub(crate) fn header(name: &HeaderName) -> String {
     letters.collect()
 }
 
-/// As it is written in a file.
+/// In the syntax of the configuration file.
 pub(super) fn key_source_code(source: &KeySource) -> String {
     match source {
         KeySource::Header(name) => format!("header:{}", header(name)),
@@ -82,7 +82,6 @@ pub(super) fn scope(parts: &[ScopePart]) -> String {
     format!("{whose} kept apart by {}", join_with_and(&words))
 }
 
-/// How a sender signs.
 pub(super) fn signature(verifier: &WebhookVerifier) -> String {
     let WebhookVerifier { scheme, tolerance, .. } = verifier;
     let mut words = match scheme {
@@ -99,7 +98,7 @@ pub(super) fn signature(verifier: &WebhookVerifier) -> String {
     words
 }
 
-/// What makes two requests the same.
+/// Describes what two requests must have in common to be the same.
 pub(super) fn fingerprint(policy: &Policy) -> String {
     if policy.on_mismatch == OnMismatch::Ignore || policy.fingerprint.is_empty() {
         return "key; nothing else is compared".into();
@@ -119,7 +118,7 @@ pub(super) fn fingerprint(policy: &Policy) -> String {
     join_with_and(&words)
 }
 
-/// The status of a refusal: `409`, or `ABORTED`.
+/// The status of a refusal: `409`, or `ABORTED` for gRPC.
 pub(super) fn refusal_status(route: &RouteEntry, reason: RefusalReason) -> String {
     match route.protocol {
         Protocol::Http => route.policy.status_of(reason).as_u16().to_string(),
@@ -205,13 +204,13 @@ pub(super) fn unknown(policy: &Policy) -> &'static str {
     }
 }
 
-/// A header's value with what is filled in.
+/// A header's value, with placeholders explained.
 pub(super) fn header_value(value: &ibid::HeaderTemplate) -> String {
     let value = value.to_string().replace("{request_id}", "(yours, or a new one)");
     value.replace("{original_time}", "(when it was first answered)")
 }
 
-/// `24 hours`.
+/// Such as `24 hours`.
 pub(crate) fn duration(duration: Duration) -> String {
     let written = dial_format::format_duration(duration);
     let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -224,7 +223,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     format!("{digits} {unit}{}", if digits == "1" { "" } else { "s" })
 }
 
-/// `1 MiB`.
+/// Such as `1 MiB`.
 pub(super) fn size(bytes: u64) -> String {
     let written = dial_format::format_size(bytes);
     let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -232,7 +231,7 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{digits} {}", if unit.is_empty() { "bytes" } else { unit })
 }
 
-/// `a, b and c`.
+/// Such as `a, b and c`.
 pub(super) fn join_with_and<T: ToString>(words: &[T]) -> String {
     let words: Vec<String> = words.iter().map(ToString::to_string).collect();
     match &words[..] {

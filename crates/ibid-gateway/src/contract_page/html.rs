@@ -1,4 +1,4 @@
-//! The contract as a page: self-contained, no scripts, light or dark as the reader prefers.
+//! The contract as a self-contained HTML page, without scripts, in the reader's light or dark mode.
 
 use std::fmt::Write;
 
@@ -137,7 +137,6 @@ fn display_path(route: &RouteEntry) -> String {
     }
 }
 
-/// With a capital letter at its start.
 fn capitalize(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect()

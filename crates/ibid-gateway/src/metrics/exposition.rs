@@ -1,12 +1,12 @@
 //! Prometheus' text format, version 0.0.4.
 //!
-//! Written by hand because the names are given: registries for OpenMetrics add `_total` to counters by themselves.
+//! Written by hand because the metric names are fixed: OpenMetrics libraries append `_total` to counters.
 
 use std::fmt::Write as _;
 
 use super::{MetricFamily, MetricKind, sharded::HistogramSnapshot};
 
-/// A page that is being written, family by family.
+/// Writes the page, family by family.
 #[derive(Default)]
 pub(super) struct Exposition<'a> {
     text: String,
@@ -14,21 +14,21 @@ pub(super) struct Exposition<'a> {
 }
 
 impl<'a> Exposition<'a> {
-    /// The samples that follow are of this family.
+    /// Starts a family; the samples that follow belong to it.
     pub(super) fn begin_family(&mut self, family: &'a MetricFamily) {
         let MetricFamily { name, kind, help, .. } = family;
         self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
         self.family = Some(family);
     }
 
-    /// One number. `labels` are the values of the family's labels.
+    /// Writes one sample. `labels` are the values of the family's labels.
     pub(super) fn sample(&mut self, labels: &[&str], value: u64) {
         debug_assert_ne!(self.current_family().kind, MetricKind::Histogram);
         self.write_sample_name("", labels, None);
         self.write(format_args!(" {value}\n"));
     }
 
-    /// One histogram. `labels` are the values of the family's labels.
+    /// Writes one histogram. `labels` are the values of the family's labels.
     pub(super) fn histogram(&mut self, labels: &[&str], spread: &HistogramSnapshot) {
         debug_assert_eq!(self.current_family().kind, MetricKind::Histogram);
         for (bound, count) in spread.cumulative() {
@@ -46,7 +46,6 @@ impl<'a> Exposition<'a> {
         self.text
     }
 
-    /// Name and labels of a sample.
     fn write_sample_name(&mut self, suffix: &str, values: &[&str], le: Option<&str>) {
         let MetricFamily { name, labels, .. } = self.current_family();
         debug_assert_eq!(labels.len(), values.len(), "{name}");

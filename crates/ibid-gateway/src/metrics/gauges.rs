@@ -1,7 +1,7 @@
-//! What only the store knows: asked when somebody looks, and never for longer than they want to wait.
+//! Entry counts, read from the store on demand and cached.
 //!
-//! At most one count runs at a time, in a task of its own. One that takes longer than [`PATIENCE`] goes on, and whoever
-//! looks next finds what it found; a store that is down leaves the last known numbers in place.
+//! One count runs at a time, in its own task. A count that takes longer than [`READ_TIMEOUT`] continues in the
+//! background; the next reader gets its result. If the store is down, the last counts are shown.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,18 +12,18 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// How long one who looks waits for the store.
+/// How long a reader waits for a count.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long numbers are good for at least.
+/// Minimum time for which counts are cached.
 const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
-/// How long numbers are good for at most.
+/// Maximum time for which counts are cached.
 const MAX_CACHE_TTL: Duration = Duration::from_secs(60);
-/// A count that takes long is not begun again at once: of the time, at most one part in this many goes into counting.
+/// Counting uses at most 1/10 of the time: counts are cached for this many times their duration.
 const COUNT_TIME_DIVISOR: u32 = 10;
-/// A count that takes longer than this is given up.
+/// A count that takes longer is aborted.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The numbers of a store.
+/// Cached entry counts of a store.
 #[derive(Debug, Clone)]
 pub struct StoreGauges(Arc<StoreGaugesInner>);
 
@@ -36,29 +36,29 @@ struct StoreGaugesInner {
 #[derive(Debug, Default)]
 struct CachedCounts {
     counts: EntryCounts,
-    /// Not before the first count.
+    /// `None` before the first count.
     valid_until: Option<Instant>,
-    /// Closed once the count has ended, however it did.
+    /// Closed when the count ends, successful or not.
     running_count: Option<watch::Receiver<()>>,
 }
 
 impl StoreGauges {
-    /// Of this store. All are 0 until it has been counted.
+    /// The counts are 0 until the first count ends.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self(Arc::new(StoreGaugesInner { store, cache: Mutex::default() }))
     }
 
-    /// The latest that can be had in time.
+    /// Returns the latest counts, after waiting up to `READ_TIMEOUT` for a running count.
     pub async fn read(&self) -> EntryCounts {
         let counting = self.start_or_join_count();
         if let Some(mut counting) = counting {
-            // Nothing is ever sent: it ends by being closed.
+            // No value is ever sent; `changed` returns when the channel closes.
             let _ = timeout(READ_TIMEOUT, counting.changed()).await;
         }
         self.0.cache.lock().counts
     }
 
-    /// The count to wait for, begun if need be. `None` if the last one is still good.
+    /// Joins the running count or starts one; `None` if the cached counts are still valid.
     fn start_or_join_count(&self) -> Option<watch::Receiver<()>> {
         let mut last = self.0.cache.lock();
         if let Some(counting) = last.running_count.as_ref().filter(|counting| counting.has_changed().is_ok()) {
@@ -84,7 +84,7 @@ impl StoreGaugesInner {
         let counted = timeout(COUNT_TIMEOUT, self.store.admin().counts()).await;
         let now = Instant::now();
         let mut last = self.cache.lock();
-        // A failure is told by the calls that matter, and by /readyz.
+        // A failed count needs no report: failing requests and /readyz show it.
         last.valid_until = Some(now + MIN_CACHE_TTL);
         if let Ok(Ok(counts)) = counted {
             last.counts = counts;
@@ -159,7 +159,7 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(gauges.read().await, EntryCounts::default());
         assert_eq!(begun.elapsed(), READ_TIMEOUT);
-        // It answers again, but the count that was begun still hangs: given up in the end.
+        // The store responds again, but the running count still hangs until its timeout.
         store.inner().heal();
         sleep(MIN_CACHE_TTL).await;
         assert_eq!(gauges.read().await, EntryCounts::default());

@@ -1,8 +1,7 @@
-//! What happened lately, for the charts and for `GET /api/stats`: read from the counters each second, kept in rings.
+//! Recent history for the charts and `GET /api/stats`: sampled from the counters each second, kept in rings.
 //!
-//! It is this process's own history: nothing is asked of the store for it, and it begins with the process. There is one, so
-//! that the console and the API cannot disagree. Bound: 600 points of a second, 2,160 of ten and 1,440 of sixty, of some 300
-//! bytes each.
+//! It covers this process since its start and never asks the store. The console and the API share it, so that they
+//! agree. Bound: 600 points of 1 s, 2,160 of 10 s and 1,440 of 60 s, about 300 bytes each.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -13,20 +12,18 @@ use tokio::{sync::watch, time::Instant};
 use super::{HistogramSnapshot, Metrics, MetricsSnapshot, RequestCounts};
 use crate::records::view::{as_millis, now_ms};
 
-/// How often the counters are read.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// Length of a point in each ring, and how many of them are kept: ten minutes, six hours, a day.
+/// Point length and number of points of each ring: ten minutes, six hours, a day.
 const RINGS: [(Duration, usize); 3] =
     [(SAMPLE_INTERVAL, 600), (Duration::from_secs(10), 2160), (Duration::from_secs(60), 1440)];
-/// The alarms in the documentation look back for so long; so do the numbers at the top of the overview.
+/// Window of the documented alerts, and of the numbers at the top of the overview (5 min).
 const ALERT_WINDOW: Duration = Duration::from_secs(300);
 
-/// Hits above this part of all requests: a client that retries too eagerly.
+/// Alert if hits exceed this share of all requests: a client retries too eagerly.
 pub(crate) const HIT_RATE_ALERT: f64 = 0.10;
-/// Conflicts above this part of all requests: slow processing.
+/// Alert if conflicts exceed this share of all requests: processing is slow.
 pub(crate) const CONFLICT_RATE_ALERT: f64 = 0.05;
 
-/// What happened lately.
 #[derive(Debug)]
 pub struct MetricsHistory(Mutex<[HistoryRing; RINGS.len()]>);
 
@@ -40,12 +37,12 @@ struct HistoryRing {
     points: VecDeque<HistoryPoint>,
 }
 
-/// What happened from one look at the counters to the next.
+/// The change of the counters between two samples.
 #[derive(Debug, Clone, Copy)]
 struct HistoryPoint {
-    /// Milliseconds since the Unix epoch, at its end.
+    /// End of the point, in milliseconds since the Unix epoch.
     at_ms: u64,
-    /// Longer than its ring's step if the process was held up.
+    /// Longer than the ring's interval if the process was suspended.
     duration: Duration,
     requests: RequestCounts,
     hits: u64,
@@ -53,37 +50,32 @@ struct HistoryPoint {
     overhead: HistogramSnapshot,
 }
 
-/// How far back a chart looks.
+/// The time span of a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum ChartWindow {
-    /// Ten minutes.
     #[default]
     TenMinutes,
-    /// One hour.
     OneHour,
-    /// Six hours.
     SixHours,
-    /// A day.
     OneDay,
 }
 
-/// What happened in the last five minutes, or since the start.
+/// Totals of the last five minutes, or since the start if that is shorter.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RecentTotals {
-    /// What it covers.
+    /// The time covered.
     pub(crate) over: Duration,
-    /// By what they got.
     pub(crate) requests: RequestCounts,
-    /// Of them, those that were answered from the record and ran nothing.
+    /// Requests that were replayed and ran nothing.
     pub(crate) hits: u64,
     /// Store calls that one of two stores decided alone.
     pub(crate) fallbacks: u64,
-    /// What requests took beyond their operation.
+    /// Time that requests took beyond their operation.
     pub(crate) overhead: HistogramSnapshot,
 }
 
 impl MetricsHistory {
-    /// Begins now.
+    /// Starts with the current counters as the baseline.
     pub(crate) fn new(metrics: &Metrics) -> Arc<Self> {
         let (last, since) = (metrics.snapshot(), Instant::now());
         Arc::new(Self(Mutex::new(RINGS.map(|(step, most)| HistoryRing {
@@ -95,7 +87,7 @@ impl MetricsHistory {
         }))))
     }
 
-    /// Reads the counters each second, until the gateway stops.
+    /// Samples the counters each second until the gateway stops.
     pub(crate) async fn run_sampler(self: Arc<Self>, metrics: Arc<Metrics>, mut stop: watch::Receiver<bool>) {
         let mut next = Instant::now() + SAMPLE_INTERVAL;
         loop {
@@ -105,7 +97,7 @@ impl MetricsHistory {
             }
             let now = Instant::now();
             self.record_sample(&metrics.snapshot(), now, now_ms());
-            // What was missed is not caught up with: the point is longer instead.
+            // Missed samples are not made up for: the next point is longer.
             next = (next + SAMPLE_INTERVAL).max(now);
         }
     }
@@ -114,7 +106,6 @@ impl MetricsHistory {
         self.0.lock().iter_mut().for_each(|ring| ring.record_sample(reading, now, at_ms));
     }
 
-    /// What happened in the last five minutes.
     pub(crate) fn recent_totals(&self) -> RecentTotals {
         let rings = self.0.lock();
         let mut lately = RecentTotals::default();
@@ -154,7 +145,7 @@ impl MetricsHistory {
         })
     }
 
-    /// The last hour as counts, for programs; oldest first.
+    /// The last hour as counts, oldest first.
     pub(crate) fn last_hour(&self) -> Value {
         let (all, count) = self.points(ChartWindow::OneHour);
         let points: Vec<Value> = all[all.len() - count..].iter().map(HistoryPoint::to_json).collect();
@@ -162,7 +153,7 @@ impl MetricsHistory {
         json!({ "every_ms": as_millis(RINGS[ring].0), "points": points })
     }
 
-    /// The same in a few rows, latest first, for those who read numbers.
+    /// The history of a window in up to `at_most` rows, latest first.
     pub(crate) fn rows(&self, window: ChartWindow, at_most: usize) -> Vec<(u64, RecentTotals)> {
         let (all, count) = self.points(window);
         let points = &all[all.len() - count..];
@@ -175,7 +166,7 @@ impl MetricsHistory {
         rows.collect()
     }
 
-    /// All that its ring has, and how many of the last ones are in the window.
+    /// All points of the window's ring, and how many of the last ones the window covers.
     fn points(&self, window: ChartWindow) -> (Vec<HistoryPoint>, usize) {
         let (ring, count) = window.ring_and_count();
         let all: Vec<HistoryPoint> = self.0.lock()[ring].points.iter().copied().collect();
@@ -184,7 +175,7 @@ impl MetricsHistory {
     }
 }
 
-/// Percent of all requests in the time that alarms look back, up to each of the last `count` points.
+/// For each of the last `count` points, the percentage of all requests in the alert window up to it.
 fn trailing_percent(points: &[HistoryPoint], count: usize, of: fn(&HistoryPoint) -> u64) -> Value {
     let (mut from, mut over, mut some, mut all) = (0, Duration::ZERO, 0, 0);
     let percents = points.iter().map(|point| {
@@ -206,7 +197,7 @@ fn trailing_percent(points: &[HistoryPoint], count: usize, of: fn(&HistoryPoint)
 impl HistoryRing {
     fn record_sample(&mut self, reading: &MetricsSnapshot, now: Instant, at_ms: u64) {
         let over = now - self.since;
-        // A look that comes a little early still ends its point.
+        // A sample that comes slightly early still completes its point.
         if over + SAMPLE_INTERVAL / 2 < self.interval {
             return;
         }
@@ -245,10 +236,9 @@ impl HistoryPoint {
 }
 
 impl ChartWindow {
-    /// All of them.
     pub(crate) const ALL: [Self; 4] = [Self::TenMinutes, Self::OneHour, Self::SixHours, Self::OneDay];
 
-    /// As it is written in addresses, and on the page.
+    /// The name in URLs and on the page.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::TenMinutes => "10m",
@@ -258,12 +248,11 @@ impl ChartWindow {
         }
     }
 
-    /// The one with that name.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|window| window.name() == name)
     }
 
-    /// Which ring, and how many of its points.
+    /// The ring, and how many of its points the window covers.
     fn ring_and_count(self) -> (usize, usize) {
         match self {
             Self::TenMinutes => (0, 600),
@@ -283,12 +272,11 @@ impl RecentTotals {
         self.overhead = self.overhead + point.overhead;
     }
 
-    /// Requests in a second.
     pub(crate) fn per_second(&self) -> f64 {
         self.requests.total() as f64 / self.over.as_secs_f64().max(1.0)
     }
 
-    /// Which part of the requests; `None` without any.
+    /// `of` as a share of all requests; `None` if there are none.
     pub(crate) fn share_of(&self, of: u64) -> Option<f64> {
         let all = self.requests.total();
         (all > 0).then(|| of as f64 / all as f64)
@@ -385,7 +373,7 @@ mod tests {
         let history = MetricsHistory::new(&Metrics::default());
         let start = Instant::now();
         for second in 1..=400_u64 {
-            // All of the first ten seconds are hits, nothing later is.
+            // All requests of the first ten seconds are hits, no later ones are.
             let requests = RequestCounts { stored: second, ..RequestCounts::default() };
             let reading = MetricsSnapshot { requests, hits: second.min(10), ..MetricsSnapshot::default() };
             history.record_sample(&reading, start + Duration::from_secs(second), second * 1000);
@@ -395,7 +383,7 @@ mod tests {
         assert_eq!((&percent[299], &percent[304], &percent[310]), (&json!(3.333), &json!(1.667), &json!(0.0)));
     }
 
-    /// What programs get of the last hour is what the chart of the last hour draws.
+    /// The last hour for programs equals the chart of the last hour.
     #[tokio::test(start_paused = true)]
     async fn programs_get_the_counts_that_charts_are_drawn_from() {
         let metrics = Metrics::default();
@@ -407,7 +395,7 @@ mod tests {
             tell(&metrics, RequestOutcome::Refused(RefusalReason::InProgress), step % 2);
             tell(&metrics, RequestOutcome::Unknown, step % 5);
             tell(&metrics, RequestOutcome::Keyless, 1);
-            // The process was held up once.
+            // The process was suspended once.
             let held_up = if step > 300 { 30 } else { 0 };
             let seconds = u64::from(step) * 10 + held_up;
             history.record_sample(&metrics.snapshot(), start + Duration::from_secs(seconds), seconds * 1000);

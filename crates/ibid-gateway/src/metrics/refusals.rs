@@ -1,7 +1,7 @@
-//! The last refusals, for operators: a client is not told which part of its request differed, they are.
+//! The latest refusals, for operators. They show which part of a request differed, which a client is not told.
 //!
-//! Bound: the last [`MAX_PER_KIND`] that found their key used for another request, and as many of all other reasons, so that a
-//! storm of retries does not drive out what is asked about.
+//! Bound: the last [`MAX_PER_KIND`] requests with a reused key, and as many for all other reasons together, so that a
+//! storm of retries does not push out reused keys.
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -10,49 +10,42 @@ use parking_lot::Mutex;
 
 use crate::records::view::now_ms;
 
-/// How many are remembered of each kind.
+/// Refusals kept of each kind.
 const MAX_PER_KIND: usize = 128;
-/// What is kept of what a client sent.
+/// Longest text kept of what a client sent, in bytes.
 const MAX_TEXT_BYTES: usize = 200;
 
-/// Remembers the last ones.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     reused: Mutex<VecDeque<RefusedRequest>>,
     others: Mutex<VecDeque<RefusedRequest>>,
 }
 
-/// A request that was refused, or would have been.
+/// A request that was refused, or would have been in shadow mode.
 #[derive(Debug, Clone)]
 pub struct RefusedRequest {
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Why.
     pub reason: RefusalReason,
-    /// Whether it passed all the same: shadow mode.
+    /// Whether shadow mode let it pass.
     pub shadow: bool,
-    /// The route's name.
     pub route: String,
-    /// Of the request.
     pub method: String,
-    /// Of the request, without its query.
+    /// Without the query.
     pub path: String,
     /// Masked.
     pub key: String,
-    /// Where the entry lives, if it got that far.
+    /// The entry's address; `None` if the request was refused before it was known.
     pub address: Option<Address>,
-    /// Of the answer.
     pub status: u16,
-    /// Who sent it.
     pub peer: Option<IpAddr>,
-    /// As sent.
     pub user_agent: String,
-    /// Of the request, to be compared with those of the first.
+    /// Digests of the request's parts, to compare with those of the first request.
     pub parts: Option<PartDigests>,
 }
 
 impl RefusalLog {
-    /// Called for every request; only a refusal costs anything.
+    /// Called for every request; returns at once unless it is a refusal.
     pub(super) fn on_request(&self, request: &RequestReport<'_>) {
         let (reason, shadow) = match request.outcome {
             RequestOutcome::Refused(reason) => (reason, false),
@@ -81,7 +74,7 @@ impl RefusalLog {
         last.push_back(refused);
     }
 
-    /// The latest, newest first; of one reason only, if one is given.
+    /// The latest refusals, newest first; with `reason`, only those.
     pub fn latest(&self, reason: Option<RefusalReason>, at_most: usize) -> Vec<RefusedRequest> {
         let mut all: Vec<RefusedRequest> =
             self.reused.lock().iter().chain(self.others.lock().iter()).cloned().collect();

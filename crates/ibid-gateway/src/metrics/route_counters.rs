@@ -1,9 +1,9 @@
 //! Requests by route and outcome.
 //!
-//! Routes are known by name, so that their counts outlive the configuration that they came from. Who counts finds the
-//! route by where its name lies in memory, and compares the name to be sure: no lock, and nothing is hashed.
+//! Routes are identified by name, so that their counts survive a reload. A lookup uses the address of the route's name
+//! as a hint and verifies it by comparing the names, so the hot path takes no lock and hashes no string.
 //!
-//! Bound: [`MOST`] routes over all configurations that were ever in force; further ones are counted together.
+//! Bound: [`MAX_ROUTES`] routes over all configurations since the start; more are counted together.
 
 use std::sync::{
     OnceLock,
@@ -15,25 +15,23 @@ use parking_lot::Mutex;
 
 use super::{OUTCOME_COUNT, all_outcomes, outcome_index, sharded::Sharded};
 
-/// Routes that are told apart.
+/// Routes with counters of their own.
 const MAX_ROUTES: usize = 200;
-/// What further ones are called together. No route has this name: theirs are `*`, or have a method and a path.
+/// The name for all further routes. No route has it: they are called `*`, or by a method and a path.
 const OTHER_ROUTES: &str = "other";
-/// Names that can be found by where they lie.
+/// Size of the hint table.
 const HINT_SLOTS: usize = 1024;
 
-/// One [`RouteCounter`] per route.
 #[derive(Debug)]
 pub(super) struct RouteCounters {
-    /// Filled from the front and never emptied; the last one is [`OTHER`].
+    /// Filled from the front and never removed; the last one is for [`OTHER_ROUTES`].
     all: Box<[OnceLock<RouteCounter>; MAX_ROUTES + 1]>,
-    /// Held while one is added.
+    /// Locked while a route is added.
     adding: Mutex<()>,
-    /// Which tally a name at this place in memory belonged to last. Only a hint.
+    /// The counter that a name at this memory address had last. Only a hint.
     hints: Box<[AtomicUsize; HINT_SLOTS]>,
 }
 
-/// The requests of one route.
 #[derive(Debug)]
 pub(super) struct RouteCounter {
     route: Box<str>,
@@ -41,9 +39,9 @@ pub(super) struct RouteCounter {
 }
 
 impl RouteCounters {
-    /// The tally of a route, which is added if it is new.
+    /// Returns the counter of a route, and adds it if it is new.
     pub(super) fn get_or_insert(&self, route: &str) -> &RouteCounter {
-        // Names lie at least 8 bytes apart. The multiplier is 2^64 divided by the golden ratio.
+        // Names are at least 8 bytes apart. The multiplier is 2^64 divided by the golden ratio.
         let place = (route.as_ptr() as u64 >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - HINT_SLOTS.ilog2());
         let hint = &self.hints[place as usize % HINT_SLOTS];
         match self.all[hint.load(Relaxed) % self.all.len()].get() {
@@ -54,7 +52,7 @@ impl RouteCounters {
 
     #[cold]
     fn find_or_insert(&self, route: &str, hint: &AtomicUsize) -> &RouteCounter {
-        // Looked at before the search: if it is full then, what the search does not find will never be there.
+        // Checked before the search: if the table is full now, a route that the search misses is never added.
         let full = self.all[MAX_ROUTES - 1].get().is_some();
         let at = self.find(route).unwrap_or_else(|| if full { MAX_ROUTES } else { self.insert(route) });
         hint.store(at, Relaxed);
@@ -68,7 +66,7 @@ impl RouteCounters {
 
     fn insert(&self, route: &str) -> usize {
         let _adding = self.adding.lock();
-        // Somebody else may have been faster.
+        // Another thread may have added it.
         if let Some(at) = self.find(route) {
             return at;
         }
@@ -83,17 +81,16 @@ impl RouteCounters {
         self.all[MAX_ROUTES].get_or_init(|| RouteCounter::new(OTHER_ROUTES))
     }
 
-    /// Adds a route if it is new, with nothing counted.
+    /// Adds a route at zero if it is new.
     pub(super) fn register(&self, route: &str) {
         self.get_or_insert(route);
     }
 
-    /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &RouteCounter> {
         self.all.iter().filter_map(OnceLock::get)
     }
 
-    /// Requests of all routes that ended so.
+    /// Requests of all routes with this outcome.
     pub(super) fn total(&self, outcome: RequestOutcome) -> u64 {
         self.iter().map(|tally| tally.count(outcome)).sum()
     }
@@ -128,7 +125,6 @@ impl RouteCounter {
         self.outcomes.iter().map(|shard| shard[outcome_index(outcome)].load(Relaxed)).sum()
     }
 
-    /// How many ended in each way there is.
     pub(super) fn counts_by_outcome(&self) -> impl Iterator<Item = (RequestOutcome, u64)> {
         all_outcomes().into_iter().map(|outcome| (outcome, self.count(outcome)))
     }
@@ -146,7 +142,7 @@ mod tests {
     fn a_name_is_one_route_wherever_it_lies() {
         let tallies = RouteCounters::default();
         for _ in 0..100 {
-            // Kept until the end of the turn, so that each has another place.
+            // Kept until the end of the round, so that each name has another address.
             let names: Vec<String> = (0..10).map(|n| format!("POST /{n}")).collect();
             names.iter().for_each(|name| tallies.get_or_insert(name).increment(RequestOutcome::Executed));
         }

@@ -1,8 +1,8 @@
-//! What shadow mode saw beyond its counts: for which reasons it would have refused, and who sends no key.
+//! Shadow mode details: the reasons of would-be refusals, and the clients that send no key.
 //!
-//! Bound: [`ROUTES`] routes, and of each the [`MAX_AGENTS_PER_ROUTE`] user agents that send no key most often. A new one takes the
-//! place of the rarest, whose requests are then counted with all others: a flood of made-up names does not drive out
-//! those that matter.
+//! Bound: [`MAX_ROUTES`] routes, and for each the [`MAX_AGENTS_PER_ROUTE`] user agents with the most keyless requests.
+//! A new agent replaces the rarest one, whose requests then count as others: a flood of made-up names does not push out
+//! frequent ones.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,13 @@ use ibid::{RefusalReason, RequestOutcome, RequestReport, ShadowOutcome};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// Routes that are told apart.
+/// Routes that are counted.
 const MAX_ROUTES: usize = 200;
-/// User agents that are told apart on a route.
+/// User agents that are counted per route.
 const MAX_AGENTS_PER_ROUTE: usize = 50;
-/// What is kept of a user agent.
+/// Longest user agent kept, in bytes.
 const MAX_AGENT_BYTES: usize = 64;
 
-/// Counts what would have been.
 #[derive(Debug, Default)]
 pub struct ShadowCounters(Mutex<HashMap<Box<str>, ShadowRouteCounters>>);
 
@@ -25,21 +24,20 @@ pub struct ShadowCounters(Mutex<HashMap<Box<str>, ShadowRouteCounters>>);
 struct ShadowRouteCounters {
     refusals: [u64; RefusalReason::COUNT],
     agents: Vec<(Box<str>, u64)>,
-    /// Without a key, by agents that are not told apart.
+    /// Requests without a key of agents that are not counted separately.
     others: u64,
 }
 
-/// Requests without a key.
+/// Requests without a key of one user agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KeylessAgent {
-    /// The first word of the user agent: mostly a product and its version. `None`: they sent none.
+    /// The first word of the user agent, usually product and version; `None` if it was not sent.
     pub user_agent: Option<String>,
-    /// How many.
     pub requests: u64,
 }
 
 impl ShadowCounters {
-    /// Called for every request; nothing but shadow refusals and missing keys costs anything.
+    /// Called for every request; returns at once unless it is a shadow refusal or has no key.
     pub(super) fn on_request(&self, request: &RequestReport<'_>) {
         match request.outcome {
             RequestOutcome::Shadow(ShadowOutcome::Refusal(reason)) => {
@@ -67,7 +65,7 @@ impl ShadowCounters {
         }
     }
 
-    /// Why requests of a route would have been refused, and how many.
+    /// Would-be refusals of a route, by reason.
     pub fn refusals(&self, route: &str) -> Vec<(&'static str, u64)> {
         let routes = self.0.lock();
         let Some(route) = routes.get(route) else { return Vec::new() };
@@ -75,7 +73,7 @@ impl ShadowCounters {
         counted.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Who sent no key to a route, most first; and how many requests were of others.
+    /// Requests without a key by user agent, most frequent first, and the number of all others.
     pub fn keyless_agents(&self, route: &str) -> (Vec<KeylessAgent>, u64) {
         let routes = self.0.lock();
         let Some(route) = routes.get(route) else { return (Vec::new(), 0) };

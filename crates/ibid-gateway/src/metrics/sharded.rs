@@ -1,7 +1,7 @@
-//! Numbers that many threads add to at once.
+//! Counters that many threads update at once.
 //!
-//! Each thread adds to a shard of its own, so that no two fight for a cache line; whoever reads adds the shards up. A
-//! sum that is read meanwhile has every addition that its reader knows of, and never falls.
+//! Each thread adds to its own shard, so that threads do not share a cache line; a reader sums the shards. A sum
+//! includes every addition that happened before the read, and never decreases.
 
 use std::{
     ops::Add,
@@ -9,34 +9,33 @@ use std::{
     time::Duration,
 };
 
-/// More threads than this share.
+/// Number of shards. More threads than this share them.
 const SHARD_COUNT: usize = 16;
 
-/// One of something per thread, more or less.
 #[derive(Debug, Default)]
 pub(super) struct Sharded<T>(Box<[CacheAligned<T>; SHARD_COUNT]>);
 
-/// In cache lines of its own; processors fetch them in pairs.
+/// Aligned to two cache lines, because processors prefetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CacheAligned<T>(T);
 
 impl<T> Sharded<T> {
-    /// This thread's.
+    /// The shard of the current thread.
     pub(super) fn local(&self) -> &T {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         thread_local!(static MINE: usize = NEXT.fetch_add(1, Relaxed) % SHARD_COUNT);
         &self.0[MINE.with(|mine| *mine) % SHARD_COUNT].0
     }
 
-    /// Everybody's.
+    /// All shards.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|shard| &shard.0)
     }
 }
 
-/// The upper ends of the buckets, in nanoseconds and as Prometheus is told. From a call within the process to a wait
-/// for somebody else's run.
+/// Upper bounds of the buckets, in nanoseconds and as Prometheus labels: from an in-process call to a wait for another
+/// request's run.
 #[rustfmt::skip]
 const BUCKET_BOUNDS: [(u64, &str); 20] = [
     (10_000, "0.00001"), (25_000, "0.000025"), (50_000, "0.00005"),
@@ -48,16 +47,16 @@ const BUCKET_BOUNDS: [(u64, &str); 20] = [
     (10_000_000_000, "10"), (30_000_000_000, "30"),
 ];
 
-/// How many durations were how long.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
-    /// Not cumulative. The last is for what is above all bounds.
+    /// Not cumulative. The last bucket counts durations above all bounds.
     buckets: [AtomicU64; BUCKET_BOUNDS.len() + 1],
     /// Nanoseconds: enough for 584 years.
     sum: AtomicU64,
 }
 
-/// What a [`Histogram`] held when it was read.
+/// The content of a [`Histogram`] when it was read.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct HistogramSnapshot {
     buckets: [u64; BUCKET_BOUNDS.len() + 1],
@@ -81,7 +80,7 @@ impl Histogram {
 }
 
 impl HistogramSnapshot {
-    /// How many were at most as long as each bound, and how many there were in all.
+    /// For each bound, the number of durations up to it; the last item is the total.
     pub(super) fn cumulative(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let bounds = BUCKET_BOUNDS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
         let mut sum = 0;
@@ -96,7 +95,7 @@ impl HistogramSnapshot {
         self.buckets.iter().sum()
     }
 
-    /// What came in after `before` was read.
+    /// The durations recorded since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let mut since = *self;
         since.buckets.iter_mut().zip(before.buckets).for_each(|(now, then)| *now = now.saturating_sub(then));
@@ -104,12 +103,12 @@ impl HistogramSnapshot {
         since
     }
 
-    /// `None` if there are none.
+    /// `None` if it is empty.
     pub(crate) fn mean(&self) -> Option<Duration> {
         Some(Duration::from_nanos(self.sum.checked_div(self.count())?))
     }
 
-    /// How long the given part of them took at most, evenly spread within a bucket. `None` if there are none.
+    /// The quantile `part` (0 to 1), interpolated linearly within a bucket. `None` if it is empty.
     pub(crate) fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();
         let rank = part.clamp(0.0, 1.0) * count as f64;
@@ -117,7 +116,7 @@ impl HistogramSnapshot {
         for (at, held) in self.buckets.iter().copied().enumerate().filter(|(_, held)| *held > 0) {
             if rank <= (below + held) as f64 {
                 let from = at.checked_sub(1).map_or(0, |lower| BUCKET_BOUNDS[lower].0);
-                // What is above all bounds is said to be at the last one, as Prometheus does.
+                // Durations above all bounds count as the last bound, as in Prometheus.
                 let to = BUCKET_BOUNDS.get(at).map_or(from, |(bound, _)| *bound);
                 let within = (rank - below as f64) / held as f64;
                 return Some(Duration::from_nanos(from + ((to - from) as f64 * within) as u64));

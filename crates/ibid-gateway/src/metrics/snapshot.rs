@@ -7,39 +7,37 @@ use ibid::{RefusalReason, RequestOutcome, ShadowOutcome, StoreCall};
 
 use super::{GatewayCounters, Metrics, sharded::HistogramSnapshot};
 
-/// Everything that was counted up to one moment. Two of them say what happened in between.
+/// All counters at one moment. The difference of two is what happened in between.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MetricsSnapshot {
-    /// Requests.
     pub(crate) requests: RequestCounts,
-    /// Requests that were answered from the record and ran nothing.
+    /// Requests that were replayed and ran nothing.
     pub(crate) hits: u64,
     /// Store calls that one of two stores decided alone.
     pub(crate) fallbacks: u64,
-    /// Claims found taken over while their operation ran.
+    /// Claims taken over while their operation ran.
     pub(crate) lost_claims: u64,
-    /// What requests took beyond their operation.
+    /// Time that requests took beyond their operation.
     pub(crate) overhead: HistogramSnapshot,
-    /// What calls of the store took, in the order of [`StoreCall::ALL`].
+    /// Duration of store calls, in the order of [`StoreCall::ALL`].
     pub(crate) store: [HistogramSnapshot; StoreCall::ALL.len()],
 }
 
-/// Requests by what they got.
+/// Requests by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RequestCounts {
-    /// Ran, and their answer is stored or about to be.
+    /// Ran, and the answer is stored or about to be.
     pub(crate) stored: u64,
-    /// Ran, and their answer is not remembered.
+    /// Ran, and the answer is not remembered.
     pub(crate) released: u64,
-    /// Ran, and nobody knows how they ended.
+    /// Ran, outcome unknown.
     pub(crate) unknown: u64,
     /// Ran without protection.
     pub(crate) degraded: u64,
-    /// Answered from the record.
     pub(crate) replayed: u64,
-    /// Refused because another with the same key ran.
+    /// Refused because another request with the key was in progress.
     pub(crate) conflicts: u64,
-    /// Refused because their key was used for another request.
+    /// Refused because the key was used for a different request.
     pub(crate) reused: u64,
     /// Refused for another reason.
     pub(crate) refused: u64,
@@ -50,7 +48,6 @@ pub(crate) struct RequestCounts {
 }
 
 impl Metrics {
-    /// What was counted up to now.
     pub(crate) fn snapshot(&self) -> MetricsSnapshot {
         let total =
             |of: fn(&GatewayCounters) -> &AtomicU64| self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum();
@@ -68,7 +65,7 @@ impl Metrics {
         }
     }
 
-    /// The same by route, requests only.
+    /// The request counts of each route.
     pub(crate) fn by_route(&self) -> Vec<(&str, RequestCounts)> {
         let routes = self.requests.iter().map(|tally| {
             let mut requests = RequestCounts::default();
@@ -80,7 +77,7 @@ impl Metrics {
 }
 
 impl MetricsSnapshot {
-    /// What was counted since `before`, which was read earlier.
+    /// The counts since `before`, an earlier snapshot.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             requests: self.requests.since(&before.requests),
@@ -135,7 +132,6 @@ impl RequestCounts {
         Self { stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed }
     }
 
-    /// The sum of both.
     pub(crate) fn plus(&self, more: &Self) -> Self {
         let (mine, theirs) = (self.as_array(), more.as_array());
         let [stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed] =
@@ -143,27 +139,26 @@ impl RequestCounts {
         Self { stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed }
     }
 
-    /// All of them.
     pub(crate) fn total(&self) -> u64 {
         self.as_array().iter().sum()
     }
 
-    /// Those that ran under a claim and ended in a known way.
+    /// Ran under a claim with a known outcome.
     pub(crate) fn ran(&self) -> u64 {
         self.stored + self.released
     }
 
-    /// Those that were refused, for whatever reason.
+    /// Refused for any reason.
     pub(crate) fn total_refused(&self) -> u64 {
         self.conflicts + self.reused + self.refused
     }
 
-    /// Those that the store had no part in.
+    /// Passed through without a claim.
     pub(crate) fn passed_through(&self) -> u64 {
         self.keyless + self.shadowed
     }
 
-    /// Those that ran and nobody can vouch for.
+    /// Ran without a known outcome or without protection.
     pub(crate) fn open(&self) -> u64 {
         self.unknown + self.degraded
     }

@@ -1,4 +1,4 @@
-//! What operators change, and what became of it.
+//! The changes that operators make, and their results.
 
 use std::time::Duration;
 
@@ -14,87 +14,75 @@ use serde::{Deserialize, Serialize};
 use super::{RecordEntry, RecordView, find, state_name, view};
 use crate::config::raw::UNSETTABLE_HEADERS;
 
-/// A body beyond this is no answer of an app.
+/// Maximum body size of a resolved answer.
 pub const MAX_ANSWER_BODY_BYTES: u64 = 64 << 20;
-/// The shortest that a resolved answer is kept, whatever is left of the entry.
+/// Minimum ttl of a resolved answer, even if the entry has less time left.
 const MIN_RESOLVED_TTL: Duration = Duration::from_secs(60);
 
-/// What is to become of an entry.
 #[derive(Debug, Clone)]
 pub enum ChangeAction {
-    /// It never happened.
+    /// The operation never ran: the next request with the key runs.
     Release,
-    /// Nothing is to be known of it.
+    /// Removes the entry, whatever its state.
     Forget,
-    /// It ended like this.
+    /// The operation ran and had this answer.
     Resolve(ResolvedAnswer),
 }
 
-/// How an operation ended, as somebody who knows says.
+/// The answer of an operation, as an operator supplies it.
 #[derive(Debug, Clone)]
 pub struct ResolvedAnswer {
-    /// From 200 on.
+    /// 200 or above.
     pub status: StatusCode,
-    /// None that frames a message; see [`ResolvedAnswer::parse_header`].
+    /// Without headers that frame a message; see [`ResolvedAnswer::parse_header`].
     pub headers: HeaderMap,
-    /// All of it.
     pub body: Bytes,
-    /// How long it is remembered from now on; `None`: as long as the entry would have lived in all.
+    /// Ttl from now on; `None`: the entry's total lifetime, its age included.
     pub keep: Option<Duration>,
 }
 
-/// A change that somebody wants.
+/// A change that an operator requests.
 #[derive(Debug, Clone)]
 pub struct ChangeRequest {
-    /// What to do.
     pub action: ChangeAction,
-    /// Why.
     pub reason: String,
-    /// Of the entry that they saw; none: of whatever is there.
+    /// The fence of the entry that the operator saw; `None` accepts any.
     pub fence: Option<Fence>,
 }
 
-/// What became of it.
 #[derive(Debug)]
 pub struct ChangeResult {
-    /// What was there.
     pub before: RecordEntry,
-    /// `None` if nothing is there now, or that is not known.
+    /// `None` if the entry is absent, or could not be read.
     pub after: Option<RecordEntry>,
-    /// Whether it was made.
     pub outcome: ChangeOutcome,
 }
 
-/// Whether a change was made.
 #[derive(Debug)]
 pub enum ChangeOutcome {
-    /// It was.
     Changed,
-    /// Why nothing was.
+    /// Nothing was changed, for this reason.
     Refused(String),
-    /// The store failed. Unless it says that it did not, it may have applied the change.
+    /// The store failed. Unless the error says otherwise, it may have applied the change.
     Failed(StoreError),
 }
 
-/// The same for programs.
+/// A [`ChangeResult`] for programs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// `release`, `forget` or `resolve`.
     pub action: String,
-    /// `None` if nobody knows.
+    /// `None` if unknown.
     pub changed: Option<bool>,
-    /// As given.
     pub reason: String,
     /// Why nothing was changed.
     pub refused: Option<String>,
-    /// What was there.
     pub before: RecordView,
-    /// What is there now.
+    /// `None` if the entry is absent, or could not be read.
     pub after: Option<RecordView>,
 }
 
 impl ChangeAction {
-    /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Release => "release",
@@ -105,10 +93,10 @@ impl ChangeAction {
 }
 
 impl ResolvedAnswer {
-    /// Reads one header of an answer.
+    /// Parses one header of an answer.
     ///
     /// # Errors
-    /// What is wrong with it, for whoever wrote it.
+    /// A message that says what is wrong with the header.
     pub fn parse_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
         let wrong =
             || format!("{:?} is no header; write one such as 'Location: /payments/7'", format!("{name}: {value}"));
@@ -131,7 +119,7 @@ impl ResolvedAnswer {
             cookies: Vec::new(),
         };
         let life = before.info.age.saturating_add(before.info.expires_in);
-        // How long it ran is what nobody knows.
+        // Nobody knows how long the operation ran.
         let outline =
             RecordSummary { status: self.status.as_u16(), requested_at_ms, completed_at_ms, took: Duration::ZERO };
         Settlement::Complete {
@@ -144,14 +132,14 @@ impl ResolvedAnswer {
 }
 
 impl ChangeRequest {
-    /// Makes it, if the entry still is what it was taken for.
+    /// Makes the change if the entry's fence still matches.
     pub async fn execute(&self, store: &dyn Store, before: RecordEntry) -> ChangeResult {
         let (address, seen) = (before.info.address, self.fence.unwrap_or(before.info.fence));
         let outcome = match self.refusal_reason(&before, seen) {
             Some(why) => ChangeOutcome::Refused(why),
             None => self.apply_to_store(store, &before, seen).await,
         };
-        // That it was changed must be said, whether or not it can be read again.
+        // A failed read must not hide that the change was made.
         let after = find::at(store, &address).await.ok().flatten();
         ChangeResult { before, after, outcome }
     }
@@ -170,13 +158,13 @@ impl ChangeRequest {
         }
     }
 
-    /// Why the store would not do it, in more words than it has.
+    /// Predicts the store's refusal, with a better explanation than the store can give.
     fn refusal_reason(&self, before: &RecordEntry, seen: Fence) -> Option<String> {
         let listed = &before.info;
         if listed.fence != seen {
             return Some(format!("it has changed meanwhile: its fence is {}, not {seen}", listed.fence));
         }
-        // An answer in clear would be in the store, and never be given.
+        // The gateway would never replay an unsealed answer on a sealed route.
         if matches!(self.action, ChangeAction::Resolve(_)) && is_sealed(&listed.fingerprint) {
             let what = "it is sealed, and its gateway does not give an answer that is not; name the gateway's --config, \
                         with its [seal]";
@@ -196,7 +184,7 @@ impl ChangeRequest {
         }
     }
 
-    /// What became of it, for programs.
+    /// Describes the result for programs.
     pub fn told(&self, made: &ChangeResult) -> ChangeReport {
         let (changed, refused) = match &made.outcome {
             ChangeOutcome::Changed => (Some(true), None),
@@ -214,7 +202,7 @@ impl ChangeRequest {
     }
 }
 
-/// The largest unit that says enough: `45s`, `12m`, `3h`, `5d`.
+/// Formats a duration in one unit: `45s`, `12m`, `3h`, `5d`.
 pub(crate) fn format_rough(duration: Duration) -> String {
     match (duration.as_secs(), duration.subsec_millis()) {
         (0, millis) => format!("{millis}ms"),

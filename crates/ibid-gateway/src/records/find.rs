@@ -1,4 +1,4 @@
-//! Which entries are meant, and what the store holds of them.
+//! Queries the store for entries.
 
 use bytes::Bytes;
 use ibid::store::{
@@ -8,36 +8,34 @@ use ibid::store::{
 
 use super::{RecordLookupError, RecordQuery};
 
-/// How many entries are asked for at once.
+/// Entries per call of the store's `list`.
 const LIST_PAGE_SIZE: usize = 1000;
-/// How often an entry that changes while it is read is read again.
+/// How often to read an entry that changes while it is read.
 const MAX_READ_ATTEMPTS: u32 = 5;
 
-/// What is looked for. Usually one filter; with a key, one for the entries that show it so, and one for the entries that
-/// have exactly it, whatever they show (two for a UUID: most policies write those in lower case).
+/// The store filters of a query, usually one. A query for a key has one for entries that store the key as given, and
+/// one for its hash, which finds masked keys (two for a UUID with capital letters: most policies store UUIDs in lower
+/// case).
 #[derive(Debug, Clone)]
 pub struct FilterSet(Vec<EntryFilter>);
 
-/// A part of a list.
 #[derive(Debug)]
 pub struct FoundEntries {
-    /// In the order of their addresses.
+    /// In address order.
     pub entries: Vec<EntryInfo>,
-    /// Where to go on.
+    /// Cursor of the next page; `None` on the last.
     pub next: Option<Address>,
 }
 
-/// One entry: what lists show of it, and what a claim would find, of the same moment.
+/// One entry: the listed information and the outcome of a claim, read at the same state.
 #[derive(Debug, Clone)]
 pub struct RecordEntry {
-    /// What lists show.
     pub info: EntryInfo,
-    /// What a claim would find.
+    /// What a claim of the entry would return.
     pub claim: ClaimOutcome,
 }
 
 impl FilterSet {
-    /// What a query asks for.
     pub fn from_query(query: RecordQuery) -> Self {
         let RecordQuery { address, state, tenant, user, endpoint, key, older_than } = query;
         let filter = EntryFilter { state, address, tenant, user, endpoint, older_than, ..EntryFilter::default() };
@@ -49,7 +47,7 @@ impl FilterSet {
         Self([EntryFilter { key: Some(key.clone()), ..filter }].into_iter().chain(filters).collect())
     }
 
-    /// Those behind `from`, in the order of their addresses.
+    /// Lists entries after `from`, in address order.
     ///
     /// # Errors
     /// If the store fails.
@@ -58,7 +56,7 @@ impl FilterSet {
     ) -> Result<FoundEntries, StoreError> {
         let mut entries = Vec::new();
         for filter in &self.0 {
-            // One more than is shown says whether there are more.
+            // One more than requested, to know whether there is a next page.
             entries.extend(collect_entries(store, filter, from, limit + 1).await?);
         }
         entries.sort_unstable_by_key(|listed| listed.address);
@@ -69,10 +67,10 @@ impl FilterSet {
         Ok(FoundEntries { entries, next })
     }
 
-    /// The only one.
+    /// Finds the only entry that matches.
     ///
     /// # Errors
-    /// If there is none, or more than one, or the store fails.
+    /// If no entry or more than one matches, or the store fails.
     pub async fn find_one(&self, store: &dyn Store) -> Result<RecordEntry, RecordLookupError> {
         for _ in 0..MAX_READ_ATTEMPTS {
             let found = self.list(store, None, 2).await?;
@@ -89,17 +87,16 @@ impl FilterSet {
     }
 }
 
-/// Whether it has the form of a UUID.
 fn is_uuid(key: &str) -> bool {
     let dash = |at| matches!(at, 8 | 13 | 18 | 23);
     key.len() == 36
         && key.bytes().enumerate().all(|(at, byte)| if dash(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
 }
 
-/// What is at an address now. `None` if nothing is.
+/// Reads the entry at an address; `None` if it is absent.
 ///
 /// # Errors
-/// If it never stands still, or the store fails.
+/// If the entry changes during every read attempt, or the store fails.
 pub async fn at(store: &dyn Store, address: &Address) -> Result<Option<RecordEntry>, RecordLookupError> {
     for _ in 0..MAX_READ_ATTEMPTS {
         if let Some(entry) = read_entry(store, address).await? {
@@ -112,7 +109,7 @@ pub async fn at(store: &dyn Store, address: &Address) -> Result<Option<RecordEnt
     Err(RecordLookupError::KeepsChanging)
 }
 
-/// Both views of an entry. `None` if they are not of the same holder in the same state, or nothing is there.
+/// Reads both views of an entry. `None` if it is absent, or if it changed between the two reads.
 async fn read_entry(store: &dyn Store, address: &Address) -> Result<Option<RecordEntry>, StoreError> {
     let found = match store.get(address).await {
         Err(error) if error.kind == ErrorKind::Corrupt => Err(error),
@@ -126,7 +123,7 @@ async fn read_entry(store: &dyn Store, address: &Address) -> Result<Option<Recor
     let Some(listed) = page.entries.into_iter().next() else { return Ok(None) };
     let claim = match found {
         Ok(claim) => claim,
-        // It is there, and somebody has to deal with it: an answer of which nothing can be read.
+        // The record is corrupt. The entry must still be shown, so that an operator can deal with it.
         Err(_) if matches!(listed.state, EntryState::Done | EntryState::Failed) => {
             ClaimOutcome::Completed(CompletedEntry {
                 fence: listed.fence,
@@ -148,7 +145,7 @@ async fn read_entry(store: &dyn Store, address: &Address) -> Result<Option<Recor
     Ok(same.then_some(RecordEntry { info: listed, claim }))
 }
 
-/// Up to so many entries behind `from`. A page may come short before the end.
+/// Collects up to `at_most` entries after `from`. A page can be short without being the last.
 async fn collect_entries(
     store: &dyn Store, filter: &EntryFilter, from: Option<Address>, at_most: usize,
 ) -> Result<Vec<EntryInfo>, StoreError> {
@@ -160,7 +157,7 @@ async fn collect_entries(
         entries.extend(page.entries);
         entries.truncate(at_most);
         match page.next {
-            // A cursor that stands still would never end.
+            // A cursor that does not advance would loop forever.
             Some(next) if entries.len() < at_most && next.0 > from.0 => from = next,
             _ => return Ok(entries),
         }

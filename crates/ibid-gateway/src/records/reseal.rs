@@ -1,6 +1,6 @@
-//! Remembered answers under the first key: some at a time, each by a compare-and-set, beside gateways that run.
+//! Seals stored records with the first key, in slices and by compare-and-set, while gateways serve.
 //!
-//! It can be broken off and started again at any time: what has the first key already is left as it is.
+//! It can be interrupted and restarted at any time: records that already have the first key are skipped.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,52 +10,47 @@ use ibid_stores::seal::{ResealOutcome as One, SealedStore, sealing_key_id};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// How many are resealed at the same time: enough that a server is not waited for one by one, too few for gateways beside
-/// to notice.
+/// Concurrent reseals: enough to hide the store's latency, too few to slow the gateways down.
 const RESEAL_CONCURRENCY: usize = 16;
-/// How many that do not open are named.
+/// Maximum number of unopened records that a report lists.
 const MAX_UNOPENED_LISTED: usize = 20;
 
-/// What was found and done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResealReport {
-    /// The name of the key that seals.
+    /// The name of the key that seals new records.
     pub key: String,
-    /// Entries that were looked at, in whatever state they are.
+    /// Entries looked at, in any state.
     pub looked: u64,
-    /// Records that have that key now and had another, or none.
+    /// Records that now have this key and had another or none.
     pub resealed: u64,
-    /// The same by the key that they had; those under the empty name had none.
+    /// `resealed` by previous key; the empty name stands for none.
     pub from: BTreeMap<String, u64>,
-    /// Had that key already.
+    /// Records that already had this key.
     pub current: u64,
-    /// Gone, or changed by somebody else, between being listed and being sealed.
+    /// Records that disappeared or changed between the list and the reseal.
     pub changed: u64,
-    /// Not opened, so left as they are.
+    /// Records that could not be opened, and stay as they are.
     pub unopened: u64,
-    /// The first [`MAX_UNOPENED_LISTED`] of those.
+    /// The first [`MAX_UNOPENED_LISTED`] of them.
     pub unopened_at: Vec<UnopenedRecord>,
-    /// Entries whose label has another key: it stays so until they expire.
+    /// Entries whose label is sealed with another key. Labels are not resealed; they expire with the entry.
     pub older_labels: u64,
-    /// Where to go on. `None` at the end.
+    /// Cursor of the next slice; `None` at the end.
     pub next: Option<String>,
 }
 
-/// A record that did not open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnopenedRecord {
-    /// Where it is.
     pub address: String,
-    /// Why.
     pub why: String,
 }
 
 impl ResealReport {
-    /// Looks at entries behind `from`, at most so many and for about that long, and seals with the first key what has
-    /// another. What was done is counted here, and stays done if the store fails on the way.
+    /// Reseals up to `at_most` entries after `from`, for about `lasts`. If the store fails midway, the counts are still
+    /// right and the work done stays done.
     ///
     /// # Errors
-    /// If the store fails. `next` then says where this began.
+    /// If the store fails. `next` is then the start of this slice.
     pub async fn run_slice(
         &mut self, sealed: &SealedStore, from: Option<Address>, at_most: u32, lasts: Duration,
     ) -> Result<(), StoreError> {
@@ -74,7 +69,7 @@ impl ResealReport {
             self.reseal_entries(sealed, some).await?;
             last = some.last().map(|listed| &listed.address);
         }
-        // A cursor that stands still would never end.
+        // A cursor that does not advance would loop forever.
         let next = page.next.and_then(|next| next.0).filter(|next| Some(*next) > from);
         self.next = next.map(|next| next.to_string());
         Ok(())
@@ -116,7 +111,7 @@ impl ResealReport {
         }
     }
 
-    /// Adds what came after it.
+    /// Adds the report of the next slice.
     pub fn merge(&mut self, more: Self) {
         let Self { key, looked, resealed, from, current, changed, unopened, unopened_at, older_labels, next } = more;
         (self.key, self.next) = (key, next);

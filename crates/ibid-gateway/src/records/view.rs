@@ -1,4 +1,4 @@
-//! An entry in a form that programs read: the members that `docs/operating.md` lists, no more.
+//! The JSON form of an entry. `docs/operating.md` lists its members.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,120 +12,106 @@ use serde::{Deserialize, Serialize};
 
 use super::{FoundEntries, RecordEntry, state_name};
 
-/// The last millisecond that has a date with four digits of year.
+/// The last millisecond of the year 9999, the limit of RFC 3339.
 const MAX_DATE_MS: u64 = 253_402_300_799_999;
 
-/// A part of a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordList {
-    /// In the order of their addresses.
+    /// In address order.
     pub records: Vec<RecordView>,
-    /// Where to go on.
+    /// Cursor of the next page; `None` on the last.
     pub next: Option<String>,
 }
 
-/// One entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordView {
     /// 64 hex digits.
     pub address: String,
-    /// Its name: `processing`, `done`, `failed`, `unknown`.
+    /// `processing`, `done`, `failed` or `unknown`.
     pub state: String,
-    /// As stored: clear or masked.
+    /// As stored: in clear or masked.
     pub key: String,
-    /// Whose data it is.
     pub tenant: String,
-    /// Who asked.
     pub user: String,
     /// Method and route.
     pub endpoint: String,
-    /// Of the request.
     pub method: String,
-    /// Of the request, without its query.
+    /// Without the query.
     pub path: String,
-    /// The sender's address.
+    /// The client's address.
     pub client: String,
-    /// As sent.
     pub user_agent: String,
-    /// Of the answer.
+    /// Status of the stored answer.
     pub status: Option<u16>,
-    /// When the request came.
+    /// RFC 3339.
     pub requested_at: String,
-    /// When its answer was there.
+    /// RFC 3339.
     pub completed_at: Option<String>,
-    /// How long the operation took.
+    /// How long the operation ran.
     pub duration_ms: Option<f64>,
-    /// Whether the remembered answer is a success.
+    /// Whether the stored answer is a success.
     pub success: Option<bool>,
-    /// Since the claim.
+    /// Time since the claim.
     pub age_ms: u64,
-    /// By this machine's clock.
+    /// RFC 3339, computed with this machine's clock.
     pub expires_at: String,
-    /// Until it is forgotten.
     pub expires_in_ms: u64,
-    /// Which run at this address.
+    /// Counts the runs at this address, from 1.
     pub attempt: u32,
-    /// Names the holder.
+    /// Identifies the holder.
     pub fence: u64,
-    /// Of the request, masked.
+    /// Masked.
     pub fingerprint: String,
-    /// With which key it is sealed, where it is shown as the store holds it.
+    /// The key that seals the record, if it is shown sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed_with: Option<String>,
-    /// Of a running or unknown one: when another run may be granted.
+    /// While in progress or unknown: when another run may be granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takeover_in_ms: Option<u64>,
-    /// Of a finished one, in full.
+    /// The stored answer in full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<AnswerView>,
 }
 
-/// A remembered answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AnswerView {
-    /// As it is stored.
     Whole {
-        /// In the order in which they are sent; a name may be there twice.
+        /// In the order of sending; a name can occur twice.
         headers: Vec<(String, String)>,
-        /// `None` if it was not kept.
+        /// `None` if the policy does not store bodies.
         body: Option<BodyView>,
-        /// As headers.
         trailers: Vec<(String, String)>,
     },
-    /// It is damaged.
+    /// The record is corrupt, or cannot be unsealed.
     Unreadable {
         /// Why.
         unreadable: String,
-        /// With which key, if it is sealed.
+        /// The key that seals it, if it is sealed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sealed_with: Option<String>,
     },
 }
 
-/// The body of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum BodyView {
-    /// It can be shown as it is.
+    /// Printable UTF-8.
     Text {
         /// In bytes.
         length: u64,
-        /// All of it.
         text: String,
     },
-    /// It is no text.
+    /// Anything else.
     Hex {
         /// In bytes.
         length: u64,
-        /// All of it.
         hex: String,
     },
-    /// It was too large to keep.
+    /// The body was too large to store.
     Digest {
         /// In bytes.
         length: u64,
-        /// Of the bytes.
         sha256: String,
     },
 }
@@ -139,7 +125,7 @@ impl From<FoundEntries> for RecordList {
     }
 }
 
-/// What lists show.
+/// The fields that lists show.
 impl From<&EntryInfo> for RecordView {
     fn from(listed: &EntryInfo) -> Self {
         let label = LabelText::decode(&listed.label).unwrap_or_default();
@@ -177,7 +163,7 @@ impl From<&EntryInfo> for RecordView {
     }
 }
 
-/// The same, with the answer, and with when another may take it over.
+/// The fields that lists show, the answer, and the time of a possible takeover.
 impl From<&RecordEntry> for RecordView {
     fn from(entry: &RecordEntry) -> Self {
         let mut view = Self::from(&entry.info);
@@ -234,7 +220,7 @@ fn body_view(body: &RecordBody) -> Option<BodyView> {
     }
 }
 
-/// When it was asked for, by the clock of the gateway that was asked; else from its age.
+/// Time of the request by the clock of the gateway that received it, or else computed from the entry's age.
 pub(crate) fn requested_at_ms(listed: &EntryInfo) -> u64 {
     match (&listed.summary, LabelText::decode(&listed.label)) {
         (Some(outline), _) if outline.requested_at_ms > 0 => outline.requested_at_ms,
@@ -249,7 +235,7 @@ pub(crate) fn now_ms() -> u64 {
     as_millis(since)
 }
 
-/// RFC 3339, with an end.
+/// RFC 3339, capped at the year 9999.
 pub(crate) fn format_date(ms: u64) -> String {
     rfc3339(ms.min(MAX_DATE_MS))
 }
@@ -264,20 +250,20 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
 }
 
-/// What [`hex`] wrote. `None` if it is nothing of the kind.
+/// Inverse of [`to_hex`]; `None` if the text is not hex.
 pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let pair = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
     text.len().is_multiple_of(2).then(|| text.as_bytes().chunks_exact(2).map(pair).collect()).flatten()
 }
 
-/// The bytes as text, if they can be shown as they are.
+/// The bytes as text, if they are printable UTF-8.
 fn displayable_text(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     text.chars().all(|character| matches!(character, '\n' | '\r' | '\t') || !character.is_control()).then_some(text)
 }
 
-/// Version and ends only: it is a digest of what the client sent.
+/// Shows the version and the ends of the digest only, because the digest is derived from the client's request.
 fn masked_fingerprint(fingerprint: &Fingerprint) -> String {
     if *fingerprint == Fingerprint::NONE {
         return "none".into();

@@ -1,4 +1,4 @@
-//! Spans on their way to the collector: OTLP over HTTP, in its JSON form. Gathered for a second, sent together, never waited for.
+//! Exports spans to the collector as OTLP/JSON over HTTP, batched for up to a second. Requests never wait for it.
 
 use std::{
     io,
@@ -27,18 +27,18 @@ use crate::{
     upstream::{self, Affinity, ReusePolicy, UpstreamClient},
 };
 
-/// Spans that wait; more are dropped.
+/// Spans in the queue; more are dropped.
 const MAX_QUEUED_SPANS: usize = 8192;
-/// Spans in one request to the collector.
+/// Spans in one export request.
 const MAX_SPANS_PER_EXPORT: usize = 512;
-/// How long a span may wait for others.
+/// How long a span waits for a batch.
 const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the collector may take.
+/// Time limit of one export request, and of a flush.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is said that it does not take them.
+/// Minimum time between two warnings about dropped spans.
 const DROP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Takes spans to a collector.
+/// Queues spans for the collector. Clones share the queue.
 #[derive(Clone)]
 pub struct Tracer {
     spans: mpsc::Sender<ExportItem>,
@@ -47,18 +47,17 @@ pub struct Tracer {
 
 enum ExportItem {
     Span(Box<FinishedSpan>),
-    /// Tell when everything before has been sent.
+    /// Signals that all earlier spans are exported or dropped.
     Flush(oneshot::Sender<()>),
 }
 
-/// What a span is to its trace.
+/// The values of OTLP's `SpanKind`.
 #[derive(Clone, Copy)]
 pub(super) enum SpanKind {
     Server = 2,
     Client = 3,
 }
 
-/// A span that has ended.
 pub(super) struct FinishedSpan {
     context: SpanContext,
     parent: Option<[u8; 8]>,
@@ -72,7 +71,7 @@ pub(super) struct FinishedSpan {
 }
 
 impl Tracer {
-    /// Starts a task that sends.
+    /// Starts the export task.
     pub fn start(live: Arc<LiveConfig>) -> Self {
         let (spans, waiting) = mpsc::channel(MAX_QUEUED_SPANS);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -86,7 +85,7 @@ impl Tracer {
         }
     }
 
-    /// Returns once what was told so far was sent, or given up.
+    /// Waits until all queued spans are exported or dropped, at most `EXPORT_TIMEOUT`.
     pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
         let flush = async {
@@ -144,17 +143,17 @@ fn timeout_error() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {EXPORT_TIMEOUT:?}"))
 }
 
-/// A collector, and how it is reached.
+/// The HTTP client for the collector.
 pub(crate) struct OtlpExporter {
     collector: Collector,
     server: Arc<UpstreamClient<UpstreamRequestBody>>,
 }
 
 impl OtlpExporter {
-    /// Connects nothing yet.
+    /// Prepares the client; it connects on first use.
     ///
     /// # Errors
-    /// If its certificates make no sense.
+    /// If the configured certificates are invalid.
     pub(crate) fn new(trace: &TraceSettings) -> Result<Self, String> {
         let client = upstream::UpstreamSettings {
             max_connections: 1,
@@ -184,7 +183,7 @@ impl OtlpExporter {
     }
 }
 
-/// `ExportTraceServiceRequest`.
+/// Builds an `ExportTraceServiceRequest`.
 fn export_request(spans: &[Box<FinishedSpan>]) -> Value {
     let version = env!("CARGO_PKG_VERSION");
     let spans: Vec<_> = spans.iter().map(|span| span.to_json()).collect();
@@ -210,7 +209,7 @@ impl FinishedSpan {
     }
 
     pub(super) fn set_number(&mut self, key: &str, value: Option<i64>) {
-        // 64 bits are texts in JSON.
+        // OTLP/JSON writes 64-bit integers as strings.
         self.attributes.extend(value.map(|value| json!({ "key": key, "value": { "intValue": value.to_string() } })));
     }
 

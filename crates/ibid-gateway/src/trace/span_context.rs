@@ -1,10 +1,10 @@
-//! Where a span stands: W3C Trace Context, version 00.
+//! W3C Trace Context, version 00.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::random_id;
 
-/// A span of a trace.
+/// Identifies a span in its trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
     pub(super) trace_id: [u8; 16],
@@ -12,25 +12,25 @@ pub struct SpanContext {
 }
 
 impl SpanContext {
-    /// The first span of a trace of its own.
+    /// Starts a new trace.
     pub(super) fn new_root() -> Self {
         Self { trace_id: random_id(), span_id: [0; 8] }.child()
     }
 
-    /// Another span of the same trace.
+    /// A new span in the same trace.
     pub(super) fn child(self) -> Self {
         let [span @ .., _, _, _, _, _, _, _, _] = random_id();
         Self { span_id: span, ..self }
     }
 
-    /// What the caller says about itself, and whether it wants to be traced. Two such headers say nothing.
+    /// Parses the caller's header; also returns whether the trace is sampled. Ignored if the header occurs twice.
     pub(super) fn from_headers(headers: &HeaderMap, name: &HeaderName) -> Option<(Self, bool)> {
         let mut all = headers.get_all(name).iter();
         let only = all.next()?;
         if all.next().is_some() { None } else { Self::parse(only) }
     }
 
-    /// Later versions may say more behind what this one says.
+    /// Accepts later versions, which may append fields.
     pub(super) fn parse(header: &HeaderValue) -> Option<(Self, bool)> {
         let text = header.to_str().ok()?;
         let mut parts = text.splitn(4, '-');
@@ -46,14 +46,14 @@ impl SpanContext {
         said.then_some((place, flags & 1 == 1))
     }
 
-    /// As it is written, sampled.
+    /// The header value, marked as sampled.
     pub(super) fn to_header(self) -> HeaderValue {
         let text = format!("00-{}-{}-01", hex_encode(&self.trace_id), hex_encode(&self.span_id));
         HeaderValue::from_str(&text).expect("hex digits and dashes")
     }
 }
 
-/// Lower-case digits, two for each byte.
+/// Lower-case hex.
 pub(super) fn hex_encode(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {

@@ -9,11 +9,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SetupError {
     #[error("upstream {text:?}: {why}")]
-    Target {
-        /// The URL as configured.
-        text: String,
-        why: String,
-    },
+    Target { text: String, why: String },
     /// There is no CA to trust.
     #[error("no usable root certificates on this system: {why}")]
     Roots {
@@ -27,11 +23,7 @@ pub enum SetupError {
 pub enum UpstreamError {
     /// The name has no address.
     #[error("resolve {host}: {reason}")]
-    Resolve {
-        host: String,
-        /// The resolver's error.
-        reason: String,
-    },
+    Resolve { host: String, reason: String },
     /// No address accepted a connection.
     #[error("connect to {tried}")]
     Connect {
@@ -40,10 +32,7 @@ pub enum UpstreamError {
     },
     /// All connections that this request may use are in use.
     #[error("no connection was free within {after:?}")]
-    PoolExhausted {
-        /// The pool timeout.
-        after: Duration,
-    },
+    PoolExhausted { after: Duration },
     /// The timeout for a connection passed.
     #[error("connect to {target}: no connection within {after:?}")]
     ConnectTimeout {
@@ -65,15 +54,9 @@ pub enum UpstreamError {
     },
     /// HTTP/2: the upstream refused the request without processing it.
     #[error("refused unprocessed by the upstream: {reason}")]
-    Refused {
-        /// The upstream's error code.
-        reason: String,
-    },
+    Refused { reason: String },
     #[error("no complete reply: {reason}")]
-    Reply {
-        /// The error with its sources.
-        reason: String,
-    },
+    Reply { reason: String },
     /// HTTP/2: the stream ended in the middle of the reply.
     #[error("no complete reply: the stream was ended early")]
     Truncated,

@@ -143,7 +143,7 @@ async fn the_alerts_fire_on_a_real_gateway_and_the_dashboard_shows_it() {
     let _running = post(addr, "/slow").key("slow").start().await;
     gate.arrived(1).await;
     assert_eq!(post(addr, "/dark").key("dark").send().await.status, 504);
-    let provoked = BTreeSet::from(["IbidHitRateHigh", "IbidConflictRateHigh", "IbidStuck"].map(str::to_owned));
+    let provoked = BTreeSet::from(["IbidHitRateHigh", "IbidConflictRateHigh", "IbidOutcomeUnknown"].map(str::to_owned));
     let since = Instant::now();
     let mut fired = BTreeSet::new();
     for n in 0.. {

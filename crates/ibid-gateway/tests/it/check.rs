@@ -91,7 +91,7 @@ fn it_says_what_each_store_promises() {
     let redis =
         "at most one run per key; what a crash loses depends on AOF; an asynchronous failover can forget a claim";
     let postgres = "at most one run per key; survives a crash; an asynchronous failover can lose the last commits";
-    let near = ("near", "64MiB of finished answers in this process");
+    let near = ("local_cache", "64MiB of finished answers in this process");
     for (store, lines) in [
         (
             "url = \"memory:\"".to_owned(),
@@ -119,7 +119,7 @@ fn it_says_what_each_store_promises() {
             ],
         ),
         (
-            format!("{REDIS}\nnear = 0\nwait_replicas = 1"),
+            format!("{REDIS}\nlocal_cache = 0\nwait_replicas = 1"),
             vec![
                 ("store", "redis://:****@127.0.0.1:6379/0 (timeout 500ms, sweep every 1m)"),
                 ("promise", &format!("{redis}; 1 replica must have it first")),
@@ -136,11 +136,11 @@ fn it_says_what_each_store_promises() {
             ],
         ),
         (
-            format!("{POSTGRES}\ncache = \"redis://:s3cret@127.0.0.1:6379/0\"\nnear = \"1GiB\""),
+            format!("{POSTGRES}\ncache = \"redis://:s3cret@127.0.0.1:6379/0\"\nlocal_cache = \"1GiB\""),
             vec![
                 ("store", "postgres://ibid:****@127.0.0.1/ibid (timeout 500ms, sweep every 1m)"),
                 ("cache", "redis://:****@127.0.0.1:6379/0"),
-                ("near", "1GiB of finished answers in this process"),
+                ("local_cache", "1GiB of finished answers in this process"),
                 ("promise", &format!("{postgres}; losing Redis changes speed only")),
                 ("journal", "ibid-journal"),
             ],

@@ -236,13 +236,13 @@ mod accepted_settings {
         for (text, decides, near) in [
             ("", StoreKind::Embedded, 0),
             ("store.url = \"memory:\"", StoreKind::Memory, 0),
-            ("store.near = \"1MiB\"", StoreKind::Embedded, 1 << 20),
-            ("store.wait_replicas = 0\nstore.near = 0", StoreKind::Embedded, 0),
+            ("store.local_cache = \"1MiB\"", StoreKind::Embedded, 1 << 20),
+            ("store.wait_replicas = 0\nstore.local_cache = 0", StoreKind::Embedded, 0),
             (redis, StoreKind::Redis, 64 << 20),
-            (&format!("{redis}near = \"0\"\nwait_replicas = 2"), StoreKind::Redis, 0),
+            (&format!("{redis}local_cache = \"0\"\nwait_replicas = 2"), StoreKind::Redis, 0),
             (&format!("{redis}fallback = \"postgres://ibid:s3cret@127.0.0.1/ibid\""), StoreKind::Postgres, 64 << 20),
             (postgres, StoreKind::Postgres, 64 << 20),
-            (&format!("{postgres}cache = \"redis+cluster://127.0.0.1:7000\"\nnear = 5"), StoreKind::Postgres, 5),
+            (&format!("{postgres}cache = \"redis+cluster://127.0.0.1:7000\"\nlocal_cache = 5"), StoreKind::Postgres, 5),
         ] {
             let settings = load(text);
             let layout = settings.store.store_config();
@@ -647,8 +647,8 @@ mod error_messages {
         store(REDIS, "wait_replicas = 101", "wait_replicas: found 101; allowed is 0 to 100");
         store(
             REDIS,
-            "near = \"much\"",
-            "near: \"much\" is no size; allowed is bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"",
+            "local_cache = \"much\"",
+            "local_cache: \"much\" is no size; allowed is bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"",
         );
         store(REDIS, "timeout = \"0s\"", "timeout: it is zero; it must be longer, such as \"30s\"");
         let told = error_line("[store]\nurl = \"redis://:s3cret@h/0\"\nfallback = \"postgers://u:s3cret@h/d\"");

@@ -19,6 +19,7 @@ mod grpc;
 mod grpc_clients;
 mod jwt;
 mod keys;
+mod names;
 mod openapi;
 mod operations;
 mod passthrough;

@@ -1,4 +1,4 @@
-//! sqlx.
+//! The driver for sqlx.
 
 use sqlx::{
     Connection as _, Postgres, Row as _,
@@ -78,7 +78,7 @@ impl sealed::DiscardableConnection for PoolConnection<Postgres> {
     }
 }
 
-/// Reads a column. `try_get` also checks that its type is the one that is meant.
+/// Reads a column. `try_get` also checks its type.
 pub(super) fn column<'r, T>(row: &'r PgRow, at: usize) -> Result<Option<T>, DriverError>
 where
     T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
@@ -90,7 +90,7 @@ pub(super) fn sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<Stri
     if let Some(error) = error.downcast_ref::<sqlx::Error>() {
         return Some(error.as_database_error()?.code()?.into_owned());
     }
-    // What `sqlx::Error` has as its source.
+    // The source type of `sqlx::Error`.
     if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
         return Some(error.code()?.into_owned());
     }

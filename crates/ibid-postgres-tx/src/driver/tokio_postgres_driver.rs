@@ -1,6 +1,6 @@
-//! tokio-postgres, bare and pooled by deadpool.
+//! The driver for tokio-postgres, bare and pooled by deadpool.
 //!
-//! Statements are sent with their types and without a name: one round trip, and a pooler in transaction mode is fine.
+//! Statements are unnamed and sent with their types: one round trip, and compatible with a pooler in transaction mode.
 
 use tokio_postgres::{
     Error, IsolationLevel,
@@ -119,7 +119,7 @@ pub(super) fn sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<Stri
 fn driver_error(error: Error) -> DriverError {
     let (kind, code, said) = match error.as_db_error() {
         Some(answer) => {
-            // An unparsed severity is a translated one: only the parsed one is trusted.
+            // An unparsed severity is a localized one: trust only the parsed one.
             let is_error = answer.parsed_severity() == Some(Severity::Error);
             let kind = if is_error { DriverErrorKind::RolledBack } else { DriverErrorKind::ConnectionLost };
             let code = answer.code().code();

@@ -9,33 +9,33 @@ use super::{
 };
 use crate::run::{Tx, TxFuture};
 
-/// When the database is in the way, rather than the event.
+/// Redelivery delay after a database error, which is not the event's fault.
 const DATABASE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What became of a delivery.
+/// The outcome of handling a delivery.
 #[derive(Debug)]
 #[must_use]
 pub enum TxEventOutcome<E> {
-    /// Its effect and its mark are committed.
+    /// The event's effect and its mark are committed.
     Done,
-    /// It was handled before.
+    /// The event was handled before.
     Duplicate,
-    /// It happened so long ago that it may have been handled, and its mark removed since.
+    /// The event is so old that it may have been handled and its mark removed since.
     TooOld,
-    /// It failed too often before, and was not handled.
+    /// The event failed too often before, and was not handled.
     Poisoned {
-        /// How often.
+        /// Number of failures.
         attempts: u32,
-        /// What it failed of the last time.
+        /// The last error.
         error: String,
     },
-    /// It failed, nothing of it is committed, and that is counted.
+    /// Handling failed. Nothing is committed, and the failure is counted.
     Failed {
-        /// Why.
+        /// The cause of the failure.
         why: TxEventFailure<E>,
-        /// How often it has failed by now.
+        /// Number of failures so far.
         attempts: u32,
-        /// Whether that is too often.
+        /// Whether the limit is reached.
         poisoned: bool,
     },
 }
@@ -43,21 +43,21 @@ pub enum TxEventOutcome<E> {
 /// Why an event was not handled.
 #[derive(Debug)]
 pub enum TxEventFailure<E> {
-    /// The handler said so.
+    /// The handler returned an error.
     Handler(E),
-    /// The handler said that all is well, but a statement of its transaction had failed.
+    /// The handler returned `Ok`, but a statement of its transaction had failed.
     Spoilt,
-    /// The transaction could not be committed: a deferred constraint, for example.
+    /// The transaction could not be committed, for example because of a deferred constraint.
     CommitFailed(TxInboxError),
 }
 
 impl TxInbox {
     /// Claims an event, runs the handler in the same transaction, and commits. A failure is counted.
     ///
-    /// The handler must not end the transaction. What it does outside of it, it may do twice.
+    /// The handler must not end the transaction. Its effects outside the transaction may happen twice.
     ///
     /// # Errors
-    /// If the database was in the way: nothing is counted, and the event must come again.
+    /// Returns an error if the database cannot be used: nothing is counted, and the event must be delivered again.
     pub async fn handle<P, E, H>(
         &self, pool: &P, event: &InboxEvent, handler: H,
     ) -> Result<TxEventOutcome<E>, TxInboxError>
@@ -91,7 +91,7 @@ impl TxInbox {
             Ok(ended) => ended?,
             Err(_) => return Err(discard_timed_out(connection)),
         };
-        // Back into its pool: counting a failure needs a connection too.
+        // Return the connection to the pool: counting a failure needs one.
         drop(connection);
         match ended {
             Ok(handled) => Ok(handled),
@@ -99,15 +99,15 @@ impl TxInbox {
         }
     }
 
-    /// Claims many events in one statement, runs the handler for each that is new, and commits them together. One that
-    /// fails is rolled back to where it began, and does not take the others with it. The answers are in the order of
-    /// the events.
+    /// Claims many events in one statement, runs the handler for each new one, and commits them together. A failed
+    /// event is rolled back to its savepoint, and does not affect the others. The results are in the order of the
+    /// events.
     ///
-    /// If the whole cannot be committed, the events are handled one by one, so that the one at fault is found: the
-    /// handler may be called twice for an event, and commits once.
+    /// If the transaction cannot be committed, the events are handled one by one to find the faulty one. The handler
+    /// may then be called twice for an event, but commits once.
     ///
     /// # Errors
-    /// If the database was in the way: nothing is counted, and all must come again.
+    /// Returns an error if the database cannot be used: nothing is counted, and all events must be delivered again.
     pub async fn handle_batch<P, E, H>(
         &self, pool: &P, events: &[InboxEvent], mut handler: H,
     ) -> Result<Vec<TxEventOutcome<E>>, TxInboxError>
@@ -148,7 +148,7 @@ impl TxInbox {
         }
     }
 
-    /// All in one transaction. `None` if it could not be committed, and one of the events must be at fault.
+    /// Handles all events in one transaction. Returns `None` if it cannot be committed because of one of the events.
     async fn handle_in_one_transaction<P, E, H>(
         &self, connection: &mut P::Conn, events: &[InboxEvent], handler: &mut H,
     ) -> Result<Option<Vec<Result<TxEventOutcome<E>, TxEventFailure<E>>>>, TxInboxError>
@@ -165,7 +165,7 @@ impl TxInbox {
                 TxEventClaim::New => {
                     tx.query_rows("SAVEPOINT ibid_event", &[]).await?;
                     let ended = handler(&mut tx, nth).await.map_err(TxEventFailure::Handler);
-                    // Fails if a statement of the handler has failed, whatever the handler says.
+                    // Fails if a statement of the handler has failed, even if the handler returned `Ok`.
                     let ended = match ended {
                         Ok(()) => match tx.query_rows("RELEASE SAVEPOINT ibid_event", &[]).await {
                             Ok(_) => Ok(TxEventOutcome::Done),
@@ -197,7 +197,7 @@ impl TxInbox {
         Ok(TxEventOutcome::Failed { why, attempts: failures.attempts, poisoned: failures.poisoned })
     }
 
-    /// What to tell the broker about a delivery that was handled like this.
+    /// Returns the reply to the broker for this result.
     pub fn reply<E: fmt::Display>(&self, handled: &Result<TxEventOutcome<E>, TxInboxError>) -> BrokerReply {
         match handled {
             Ok(TxEventOutcome::Done | TxEventOutcome::Duplicate) => BrokerReply::Acknowledge,
@@ -219,11 +219,11 @@ impl TxInbox {
     }
 }
 
-/// Commits what is whole. What failed is either the event's own fault or the database's.
+/// Commits, unless a statement failed. The error is either the event's fault or the database's.
 async fn commit_checked<T: StatementExecutor + TransactionEnd, E>(
     mut tx: T,
 ) -> Result<(), Result<TxEventFailure<E>, TxInboxError>> {
-    // A failed transaction would be rolled back by its COMMIT, without an error.
+    // COMMIT of a failed transaction would roll back without an error.
     match tx.query_rows("SELECT 1", &[]).await {
         Ok(_) => {}
         Err(fault) if fault.kind == DriverErrorKind::RolledBack => {

@@ -1,5 +1,5 @@
-//! What operators see and change. Listings go shard by shard, in the order of addresses, and read a bounded number of
-//! entries per page.
+//! Administrative calls. A listing goes shard by shard in address order, and reads a bounded number of entries per
+//! page.
 
 use std::{future::poll_fn, mem, task::Poll};
 
@@ -16,7 +16,7 @@ use super::{
     writer::EntryChange,
 };
 
-/// How many entries one page reads at most; it may then come short.
+/// Maximum number of entries read for one page. A page may return fewer entries than requested.
 const MAX_READ_PER_PAGE: usize = 2000;
 
 impl StoreAdmin for Embedded {
@@ -100,8 +100,8 @@ impl Embedded {
         EntryPage { entries, next: None }
     }
 
-    /// The first entries of a shard behind `from`, in the order of their addresses. With a hash of a key in the filter,
-    /// only those that may have it are read.
+    /// Returns the first entries of a shard after `from`, in address order. If the filter has a key hash, reads only
+    /// entries that may match it.
     fn shard_entries(
         &self, nth: usize, filter: &EntryFilter, from: Option<Address>, now: UnixMicros, at_most: usize,
     ) -> Vec<LogEntry> {
@@ -126,13 +126,13 @@ impl Embedded {
         entries
     }
 
-    /// What a slot stood for a moment ago, as it is now. What does not read is not shown.
+    /// Reads the current entry of a slot that may have been moved meanwhile. Returns `None` if it cannot be read.
     fn read_current(&self, slot: &IndexSlot) -> Option<LogEntry> {
         let Ok(entry) = self.log.segments.read(slot) else {
             let slot = self.log.index.current_slot(slot)?;
             return self.log.segments.read(&slot).ok();
         };
-        // What runs is known better in memory: nothing on the disk says that it was interrupted.
+        // Memory is more current for running claims: the disk does not show that a restart interrupted them.
         match self.log.index.shard(&entry.ask.address).running_entries.get(&entry.ask.address) {
             Some(running) => Some((**running).clone()),
             None => Some(entry),
@@ -140,7 +140,7 @@ impl Embedded {
     }
 }
 
-/// Lets other tasks of the same thread run: millions of slots take a while.
+/// Lets other tasks of the thread run: scanning millions of slots takes a while.
 async fn yield_now() {
     let mut waited = false;
     poll_fn(|cx| {

@@ -1,7 +1,7 @@
-//! The store's clock: wall time at opening plus monotonic time, never behind what the log has seen.
+//! The store's clock: wall time at opening plus monotonic time, never behind the times in the log.
 //!
-//! Invariant: two readings never go backwards, across threads and restarts. Background threads use
-//! [`StoreClock::latest`]: for them time stands still while nobody calls, when nothing has to be done anyway.
+//! Invariant: readings never go backwards, across threads and restarts. Background threads use [`StoreClock::latest`]:
+//! for them time stands still while no calls arrive, when there is no work anyway.
 
 use std::{
     fmt,
@@ -21,14 +21,14 @@ use super::entry::{UnixMicros, micros};
 pub struct TimeSource(Arc<dyn Fn() -> Duration + Send + Sync>);
 
 impl TimeSource {
-    /// From a function. It is called on the threads of those who call the store.
+    /// Creates a time source from a function. Callers of the store run it on their own threads.
     pub fn new(read: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))
     }
 }
 
 impl Default for TimeSource {
-    /// Wall time now, and from then on monotonic time: steps of the wall clock are not seen.
+    /// Wall time at creation, then monotonic time: later steps of the wall clock have no effect.
     fn default() -> Self {
         let began_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let began = Instant::now();
@@ -45,7 +45,7 @@ impl fmt::Debug for TimeSource {
 #[derive(Debug)]
 pub(super) struct StoreClock {
     source: TimeSource,
-    /// Added to what the source says, so that time goes on from what the log has seen.
+    /// Added to the source's time, so that time continues from the latest time in the log.
     offset: UnixMicros,
     latest: AtomicU64,
 }
@@ -61,7 +61,7 @@ impl StoreClock {
         self.latest.fetch_max(now, SeqCst).max(now)
     }
 
-    /// The latest that anybody was told.
+    /// Returns the latest reading, without reading the clock.
     pub(super) fn latest(&self) -> UnixMicros {
         self.latest.load(SeqCst)
     }

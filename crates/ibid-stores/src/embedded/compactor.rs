@@ -1,9 +1,9 @@
-//! The thread behind the writer: makes the next segment ready before it is needed, and moves the last few that live on
-//! out of segments that are otherwise dead.
+//! The background thread behind the writer. It prepares the next segment before it is needed, and moves the last live
+//! entries out of segments that are otherwise dead.
 //!
-//! Invariants: the writer never fills a file with zeroes and never waits for one unless it writes faster than the disk
-//! can. What is moved is durable at its new place before its slot points there, and the slot changes only if it is
-//! still the one that was copied.
+//! Invariants: the writer never zero-fills a file, and waits for a segment only if it writes faster than the disk can.
+//! A moved entry is durable at its new location before its slot points there, and the slot changes only if it is still
+//! the one that was copied.
 
 use std::{
     collections::HashSet,
@@ -28,20 +28,20 @@ use super::{
     snapshot,
 };
 
-/// How often it looks for something to do, and tries again what failed.
+/// Interval at which the thread looks for work and retries failures.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Between two pieces of zeroes, unless the writer is about to need them.
+/// Pause after each chunk of background I/O, unless the writer needs a segment urgently.
 const BACKGROUND_IO_PAUSE: Duration = Duration::from_millis(2);
-/// How much is moved in one batch, with a [`BACKGROUND_IO_PAUSE`] behind it.
+/// Maximum bytes moved in one batch, which a [`BACKGROUND_IO_PAUSE`] follows.
 const MAX_MOVE_BATCH_BYTES: usize = 256 << 10;
-/// What dies within this is not worth moving, and neither is what stands beside it.
+/// Minimum remaining life in microseconds. A segment with an entry that dies sooner is not worth compacting.
 const MIN_REMAINING_LIFE_US: UnixMicros = 600 * 1_000_000;
-/// How many segments a start may have to read before a snapshot is worth writing.
+/// Number of segments that a start may have to read before a snapshot is worth writing.
 const SNAPSHOT_SEGMENT_THRESHOLD: u64 = 4;
-/// How many of the dead are dropped from the index before others may have a turn.
+/// Maximum number of dead slots removed from the index per step.
 const MAX_SWEEP_BATCH: u32 = 1000;
 
-/// The next segment, on its way from the keeper to the writer.
+/// Hands the next segment from the compactor to the writer.
 #[derive(Debug, Default)]
 pub(super) struct SegmentPool {
     state: Mutex<SegmentPoolState>,
@@ -53,13 +53,12 @@ struct SegmentPoolState {
     ready_segment: Option<Arc<LogSegment>>,
     is_wanted: bool,
     is_urgent: bool,
-    /// Why there is none although one is wanted.
+    /// Why no segment is ready although one is wanted.
     failure: Option<String>,
     is_closing: bool,
 }
 
 impl SegmentPool {
-    /// Asks for the next segment to be made ready.
     pub(super) fn request(&self, urgent: bool) {
         let mut state = self.state.lock();
         if state.ready_segment.is_none() && (!state.is_wanted || urgent != state.is_urgent) {
@@ -68,13 +67,13 @@ impl SegmentPool {
         }
     }
 
-    /// The next segment, as soon as it is ready; or why there will be none soon.
+    /// Takes the next segment once it is ready, or returns why none will be ready soon.
     pub(super) fn take(&self) -> Result<Arc<LogSegment>, String> {
         let mut state = self.wait_settled()?;
         Ok(state.ready_segment.take().expect("it is ready"))
     }
 
-    /// Waits until the next segment is ready, or it is known why there will be none soon.
+    /// Waits until the next segment is ready, or returns why none will be ready soon.
     pub(super) fn wait_ready(&self) -> Result<(), String> {
         self.wait_settled().map(drop)
     }
@@ -94,7 +93,7 @@ impl SegmentPool {
         }
     }
 
-    /// Lets the keeper end.
+    /// Stops the compactor.
     pub(super) fn close(&self) {
         self.state.lock().is_closing = true;
         self.changed.notify_all();
@@ -126,12 +125,11 @@ impl SegmentPool {
     }
 }
 
-/// Where the long-lived go.
+/// The segment that receives moved entries.
 #[derive(Debug)]
 struct ColdSegment {
     segment: Arc<LogSegment>,
     offset: u64,
-    /// The sequence number of its first batch.
     first_sequence: u64,
 }
 
@@ -139,15 +137,14 @@ struct ColdSegment {
 pub(super) struct Compactor {
     log: Arc<SharedLog>,
     cold_segment: Option<ColdSegment>,
-    /// The next batch's, in its own lane.
+    /// Sequence number of the next batch in the cold lane.
     sequence: u64,
-    /// The segments that the last snapshot covers.
     snapshot_segments: HashSet<u32>,
-    /// The last segment of the lane, if it could not be sealed: the next one proves where it ends.
+    /// The lane's last segment if it could not be sealed: the next one proves where it ends. 0 if there is none.
     unsealed_segment: u32,
 }
 
-/// An entry to be moved: its slot, and where it begins in the batch.
+/// An entry to move: its slot, and its offset in the batch.
 type MovedEntry = (IndexSlot, usize);
 
 impl Compactor {
@@ -155,7 +152,7 @@ impl Compactor {
         Self { log, cold_segment: None, sequence, snapshot_segments, unsealed_segment: 0 }
     }
 
-    /// Until it is told to end.
+    /// Runs until the pool is closed.
     pub(super) fn run(mut self) {
         let log = self.log.clone();
         let _ended = CompactorExitGuard(&log.segment_pool);
@@ -173,10 +170,10 @@ impl Compactor {
             if !state.is_closing {
                 log.segment_pool.changed.wait_for(&mut state, POLL_INTERVAL);
             }
-            // When there is no room for the writer, moving may make some.
+            // If the writer has no space, compaction may free some.
             if (!state.is_wanted || state.failure.is_some()) && !state.is_closing {
                 drop(state);
-                // What cannot be moved now stays where it is, and is tried again.
+                // A failed move is retried later.
                 let _ = self.compact_sparse_segments();
                 let index = self.log.index.bytes();
                 self.write_snapshot_if_due(
@@ -191,7 +188,7 @@ impl Compactor {
         self.write_snapshot_if_due(self.log.segments.limits.segment_size / 4, Duration::ZERO);
     }
 
-    /// Between two pieces of something long: the writer's next segment comes first.
+    /// Pauses between two chunks of background I/O. Prepares the writer's next segment first, if it needs one.
     fn yield_to_writer(&self, pace: Duration) {
         let wanted = {
             let state = self.log.segment_pool.state.lock();
@@ -212,7 +209,7 @@ impl Compactor {
         };
         match log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace)) {
             Err(_) => {
-                // Perhaps there is room after what died has been dropped.
+                // Removing dead entries may free a segment.
                 while log.index.sweep(log.clock.latest(), MAX_SWEEP_BATCH, |slot| log.segments.remove_slot(slot)).1 {}
                 log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace))
             }
@@ -220,11 +217,11 @@ impl Compactor {
         }
     }
 
-    /// Every start takes a segment of its own, and a process that is killed soon after each start never comes to tidying
-    /// up: before such segments fill the store, what lives in them is moved together.
+    /// Compacts before the writer starts. Every start uses a new segment, and a process that is killed soon after each
+    /// start never compacts: this keeps such segments from filling the store.
     pub(super) fn compact_before_start(&mut self) {
         if self.log.segments.used_bytes() > self.log.segments.limits.max_size / 4 {
-            // What cannot be moved now stays where it is, and is tried again.
+            // A failed move is retried later.
             let _ = self.compact_sparse_segments();
         }
     }
@@ -242,7 +239,7 @@ impl Compactor {
         Ok(())
     }
 
-    /// Moves everything that lives into as few segments as it fits, and removes the others. Nobody else may be there.
+    /// Moves all live entries into as few segments as possible and removes the others. Requires exclusive access.
     pub(super) fn compact(mut self) -> Result<(), SegmentError> {
         for segment in self.log.segments.closed_segments() {
             self.compact_segment(&segment, 0, Duration::ZERO)?;
@@ -254,7 +251,7 @@ impl Compactor {
         Ok(())
     }
 
-    /// Moves what lives in a segment, unless some of that dies before `worth` by itself.
+    /// Moves the live entries of a segment, unless one of them dies before `worth`.
     fn compact_segment(&mut self, from: &LogSegment, worth: UnixMicros, pace: Duration) -> Result<(), SegmentError> {
         let mut found: Vec<(IndexSlot, Bytes)> = Vec::new();
         let mut scan = SegmentScan::new(from)?;
@@ -264,7 +261,7 @@ impl Compactor {
                     let entries = batch.entries().unwrap_or_default();
                     found.extend(entries.into_iter().filter_map(|(offset, bytes)| {
                         let slot = self.log.index.slot_at(&bytes, from.header.id, offset as u32)?;
-                        // A copy: the window that it was read from is much larger.
+                        // Copy the bytes: the read window that they belong to is much larger.
                         Some((slot, Bytes::copy_from_slice(&bytes)))
                     }));
                 }
@@ -277,7 +274,7 @@ impl Compactor {
             from.compact_not_before.store(soonest.max(self.log.clock.latest() + 1), SeqCst);
             return Ok(());
         }
-        // Segments may have become smaller since: what is too large for them stays where it is.
+        // The segment size may have been reduced since. Entries too large for it stay where they are.
         let size = self.log.segments.limits.segment_size as usize;
         if found.iter().any(|(_, bytes)| bytes.len() > size / 2) {
             from.compact_not_before.store(UnixMicros::MAX, SeqCst);
@@ -332,7 +329,8 @@ impl Compactor {
         .write_header(batch, salt);
         batch.resize(span as usize, 0);
         if let Err(error) = write_batch(lane, batch, self.log.is_synced) {
-            // Nothing points there. Never again to a file that failed; the next one goes on with the same number.
+            // No slot points to the batch. The failed file is never written again; the next segment reuses the sequence
+            // number.
             lane.segment.mark_spoiled(lane.offset);
             self.unsealed_segment = lane.segment.header.id;
             self.cold_segment = None;
@@ -366,7 +364,7 @@ impl Compactor {
         }
     }
 
-    /// Writes a snapshot of the index once reading what it does not cover would take longer than reading it.
+    /// Writes a snapshot of the index once reading the uncovered segments would take longer than reading the snapshot.
     fn write_snapshot_if_due(&mut self, least: u64, pace: Duration) {
         let closed = self.log.segments.closed_segments();
         let news = closed.iter().filter(|segment| !self.snapshot_segments.contains(&segment.header.id));
@@ -375,13 +373,13 @@ impl Compactor {
             return;
         }
         let version = self.log.version.load(SeqCst);
-        // Without it the next start takes longer; it is not tried again before there is more.
+        // Without the snapshot the next start is slower. It is retried once there is more to cover.
         let _ = snapshot::write_snapshot(&self.log, version, &|| self.yield_to_writer(pace));
         self.snapshot_segments = closed.iter().map(|segment| segment.header.id).collect();
     }
 }
 
-/// A keeper that ends, however, must not leave the writer waiting.
+/// Unblocks the writer if the compactor ends for any reason.
 struct CompactorExitGuard<'a>(&'a SegmentPool);
 
 impl Drop for CompactorExitGuard<'_> {
@@ -396,7 +394,7 @@ fn write_batch(lane: &ColdSegment, batch: &[u8], synced: bool) -> io::Result<()>
     if synced { lane.segment.file.sync_data() } else { Ok(()) }
 }
 
-/// The keeper has a thread of its own: nobody waits for it.
+/// Blocking is fine: the compactor has its own thread.
 #[expect(clippy::disallowed_methods, reason = "no task shares this thread")]
 fn pause(pace: Duration) {
     thread::sleep(pace);

@@ -1,8 +1,7 @@
-//! What each call finds and what it changes: the store contract as pure functions of what is there and what time it is.
+//! The store contract as pure functions: each maps the current entry, a call and the time to an outcome and a change.
 //!
-//! Invariant: nothing here reads a clock, a disk or a table. Whoever decides on behalf of a caller passes the entry
-//! that is at the address, even if it has expired (it may still remember spent tokens), and writes the change that
-//! comes back, if any, before anybody hears the answer.
+//! Invariant: nothing here reads a clock, a disk or a table. The caller passes the entry at the address even if it has
+//! expired (it may still remember spent tokens), and writes the returned change, if any, before it reports the outcome.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,10 +10,10 @@ use ibid::store::{ClaimOutcome, ClaimRequest, Fence, Lease, SPENT_TOKEN_TTL, Set
 
 use super::entry::{LogEntry, LogEntryPhase, UnixMicros, micros};
 
-/// An answer, and what must be written before it is given.
+/// An outcome, and the entry to write before it is reported.
 pub(super) type EntryDecision<T> = (T, Option<LogEntry>);
 
-/// `fence` is given to whoever is granted.
+/// `fence` is the fence of the new holder if the claim is granted.
 pub(super) fn claim(
     current: Option<&LogEntry>, ask: &Arc<ClaimRequest>, fence: Fence, now: UnixMicros,
 ) -> EntryDecision<ClaimOutcome> {
@@ -93,7 +92,6 @@ pub(super) fn settle(
     (SettleOutcome::Applied, Some(settled_entry(entry, end, now)))
 }
 
-/// The end of a claim where somebody else is.
 fn settle_held_by_other(
     entry: &LogEntry, lease: &Lease, end: &Settlement, now: UnixMicros,
 ) -> EntryDecision<SettleOutcome> {
@@ -110,13 +108,12 @@ fn settle_held_by_other(
     claim_lost(entry, now)
 }
 
-/// The end of a claim whose entry is gone.
 fn settle_absent(
     current: Option<&LogEntry>, lease: &Lease, end: &Settlement, now: UnixMicros,
 ) -> EntryDecision<SettleOutcome> {
     let spent_for = SPENT_TOKEN_TTL.max(lease.request.lease);
     match end {
-        // A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
+        // The claim never arrived: restore nothing, but let a late copy of it find its token spent.
         _ if lease.fence == Fence::UNSEEN => {
             let (_, mark) = restore(current, lease, LogEntryPhase::Released, spent_for, now);
             let answer = if matches!(end, Settlement::Release) {
@@ -139,7 +136,7 @@ pub(super) fn resolve(
     current: Option<&LogEntry>, seen: Fence, end: &Settlement, now: UnixMicros,
 ) -> EntryDecision<SettleOutcome> {
     let Some(entry) = current.filter(|entry| entry.is_live(now)) else { return no_entry() };
-    // Not `takeover_in`: a parked entry that may not be taken over yet may well be resolved.
+    // Not `takeover_in`: a parked entry can be resolved even before it can be taken over.
     if entry.fence != seen || !matches!(entry.claim_outcome(now), ClaimOutcome::OutcomeUnknown(_)) {
         return claim_lost(entry, now);
     }
@@ -193,7 +190,6 @@ fn restore(
     (SettleOutcome::Restored, Some(restored))
 }
 
-/// What becomes of an entry that ends so.
 fn settled_entry(entry: &LogEntry, end: &Settlement, now: UnixMicros) -> LogEntry {
     let least = if matches!(end, Settlement::Release) { micros(entry.ask.lease) } else { 0 };
     let mut next = changed_entry(entry, phase_after(end, now), now + micros(end.ttl()).max(least));

@@ -1,9 +1,9 @@
-//! What the log asks of a file system: one directory, few calls. Tests put a simulated disk in its place, which loses
-//! power between any two of them.
+//! The file system operations that the log needs: one directory, few calls. Tests substitute a simulated disk that
+//! loses power between any two of them.
 //!
-//! Invariants the log relies on: what was written before a successful [`DiskFile::sync_data`] survives; names survive a
-//! successful [`Disk::sync_dir`]; a sector is written wholly or not at all. Nothing else: not the order of writes, not
-//! that a failed sync can be tried again.
+//! The log relies on this: data written before a successful [`DiskFile::sync_data`] survives; names survive a
+//! successful [`Disk::sync_dir`]; a sector is written completely or not at all. It relies on nothing else: not on the
+//! order of writes, and not on retrying a failed sync.
 
 use std::{
     fmt,
@@ -20,51 +20,50 @@ use crate::ProcessLock;
 
 /// A directory of files.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// The names of its files, in any order.
+    /// Returns the names of the files, in any order.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// A new file, which must not be there yet.
+    /// Creates a file. Fails if it exists.
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
-    /// A file that is there.
+    /// Opens an existing file.
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
-    /// Under another name; a file that had it is gone.
+    /// Renames a file, replacing a file that has the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Gone.
+    /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Makes names durable.
+    /// Makes created, renamed and removed names durable.
     fn sync_dir(&self) -> io::Result<()>;
-    /// For as long as the answer lives, nobody else gets it.
+    /// Locks the directory for as long as the returned value lives.
     ///
     /// # Errors
-    /// Says who has it.
+    /// Returns an error that names the current holder.
     fn lock(&self) -> io::Result<Box<dyn fmt::Debug + Send + Sync>>;
 }
 
-/// A file that is read and written at any place, by several threads.
+/// A file that several threads read and write at any offset.
 pub trait DiskFile: fmt::Debug + Send + Sync {
-    /// How long it is.
+    /// Returns the length in bytes.
     fn length(&self) -> io::Result<u64>;
-    /// Fills `into`.
+    /// Fills `into` from offset `at`.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
-    /// Writes all of `bytes`.
+    /// Writes all of `bytes` at offset `at`.
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
-    /// Makes what was written durable.
+    /// Makes written data durable.
     fn sync_data(&self) -> io::Result<()>;
-    /// Makes room, so that writing up to `length` cannot find the disk full, where the file system can.
+    /// Reserves space, so that writing up to `length` cannot fail for a full disk, where the file system supports it.
     fn allocate(&self, length: u64) -> io::Result<()>;
 }
 
-/// A directory of the operating system. Records are nobody else's business: what is made here is readable by its owner
-/// only.
+/// A directory of the operating system. Created files and directories are accessible to their owner only.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
 }
 
 impl Directory {
-    /// Makes the directory if it is not there.
+    /// Opens the directory, creating it if it is missing.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// Returns an error if it cannot be created.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         if !path.is_dir() {

@@ -1,17 +1,17 @@
-//! What is known about one address: who holds it, how it ended, when it may be forgotten. And its bytes in the log.
+//! The state of one address: its holder, its outcome and its expiry. Also its encoding in the log:
 //!
 //! ```text
-//! 0 length u32   4 crc u32   8 kind u8   9 flags u8   10 fingerprint's version u8   11 spent tokens u8   12 attempt u32
-//! 16 version u64   24 address [32]   56 token [16]   72 fence u64   80 fingerprint [32]   112 hold u64   120 keep u64
-//! 128 over u64   136 claimed u64   144 answers_until u64   152 dies_at u64   160 until u64
+//! 0 length u32   4 crc u32   8 kind u8   9 flags u8   10 fingerprint version u8   11 spent tokens u8   12 attempt u32
+//! 16 version u64   24 address [32]   56 token [16]   72 fence u64   80 fingerprint [32]   112 lease u64   120 ttl u64
+//! 128 take_over u64   136 claimed u64   144 answers_until u64   152 dies_at u64   160 until u64
 //! 168 tags' length u32   172 label's length u32   176 record's length u32
-//! 180 outline, of kinds done and failed: status u16, requested u64, completed u64 (ms), took u64 (ns)
+//! 180 summary, of kinds done and failed: status u16, requested u64, completed u64 (ms), took u64 (ns)
 //!     spent tokens: token [16], until u64, each; tags; label; record
 //! ```
 //!
-//! Invariants: an entry stands for itself, nothing older is needed to understand it. `version` grows with every change,
-//! so that of two entries at one address the higher one counts, wherever it stands. `dies_at` is not before that of
-//! what it supersedes: as long as something older is in the log, so is this.
+//! Invariants: an entry is complete by itself, without older ones. `version` grows with every change, so of two entries
+//! at one address the higher one counts, wherever it is stored. `dies_at` is never earlier than that of the superseded
+//! entry: as long as an older entry is in the log, so is this one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use ibid::store::{
 
 use super::format::{Corruption, salted_crc};
 
-/// How many spent tokens an address remembers beside its latest; beyond that the oldest goes.
+/// Maximum number of spent tokens remembered beside the latest. Beyond it, the oldest is dropped.
 pub(super) const MAX_SPENT_TOKENS: usize = 32;
 const FIXED_LEN: usize = 180;
 const SUMMARY_LEN: usize = 26;
@@ -33,26 +33,26 @@ pub(super) type UnixMicros = u64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogEntry {
-    /// Of the current holder, the last one if there is none.
+    /// Request of the current holder, or of the last one.
     pub(super) ask: Arc<ClaimRequest>,
     pub(super) fence: Fence,
     pub(super) attempt: u32,
-    /// The current holder took over an unknown one: its release restores that.
+    /// The holder took over an entry with unknown outcome. Its release restores that state.
     pub(super) took_over: bool,
     pub(super) claimed_at: UnixMicros,
-    /// From then on nothing is there for claimers.
+    /// From then on, claims find no entry.
     pub(super) expires_at: UnixMicros,
-    /// Until then it must stay in the log.
+    /// The entry must stay in the log until then.
     pub(super) dies_at: UnixMicros,
     pub(super) version: u64,
-    /// Tokens of earlier holders that were released or forgotten, each until when that is remembered. At most
-    /// [`MAX_SPENT_TOKENS`].
+    /// Tokens of earlier holders that were released or forgotten, each with the time until which it is remembered. At
+    /// most [`MAX_SPENT_TOKENS`].
     pub(super) spent_tokens: Vec<(ClaimToken, UnixMicros)>,
     pub(super) phase: LogEntryPhase,
 }
 
-/// `takeover`: not before. `released`: its takeover was, and has spent its token. `resolved`: by an operator, so that a
-/// holder that comes back with an answer of its own has lost.
+/// `takeover_at`: earliest takeover. `released`: a takeover was released, and its token is spent. `resolved`: an
+/// operator resolved the entry, so a holder that returns with its own answer has lost the claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LogEntryPhase {
     Running { lease_until: UnixMicros, takeover_at: UnixMicros },
@@ -67,7 +67,7 @@ fn trim_spent(spent: &mut Vec<(ClaimToken, UnixMicros)>, now: UnixMicros) {
     spent.drain(..too_many);
 }
 
-/// A phase's name in the log and in the index.
+/// A phase's code in the log and in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogEntryKind {
     Running = 0,
@@ -108,14 +108,14 @@ impl LogEntry {
         self.spent_tokens.iter().any(|(spent, until)| *spent == token && now < *until)
     }
 
-    /// Whether that token can never be granted here any more.
+    /// Whether the token can never be granted again at this address.
     pub(super) fn has_spent_token(&self, token: ClaimToken, now: UnixMicros) -> bool {
         let own = matches!(self.phase, LogEntryPhase::Released | LogEntryPhase::OutcomeUnknown { released: true, .. })
             && self.ask.token == token;
         own || self.remembers_as_spent(token, now)
     }
 
-    /// What is remembered as spent here once somebody else is the holder.
+    /// Returns the spent tokens to remember once there is another holder.
     pub(super) fn spent_after_handover(&self, now: UnixMicros) -> Vec<(ClaimToken, UnixMicros)> {
         let mut spent = self.spent_tokens.clone();
         if matches!(self.phase, LogEntryPhase::Released | LogEntryPhase::OutcomeUnknown { released: true, .. }) {
@@ -125,13 +125,14 @@ impl LogEntry {
         spent
     }
 
-    /// A claim of which nobody knows whether it will still come: it shall find its token spent.
+    /// Remembers the token of a claim that may still arrive late as spent.
     pub(super) fn add_spent(&mut self, token: ClaimToken, until: UnixMicros, now: UnixMicros) {
         self.spent_tokens.push((token, until));
         trim_spent(&mut self.spent_tokens, now);
     }
 
-    /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+    /// True if the entry is released by another holder and does not list this lease's token as spent; the lease is then
+    /// restored as if the entry were absent.
     pub(super) fn yields_to(&self, lease: &Lease, now: UnixMicros) -> bool {
         matches!(self.phase, LogEntryPhase::Released)
             && lease.fence != Fence::UNSEEN
@@ -139,7 +140,7 @@ impl LogEntry {
             && !self.remembers_as_spent(lease.request.token, now)
     }
 
-    /// Sets `dies_at` to when nothing about it, or about what it supersedes, has to be remembered any more.
+    /// Sets `dies_at` to the time from which neither this entry nor the one it supersedes is needed.
     pub(super) fn extend_death(&mut self, superseded: Option<&LogEntry>) {
         let own = self.spent_tokens.iter().map(|(_, until)| *until).fold(self.expires_at, UnixMicros::max);
         self.dies_at = superseded.map_or(own, |before| own.max(before.dies_at));
@@ -149,7 +150,7 @@ impl LogEntry {
         Lease { request: self.ask.clone(), fence: self.fence, attempt: self.attempt, front_only: false }
     }
 
-    /// When `seen` lapses, if it runs.
+    /// Returns when the lease of `seen` ends, if it is running.
     pub(super) fn running_lease_end(&self, seen: Fence, now: UnixMicros) -> Option<UnixMicros> {
         match self.phase {
             LogEntryPhase::Running { lease_until: until, .. }
@@ -161,7 +162,7 @@ impl LogEntry {
         }
     }
 
-    /// When it may be taken over; `None` if never.
+    /// Returns the time until a takeover is allowed, or `None` if it never is.
     pub(super) fn takeover_in(&self, now: UnixMicros) -> Option<UnixMicros> {
         match self.phase {
             LogEntryPhase::Running { takeover_at: takeover, .. }
@@ -170,7 +171,7 @@ impl LogEntry {
         }
     }
 
-    /// What somebody else's claim finds here, and what a holder that lost its claim is told.
+    /// Returns the outcome for another claim, or for a holder that lost its claim.
     pub(super) fn claim_outcome(&self, now: UnixMicros) -> ClaimOutcome {
         let holder = || Holder {
             fence: self.fence,
@@ -218,7 +219,8 @@ impl LogEntry {
         })
     }
 
-    /// After a restart nobody is known to run: unknown at once, taken over a full hold after opening at the earliest.
+    /// After a restart no holder is known to run: the outcome is unknown at once, and a takeover is allowed one full
+    /// lease after opening at the earliest.
     pub(super) fn mark_interrupted(&mut self, opened: UnixMicros) {
         if let LogEntryPhase::Running { lease_until: until, takeover_at: takeover } = &mut self.phase {
             *takeover = (opened + micros(self.ask.lease)).max(*until);
@@ -226,7 +228,7 @@ impl LogEntry {
         }
     }
 
-    /// Its retention ended while nobody could ask for it: that counts from the opening on.
+    /// Restarts the ttl at opening, if it ended while the store was closed.
     pub(super) fn renew_retention(&mut self, opened: UnixMicros) {
         let before = self.dies_at;
         self.expires_at = opened + micros(self.ask.lease) + micros(self.ask.ttl);
@@ -242,12 +244,12 @@ impl LogEntry {
         FIXED_LEN + self.spent_tokens.len() * 24 + self.ask.tags.as_bytes().len() + self.ask.label.len() + record
     }
 
-    /// Appends its bytes, all but the checksum. Returns their length.
+    /// Appends the encoding, without the checksum. Returns its length.
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> usize {
         let begin = out.len();
         let nothing = Bytes::new();
         let (flag, until, record, outline) = match &self.phase {
-            // Of a claim that a restart interrupted, the lease's end is past; when it may be taken over must not be lost.
+            // After a restart the lease's end is past; the earliest takeover must be kept.
             LogEntryPhase::Running { takeover_at: takeover, .. } => (false, *takeover, &nothing, None),
             LogEntryPhase::OutcomeUnknown { takeover_at: takeover, released } => (*released, *takeover, &nothing, None),
             LogEntryPhase::Completed { record, outline, resolved, .. } => (*resolved, 0, record, Some(outline)),
@@ -293,20 +295,20 @@ impl LogEntry {
         length
     }
 
-    /// The length of the entry that begins here.
+    /// Returns the length of the entry at the start of `bytes`.
     pub(super) fn peek_length(bytes: &[u8]) -> Result<usize, Corruption> {
         let length =
             bytes.first_chunk::<4>().map(|length| u32::from_le_bytes(*length) as usize).ok_or(Corruption::Length)?;
         if (FIXED_LEN..=bytes.len()).contains(&length) { Ok(length) } else { Err(Corruption::Length) }
     }
 
-    /// Version and address of the entry that begins here.
+    /// Returns version and address of the entry at the start of `bytes`.
     pub(super) fn peek_version_and_address(bytes: &[u8]) -> Option<(u64, Address)> {
         let version = u64::from_le_bytes(*bytes.get(16..)?.first_chunk()?);
         Some((version, Address(*bytes.get(24..)?.first_chunk()?)))
     }
 
-    /// Reads the entry that is exactly `bytes`.
+    /// Decodes an entry that occupies all of `bytes`.
     pub(super) fn decode(bytes: Bytes, salt: u64) -> Result<Self, Corruption> {
         if Self::peek_length(&bytes)? != bytes.len() {
             return Err(Corruption::Length);
@@ -389,7 +391,7 @@ fn array<const N: usize>(from: &mut &[u8]) -> [u8; N] {
 }
 
 pub(super) fn micros(duration: Duration) -> UnixMicros {
-    // Sums of a few must not overflow, and neither must they with the time since the epoch.
+    // Leaves room to add several such values to the current time.
     duration.as_micros().min(u128::from(u64::MAX / 16)) as UnixMicros
 }
 
@@ -459,7 +461,7 @@ mod tests {
             prop_assert!(LogEntry::decode(bytes.into(), salt ^ 1).is_err());
         }
 
-        /// Bytes that nobody wrote may pass the checksum; they must not panic.
+        /// Arbitrary bytes may pass the checksum; decoding must not panic.
         #[test]
         fn no_bytes_make_it_panic(kind in 0..4_u8, at in 8..300_usize, with: u8, cut in 0..300_usize) {
             let mut bytes = encoded(&entry(kind, 2, vec![5; 40]), 1);

@@ -1,4 +1,4 @@
-//! The bytes of a segment, format version 1. Everything is little-endian.
+//! Encoding of a segment, format version 1. All numbers are little-endian.
 //!
 //! ```text
 //! segment   ┌────────────┬─────────┬─────────┬───┬──────┬──────────────┐
@@ -13,64 +13,62 @@
 //!           48 payload: `count` entries, then zeroes up to the next sector
 //! ```
 //!
-//! Invariants: checksums are CRC-32C and begin with the segment's salt, so that what a recycled segment held before is
-//! never mistaken for what it holds now. A batch begins and ends on a [`SECTOR`], so that no sector that is durable is
-//! written again. The header's used part fits in one sector: it is there or not, never half.
+//! Invariants: checksums are CRC-32C seeded with the segment's salt, so the previous contents of a recycled segment are
+//! never mistaken for current ones. A batch begins and ends on a sector boundary ([`SECTOR_LEN`]), so no durable sector
+//! is written again. The used part of the header fits into one sector: it is written completely or not at all.
 
 use bytes::{Buf, BufMut};
 
-/// The smallest piece that a disk writes wholly or not at all.
+/// Unit in bytes that a disk writes completely or not at all.
 pub(super) const SECTOR_LEN: usize = 512;
-/// Where a segment's first batch begins.
 pub(super) const FIRST_BATCH_OFFSET: u64 = 4096;
-/// What this build writes. Readers refuse what is newer.
+/// The version that this build writes. It rejects later ones.
 pub(super) const FORMAT_VERSION: u32 = 1;
-/// Before a batch's payload.
+/// Length in bytes of the header before a batch's payload.
 pub(super) const BATCH_HEADER_LEN: usize = 48;
-/// The lane that all calls are written to.
+/// The lane of all calls.
 pub(super) const MAIN_LANE: u8 = 0;
-/// The lane that long-lived entries are moved to.
+/// The lane that the compactor moves long-lived entries to.
 pub(super) const COLD_LANE: u8 = 1;
 
 const SEGMENT_MAGIC: &[u8; 8] = b"ibid seg";
 const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"iBat");
 const SEGMENT_HEADER_LEN: usize = 80;
 
-/// What is wrong with bytes that do not decode.
+/// Why bytes cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Corruption {
-    /// Does not begin as it must.
+    /// The expected magic bytes are missing.
     #[error("no such thing begins here")]
     Magic,
-    /// Written by a later version.
+    /// A later version of ibid wrote the data.
     #[error("it is of format version {0}, and this build reads up to {FORMAT_VERSION}")]
     Version(u32),
-    /// The checksum does not fit.
+    /// The checksum does not match.
     #[error("the checksum does not fit")]
     Checksum,
-    /// Ends too early, or says that it is longer than it can be.
+    /// The data ends early, or states an impossible length.
     #[error("the lengths do not fit")]
     Length,
-    /// What stood behind it is gone.
+    /// Later batches are missing.
     #[error("batches that follow are missing")]
     MissingBatches,
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("a field has a value that it cannot have")]
     InvalidField,
 }
 
-/// What a segment says about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     pub(super) store: [u8; 16],
     pub(super) id: u32,
     pub(super) size: u64,
     pub(super) salt: u64,
-    /// No batch of the main lane in it has a lower one.
+    /// Lower bound of the sequence numbers of main-lane batches in this segment.
     pub(super) sequence: u64,
-    /// When it was prepared: later than everything it held before.
+    /// Time of preparation, later than all previous contents.
     pub(super) clock: u64,
-    /// No lower fence will be given.
+    /// Fences granted later are not lower.
     pub(super) fence_floor: u64,
 }
 
@@ -123,24 +121,21 @@ impl SegmentHeader {
     }
 }
 
-/// What a batch says about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BatchHeader {
-    /// Of the payload, without the zeroes behind it.
+    /// Length of the payload in bytes, without padding.
     pub(super) length: u32,
     pub(super) count: u32,
-    /// One more than that of the batch before it in its lane.
+    /// One more than that of the previous batch in the lane.
     pub(super) sequence: u64,
     pub(super) clock: u64,
-    /// The highest fence ever given.
     pub(super) highest_fence: u64,
     pub(super) lane: u8,
-    /// The last one of its segment: nothing follows.
     pub(super) is_seal: bool,
 }
 
 impl BatchHeader {
-    /// Writes the header over the first bytes of `batch`, whose payload is there already, and the checksum of both.
+    /// Writes the header and the checksum into the first bytes of `batch`, whose payload is already in place.
     pub(super) fn write_header(&self, batch: &mut [u8], salt: u64) {
         let mut out = &mut batch[..BATCH_HEADER_LEN];
         out.put_u32_le(BATCH_MAGIC);
@@ -155,7 +150,7 @@ impl BatchHeader {
         batch[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Reads the header only: the checksum is [`verified`](Self::verify) once the payload is there too.
+    /// Decodes the header only; [`Self::verify`] checks the checksum once the payload is read.
     pub(super) fn peek(bytes: &[u8]) -> Result<Self, Corruption> {
         let mut rest = bytes.get(..BATCH_HEADER_LEN).ok_or(Corruption::Length)?;
         if rest.get_u32_le() != BATCH_MAGIC {
@@ -174,24 +169,24 @@ impl BatchHeader {
         if header.lane > COLD_LANE { Err(Corruption::InvalidField) } else { Ok(header) }
     }
 
-    /// Whether `batch`, from its first byte to the end of its payload, is what was written.
+    /// Checks `batch`, from its first byte to the end of its payload, against the checksum.
     pub(super) fn verify(&self, batch: &[u8], salt: u64) -> Result<(), Corruption> {
         let covered = batch.get(8..BATCH_HEADER_LEN + self.length as usize).ok_or(Corruption::Length)?;
         if salted_crc(salt, covered).to_le_bytes() == batch[4..8] { Ok(()) } else { Err(Corruption::Checksum) }
     }
 
-    /// From its first byte to where the next one begins.
+    /// Length from the first byte to the next batch.
     pub(super) fn padded_len(&self) -> u64 {
         pad_to_sector(BATCH_HEADER_LEN + self.length as usize) as u64
     }
 }
 
-/// Up to the next sector.
+/// Rounds up to a multiple of [`SECTOR_LEN`].
 pub(super) fn pad_to_sector(length: usize) -> usize {
     length.next_multiple_of(SECTOR_LEN)
 }
 
-/// The checksum of what stands in a segment with this salt.
+/// Returns the checksum of bytes in a segment with this salt.
 pub(super) fn salted_crc(salt: u64, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&salt.to_le_bytes()), bytes)
 }

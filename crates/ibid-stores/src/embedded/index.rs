@@ -1,14 +1,14 @@
-//! Where in the log each address is: many small hash tables in memory, so that no growth stalls anybody.
+//! Maps addresses to log positions: many small hash tables in memory, so that growing one does not stall callers.
 //!
 //! ```text
 //! slot (48 bytes)   address prefix [16]   version u64   segment u32   offset u32   length u32 (kind in its upper bits)
-//!                   expires u32   dies u32 (seconds since the epoch, rounded up)   key u32 (a checksum of the key's hash)
+//!                   expires u32   dies u32 (seconds since the epoch, rounded up)   key u32 (checksum of its hash)
 //! ```
 //!
-//! Invariants: there is a slot for each address whose current entry has not died, and for no other; it changes only
-//! after what it points to is durable. Shards are in the order of addresses, so that listings go shard by shard.
-//! Prefix and version together name one slot: two addresses may share a prefix, never a version. What runs is held
-//! whole, in the shard's side table, and its slot is there too.
+//! Invariants: an address has a slot exactly while its current entry has not died, and the slot changes only after the
+//! entry is durable. Shards are in address order, so that listings go shard by shard. Prefix and version together
+//! identify a slot: two addresses may share a prefix, but never a version. Running entries are also held completely, in
+//! the shard's side table.
 
 use std::{
     collections::HashMap,
@@ -26,20 +26,20 @@ use super::entry::{LogEntry, LogEntryKind, UnixMicros};
 pub(super) const SHARD_COUNT: usize = 1024;
 const KIND_SHIFT: u32 = 29;
 
-/// Addresses are digests of what callers send: who can choose many of those shall not choose where they go.
+/// Addresses derive from client input. The seed keeps clients from choosing hash positions.
 static HASH_SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IndexSlot {
     prefix: [u8; 16],
     version: [u32; 2],
-    /// 0 in a place that is empty.
+    /// 0 in an empty slot.
     pub(super) segment: u32,
     pub(super) offset: u32,
     length_and_kind: u32,
     expires_s: u32,
     dies_s: u32,
-    /// Tells without a look at the disk which entries an exact key cannot be.
+    /// Rules out entries for an exact key without reading the disk.
     key_checksum: u32,
 }
 
@@ -54,7 +54,7 @@ impl IndexSlot {
         dies_s: 0,
         key_checksum: 0,
     };
-    /// What an entry's length must stay below.
+    /// Exclusive upper limit of an entry's length in bytes.
     pub(super) const MAX_LENGTH: usize = 1 << KIND_SHIFT;
 
     pub(super) fn new(entry: &LogEntry, segment: u32, offset: u32, length: usize) -> Self {
@@ -71,9 +71,9 @@ impl IndexSlot {
         }
     }
 
-    /// Its length in a snapshot.
+    /// Length of a slot in a snapshot.
     pub(super) const ENCODED_LEN: usize = 48;
-    /// The same without the checksum of its key, which entries of that time did not have.
+    /// Length in snapshots of format 1, which have no key checksum.
     pub(super) const V1_ENCODED_LEN: usize = 44;
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
@@ -86,7 +86,7 @@ impl IndexSlot {
         out.put_u32_le(self.key_checksum);
     }
 
-    /// Reads what [`Self::encode`] wrote, if it can be a slot.
+    /// Decodes the output of [`Self::encode`]. Returns `None` if it is not a valid slot.
     pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
         let mut prefix = [0; 16];
         bytes.try_copy_to_slice(&mut prefix).ok()?;
@@ -124,7 +124,6 @@ impl IndexSlot {
         LogEntryKind::from_bits((self.length_and_kind >> KIND_SHIFT) as u8).expect("only kinds are put in")
     }
 
-    /// Whether its key may have this hash.
     pub(super) fn may_match_key_hash(&self, key_hash: &str) -> bool {
         self.key_checksum == key_checksum(key_hash)
     }
@@ -141,7 +140,7 @@ impl IndexSlot {
         u64::from(self.dies_s) * 1_000_000
     }
 
-    /// The same entry at another place.
+    /// Returns the slot of the same entry at another position.
     pub(super) fn moved_to(self, segment: u32, offset: u32) -> Self {
         Self { segment, offset, ..self }
     }
@@ -156,8 +155,8 @@ pub(super) struct Index {
     shards: Box<[Mutex<IndexShard>]>,
 }
 
-/// Everything in it is written under the shard's lock, which is never held across a disk access or an await. Slots and
-/// `running` are written by the writer, and by whoever removes what died or moves what lives on.
+/// All fields are changed under the shard's lock, which is never held across a disk access or an await. The writer, the
+/// sweep and the compactor change slots and `running_entries`.
 #[derive(Debug, Default)]
 pub(super) struct IndexShard {
     table: IndexTable,
@@ -165,10 +164,9 @@ pub(super) struct IndexShard {
     pub(super) waiters: HashMap<Address, Arc<Notify>>,
 }
 
-/// What the index knows about an address.
 pub(super) enum IndexLookup {
     Running(Arc<LogEntry>),
-    /// Those with the address's prefix: none, mostly one.
+    /// All slots with the address's prefix: none, or usually one.
     Slots(Vec<IndexSlot>),
 }
 
@@ -181,12 +179,12 @@ impl Index {
         self.shards[shard_of(&at.0)].lock()
     }
 
-    /// What its slots take up.
+    /// Returns the memory use of the used slots in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| (shard.lock().table.used_slots * size_of::<IndexSlot>()) as u64).sum()
     }
 
-    /// By number, in the order of their addresses.
+    /// Returns a shard by number; numbers are in address order.
     pub(super) fn shard_by_number(&self, nth: usize) -> MutexGuard<'_, IndexShard> {
         self.shards[nth].lock()
     }
@@ -199,20 +197,19 @@ impl Index {
         }
     }
 
-    /// Whether this very slot is still there.
     pub(super) fn contains_slot(&self, slot: &IndexSlot) -> bool {
         self.shards[slot.shard()].lock().table.position(slot.prefix, slot.version()).is_some_and(|at| at.1 == *slot)
     }
 
-    /// The slot of the entry that is `bytes`, if it points to this place.
+    /// Returns the slot of the entry in `bytes`, if it points to this position.
     pub(super) fn slot_at(&self, bytes: &[u8], segment: u32, offset: u32) -> Option<IndexSlot> {
         let (version, address) = LogEntry::peek_version_and_address(bytes)?;
         let (_, slot) = self.shard(&address).table.position(address_prefix(&address), version)?;
         (slot.segment == segment && slot.offset == offset).then_some(slot)
     }
 
-    /// While the log is read: takes an entry in if none of a higher version is known. `is_same` tells whether a slot
-    /// with the same prefix is of the same address. Returns the slot that is not needed: the older one's, if any.
+    /// During recovery: inserts an entry unless a higher version is known. `is_same` checks whether a slot with the
+    /// same prefix has the same address. Returns the slot that is superseded, if any.
     pub(super) fn insert_recovered(
         &self, entry: &LogEntry, slot: IndexSlot, is_same: impl Fn(&IndexSlot) -> bool,
     ) -> Option<IndexSlot> {
@@ -227,8 +224,8 @@ impl Index {
         known
     }
 
-    /// Puts the slot of `entry` in the place of the version that it supersedes, and wakes who waited for that to end.
-    /// Returns the slot that was there.
+    /// Replaces the slot of the superseded version with that of `entry`, and wakes the waiters of the previous holder
+    /// if it no longer runs. Returns the replaced slot.
     pub(super) fn put(&self, entry: &Arc<LogEntry>, slot: IndexSlot, supersedes: Option<u64>) -> Option<IndexSlot> {
         let at = &entry.ask.address;
         let mut shard = self.shard(at);
@@ -243,13 +240,13 @@ impl Index {
         before
     }
 
-    /// Where the entry of this slot is by now, if it was only moved.
+    /// Returns the current slot of an entry that may have been moved.
     pub(super) fn current_slot(&self, slot: &IndexSlot) -> Option<IndexSlot> {
         let shard = self.shards[slot.shard()].lock();
         shard.table.position(slot.prefix, slot.version()).map(|(_, slot)| slot)
     }
 
-    /// Puts `to` in the place of `from`, if that is still there.
+    /// Replaces `from` with `to`, if `from` still exists.
     pub(super) fn swap(&self, from: &IndexSlot, to: IndexSlot) -> bool {
         let mut shard = self.shards[from.shard()].lock();
         match shard.table.position(from.prefix, from.version()) {
@@ -261,7 +258,8 @@ impl Index {
         }
     }
 
-    /// Removes at most `at_most` slots of the dead, each shown to `gone`. Returns how many, and whether there are more.
+    /// Removes at most `at_most` dead slots and passes each to `gone`. Returns their number, and whether there are
+    /// more.
     pub(super) fn sweep(&self, now: UnixMicros, at_most: u32, mut gone: impl FnMut(&IndexSlot)) -> (u32, bool) {
         let mut removed = 0;
         let mut more = false;
@@ -281,7 +279,6 @@ impl IndexShard {
         self.table.slots.iter().filter(|slot| slot.segment != 0)
     }
 
-    /// While a snapshot is read.
     pub(super) fn insert_snapshot_slots(&mut self, slots: impl Iterator<Item = IndexSlot>) {
         slots.for_each(|slot| self.table.insert(slot));
     }
@@ -296,7 +293,6 @@ impl IndexShard {
         self.waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, waiters))
     }
 
-    /// Whether something may have died here.
     fn may_have_dead_slots(&self, now: UnixMicros) -> bool {
         u64::from(self.table.earliest_death_s) * 1_000_000 <= now
     }
@@ -325,10 +321,10 @@ impl IndexShard {
 /// Open addressing with linear probing; at most seven eighths full.
 #[derive(Debug)]
 struct IndexTable {
-    /// As many as a power of two, or none.
+    /// The length is a power of two, or 0.
     slots: Vec<IndexSlot>,
     used_slots: usize,
-    /// No slot dies earlier.
+    /// Lower bound of the death times of all slots, in seconds.
     earliest_death_s: u32,
 }
 
@@ -340,7 +336,7 @@ impl Default for IndexTable {
 
 impl IndexTable {
     fn home_position(&self, prefix: [u8; 16]) -> usize {
-        // The first bytes chose the shard.
+        // The first bytes select the shard.
         let [.., a, b, c, d, e, f, g, h] = prefix;
         let mixed = (u64::from_le_bytes([a, b, c, d, e, f, g, h]) ^ *HASH_SEED).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as usize & (self.slots.len() - 1)
@@ -386,7 +382,7 @@ impl IndexTable {
         let (mut hole, gone) = self.position(prefix, version)?;
         let mask = self.slots.len() - 1;
         let mut at = (hole + 1) & mask;
-        // Those behind it that would no longer be found from their home move up.
+        // Move up later slots that could no longer be found from their home position.
         while self.slots[at].segment != 0 {
             let home = self.home_position(self.slots[at].prefix);
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
@@ -429,7 +425,7 @@ fn key_checksum(key_hash: &str) -> u32 {
     crc32c::crc32c(key_hash.as_bytes())
 }
 
-/// Rounded up: nothing is taken for dead too early.
+/// Rounds up, so that no entry dies early.
 fn ceil_seconds(at: UnixMicros) -> u32 {
     at.div_ceil(1_000_000).min(u64::from(u32::MAX - 1)) as u32
 }

@@ -1,7 +1,7 @@
-//! What the threads of a store share: callers read it, the writer and the keeper change it.
+//! State shared by the store's threads: callers read it, the writer and the compactor change it.
 //!
-//! Invariant: what is in the index is durable. Whoever looks something up here and finds that nothing would change may
-//! answer from it at once.
+//! Invariant: everything in the index is durable. A caller whose lookup shows that its call changes nothing can answer
+//! from it at once.
 
 use std::{
     fmt,
@@ -21,9 +21,9 @@ use super::{
     segments::{EntryReadError, LogPosition, SegmentSet},
 };
 
-/// The store's name in errors and promises.
+/// Name of the store in errors and guarantees.
 pub(super) const STORE_NAME: &str = "embedded";
-/// How often a look-up is repeated that met a segment just being recycled.
+/// Maximum attempts of a lookup whose segment is being recycled.
 const MAX_LOOKUP_RETRIES: u32 = 100;
 
 #[derive(Debug)]
@@ -34,12 +34,12 @@ pub(super) struct SharedLog {
     pub(super) segment_pool: SegmentPool,
     /// Whether a batch is synced before it is answered.
     pub(super) is_synced: bool,
-    /// Of the last batch of the main lane, and the highest fence given. Written by the writer.
+    /// Sequence number of the last batch of the main lane. Changed by the writer.
     pub(super) sequence: AtomicU64,
     pub(super) highest_fence: AtomicU64,
-    /// The highest given to an entry. Written by the writer.
+    /// The highest version given to an entry. Changed by the writer.
     pub(super) version: AtomicU64,
-    /// Why nothing is written any more. Set once, by whoever saw a sync fail for the second time.
+    /// Why the store is read-only. Set once, after a second failed sync.
     read_only: OnceLock<String>,
 }
 
@@ -61,7 +61,7 @@ impl SharedLog {
         }
     }
 
-    /// The entry at an address, even if it has expired.
+    /// Returns the entry at an address, even if it has expired.
     pub(super) fn load(&self, at: &Address) -> Result<Option<Arc<LogEntry>>, StoreError> {
         for _ in 0..MAX_LOOKUP_RETRIES {
             let slots = match self.index.find(at) {
@@ -70,7 +70,7 @@ impl SharedLog {
             };
             match self.read_matching(at, &slots) {
                 Ok(found) => return Ok(found.map(Arc::new)),
-                // It was recycled or moved while it was read: the index knows better by now.
+                // The entry was recycled or moved during the read: look it up again.
                 Err((slot, _)) if !self.index.contains_slot(&slot) => {}
                 Err((_, error @ EntryReadError::Io(_))) => {
                     return Err(store_error(ErrorKind::NotApplied, error.to_string()));
@@ -101,7 +101,6 @@ impl SharedLog {
         }
     }
 
-    /// Why nothing is written any more, if so.
     pub(super) fn read_only_reason(&self) -> Option<&str> {
         self.read_only.get().map(String::as_str)
     }

@@ -1,6 +1,6 @@
-//! What people do to a store that nobody has open: check it, dump it, compact it.
+//! Offline tools: check, dump and compact a store that no process has open.
 //!
-//! Invariant: each of these holds the store's lock, so that it never reads what a running process is writing.
+//! Invariant: each tool holds the store's lock, so it never reads data that a running process is writing.
 
 use std::{
     fmt::Write as _,
@@ -21,19 +21,19 @@ use super::{
     report::StoreReport,
 };
 
-/// What compacting did.
+/// The result of [`compact`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompactionResult {
-    /// Bytes of its segments before.
+    /// Bytes of all segments before compaction.
     pub before: u64,
-    /// And after.
+    /// Bytes of all segments after compaction.
     pub after: u64,
 }
 
-/// Reads everything and says what is wrong. Changes nothing.
+/// Reads the whole store and reports corruption. Changes nothing.
 ///
 /// # Errors
-/// If there is no store, or somebody has it open, or the disk fails.
+/// Returns an error if there is no store, if another process has it open, or if the disk fails.
 pub fn check(path: impl AsRef<Path>) -> Result<StoreReport, OpenError> {
     let disk = open_existing(path.as_ref())?;
     let _lock = disk.lock()?;
@@ -46,10 +46,10 @@ pub fn check(path: impl AsRef<Path>) -> Result<StoreReport, OpenError> {
     .report)
 }
 
-/// Writes one line of JSON per entry that still counts, in the order of addresses: everything but the record's bytes.
+/// Writes one line of JSON per live entry, in address order: everything except the record's bytes.
 ///
 /// # Errors
-/// As [`check`], or if `out` fails.
+/// As [`check`], or if writing to `out` fails.
 pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, OpenError> {
     let disk = open_existing(path.as_ref())?;
     let _lock = disk.lock()?;
@@ -75,15 +75,15 @@ pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, 
     Ok(recovered.report)
 }
 
-/// Moves what still counts into as few segments as it fits, and gives the rest back to the disk.
+/// Moves all live entries into as few segments as possible and frees the rest of the disk space.
 ///
 /// # Errors
-/// As [`check`], or if there is no room for the copy, or if something does not read: that is evidence, and stays.
+/// As [`check`], or if there is no space for the copy, or if the store is corrupt: corrupt files are kept as evidence.
 pub fn compact(path: impl AsRef<Path>) -> Result<CompactionResult, OpenError> {
     let mut disk = open_existing(path.as_ref())?;
     let mut lock = disk.lock()?;
     let mut options = EmbeddedOptions { max_size: u64::MAX, ..EmbeddedOptions::default() };
-    // Segments of the size that they had, so that a small store stays small.
+    // Keep the segment size, so that a small store stays small.
     options.segment_size = RecoveredLog::largest_segment(&disk)?.unwrap_or(options.segment_size);
     let report = RecoveredLog::read(
         &disk,
@@ -96,7 +96,7 @@ pub fn compact(path: impl AsRef<Path>) -> Result<CompactionResult, OpenError> {
         return Err(OpenError::Corrupt(found.to_string()));
     }
     if !report.overdue_claims.is_empty() {
-        // Opening writes them again; a copy as they are would count as dead.
+        // Opening the store renews these entries; copied unchanged, they would count as dead.
         drop(lock);
         drop(Embedded::open_on(Arc::new(disk), options.clone())?);
         disk = open_existing(path.as_ref())?;

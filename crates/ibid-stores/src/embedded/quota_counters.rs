@@ -1,12 +1,12 @@
-//! What tenants have used of their quotas, in a file beside the log: a restart gives nobody a new allowance.
+//! Quota usage per tenant, in a file beside the log, so that a restart does not reset quotas.
 //!
-//! The file `quota` has a slot of 64 bytes for each tenant, which is overwritten in place; a slot is within a sector, so it is
-//! written wholly or not at all. The log would have to carry counts from segment to segment, for numbers of which only
-//! the last one matters.
+//! The file `quota` has a slot of 64 bytes per tenant, which is overwritten in place. A slot lies within a sector, so
+//! it is written completely or not at all. The log would have to carry counts from segment to segment, although only
+//! the last value matters.
 //!
-//! Invariants: a count is written before it is answered, so that it survives the end of the process, however that comes. It is
-//! not synced: after a loss of power the last seconds may be missing. What cannot be read or written costs counts, never
-//! requests: counting goes on in memory.
+//! Invariants: a count is written before it is returned, so it survives a crash of the process. It is not synced: after
+//! a power loss, the last seconds may be missing. If the file cannot be read or written, counts may be lost, but no
+//! request fails: counting continues in memory.
 
 use std::{collections::HashMap, fmt, io, sync::Arc, time::Duration};
 
@@ -22,13 +22,13 @@ use super::{
 const FILE_NAME: &str = "quota";
 const SLOT_LEN: usize = 64;
 const MAGIC: [u8; 4] = *b"ibq1";
-/// So many are told apart; all others share one count.
+/// Maximum number of tenants counted individually. All others share one count.
 const MAX_TENANTS: usize = 1 << 16;
-/// Where all others are counted.
+/// The shared count of all other tenants.
 const OVERFLOW_TENANT: Address = Address([0; 32]);
-/// The file grows by so many slots.
+/// Number of slots by which the file grows.
 const GROWTH_SLOTS: u32 = 256;
-/// Between two looks for what can go: each looks at everything.
+/// Minimum interval between two scans for expired counts, in microseconds. A scan visits all of them.
 const EXPIRY_SCAN_INTERVAL_US: UnixMicros = 1_000_000;
 
 pub(super) struct QuotaCounters {
@@ -40,11 +40,10 @@ pub(super) struct QuotaCounters {
 #[derive(Default)]
 struct QuotaState {
     counts: HashMap<Address, QuotaCount>,
-    /// None until something is to be counted.
+    /// `None` until the first count.
     file: Option<Arc<dyn DiskFile>>,
-    /// It cannot be read or written: counting goes on without it.
+    /// The file cannot be read or written: counting continues in memory.
     is_broken: bool,
-    /// How many the file has room for.
     slot_count: u32,
     free_slots: Vec<u32>,
     last_expiry_scan: UnixMicros,
@@ -58,7 +57,7 @@ struct QuotaCount {
 }
 
 impl QuotaCounters {
-    /// `opened` is the time now. The log's own clock is not asked, so that nothing is written with its time yet.
+    /// `opened` is the current time. The log's clock is not read, so that no later time enters the log yet.
     pub(super) fn open(log: Arc<SharedLog>, disk: Arc<dyn Disk>, opened: UnixMicros) -> Self {
         let state = QuotaState::read(&*disk, opened)
             .unwrap_or_else(|_| QuotaState { is_broken: true, ..QuotaState::default() });
@@ -109,7 +108,7 @@ impl QuotaState {
         Ok(state)
     }
 
-    /// Where somebody is counted: among all others, if there is no room.
+    /// Returns the address that counts for `who`: its own, or the shared one if there is no room.
     fn counted_as(&mut self, who: &Address, now: UnixMicros) -> Address {
         if self.counts.len() < MAX_TENANTS || self.counts.contains_key(who) {
             return *who;
@@ -179,6 +178,6 @@ impl Counters for QuotaCounters {
 
 impl fmt::Debug for QuotaCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Counts({})", self.state.lock().counts.len())
+        write!(f, "QuotaCounters({})", self.state.lock().counts.len())
     }
 }

@@ -1,14 +1,14 @@
-//! From files to an index: what a start finds, cuts, sets aside and reports.
+//! Rebuilds the index from the files at start, and reports and repairs damage.
 //!
-//! Segments are read one by one; of two entries at one address the higher version counts, so their order is of no
-//! matter. What died is left out. Of a segment that no batch follows, in its lane, the end may be torn: it is cut
-//! there. Everything else that does not read is a flaw: reported with file and offset, passed over, never served.
+//! Segments are read in any order, because of two entries at one address the higher version counts. Dead entries are
+//! skipped. The end of a segment may be torn if no batch follows it in its lane; it is cut there. All other unreadable
+//! data is corruption: reported with file and offset, skipped, never served.
 //!
-//! Claims that were unfinished when the store was last written to, and whose retention has ended since, are not left out:
-//! nobody could ask about them in the meantime. They are reported, and kept as outcome unknown.
+//! Claims that were unfinished at the last write and whose ttl has ended since are not skipped: they could not be
+//! queried while the store was closed. They are reported, and kept as outcome unknown.
 //!
-//! Invariants: after recovery every segment is sealed, and the store goes on in a new one. What the last batch held is
-//! written again, for a file that was read back from the system's cache may never have reached the disk.
+//! Invariants: after recovery every segment is sealed, and the store continues in a new one. The entries of the last
+//! batch are written again, because data read from the page cache may never have reached the disk.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,37 +28,33 @@ use super::{
     snapshot,
 };
 
-/// What a start found.
 #[derive(Debug)]
 pub(super) struct RecoveredLog {
     pub(super) index: Index,
     pub(super) segments: Vec<Arc<LogSegment>>,
     pub(super) store_id: Option<[u8; 16]>,
     pub(super) next_id: u32,
-    /// The highest that were given, by lane for sequence numbers.
+    /// The highest sequence numbers, by lane.
     pub(super) sequences: [u64; 2],
     pub(super) version: u64,
-    /// When it was opened.
     pub(super) opened_at: UnixMicros,
-    /// The latest time that is in the log: what had died by then had died while the store was open. Nothing later is
-    /// written before what was renewed.
+    /// The latest time in the log: an entry that died before it died while the store was open. No later time is written
+    /// before the renewed claims are.
     pub(super) last_log_time: UnixMicros,
     pub(super) highest_fence: u64,
-    /// The segments that were not read, because a snapshot covers them.
+    /// Segments that were not read, because a snapshot covers them.
     pub(super) snapshot_segments: HashSet<u32>,
-    /// What was written last, in each lane, as far as it still counts.
+    /// The live entries of the last batch in each lane.
     pub(super) last_written: Vec<LogEntry>,
-    /// Claims that get a new retention; to be written again.
+    /// Claims whose ttl is restarted. They are written again.
     pub(super) renewed: Vec<LogEntry>,
     pub(super) report: StoreReport,
 }
 
-/// What need not be read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecoveryMode {
-    /// What a snapshot of the index covers.
+    /// Skips the segments that a snapshot covers.
     UseSnapshot,
-    /// Everything is read.
     ReadEverything,
 }
 
@@ -81,14 +77,14 @@ impl RecoveredLog {
         }
     }
 
-    /// The size of the largest segment, if there is one.
+    /// Returns the size of the largest segment in bytes.
     pub(super) fn largest_segment(disk: &dyn Disk) -> Result<Option<u64>, OpenError> {
         let mut found = Self::new(0);
         found.open_segments(disk)?;
         Ok(found.segments.iter().map(|segment| segment.header.size).max())
     }
 
-    /// Reads all segments, or those that no snapshot covers. Changes nothing on the disk.
+    /// Reads all segments, or only those that no snapshot covers. Does not change the disk.
     pub(super) fn read(
         disk: &dyn Disk, now: UnixMicros, trust: RecoveryMode,
     ) -> Result<(Self, Vec<UnsealedSegment>), OpenError> {
@@ -100,7 +96,7 @@ impl RecoveredLog {
         if trust == RecoveryMode::UseSnapshot {
             scanned = recovered.load_snapshot(disk, &by_id)?;
         }
-        // Nothing counts in one that was being recycled, and nothing new is in one that was covered.
+        // Skip segments that were being recycled (nothing in them counts) and segments that the snapshot covers.
         let counts = |segment: &&Arc<LogSegment>| segment.written_len.load(SeqCst) != 0 && segment.end.get().is_none();
         let unread: Vec<Arc<LogSegment>> = recovered.segments.iter().filter(counts).cloned().collect();
         for part in read_segments(&unread, &by_id, &recovered.index, recovered.last_log_time)? {
@@ -206,7 +202,7 @@ impl RecoveredLog {
         Ok(covered.collect())
     }
 
-    /// Whether each segment is continued by the next one of its lane. Returns those that must be sealed.
+    /// Checks that each segment is continued by the next one of its lane. Returns the segments to seal.
     fn check_sequence(
         &mut self, mut scanned: Vec<ScannedSegment>, by_id: &HashMap<u32, Arc<LogSegment>>,
     ) -> Vec<UnsealedSegment> {
@@ -247,7 +243,7 @@ impl RecoveredLog {
         unsealed
     }
 
-    /// Nobody is known to run any more. Of those whose retention ended while the store was closed, it begins again.
+    /// Marks all running claims as interrupted, and restarts the ttl of those that expired while the store was closed.
     fn mark_interrupted(&mut self, by_id: &HashMap<u32, Arc<LogSegment>>) {
         for nth in 0..SHARD_COUNT {
             let claims: Vec<IndexSlot> = self
@@ -258,7 +254,7 @@ impl RecoveredLog {
                 .copied()
                 .collect();
             for slot in claims {
-                // One that does not read any more is found corrupt by whoever asks for it.
+                // A claim that fetches this entry will find it corrupt.
                 let Ok(mut entry) = by_id[&slot.segment].read(&slot) else { continue };
                 entry.mark_interrupted(self.opened_at);
                 if (self.last_log_time + 1..=self.opened_at).contains(&entry.expires_at) {
@@ -276,15 +272,14 @@ impl RecoveredLog {
     }
 }
 
-/// A segment whose end is not marked.
 #[derive(Debug)]
 pub(super) struct UnsealedSegment {
     segment: Arc<LogSegment>,
-    /// As it will be.
+    /// The end that it will have once sealed.
     end: SegmentEnd,
 }
 
-/// Cuts torn ends, sets aside what cannot be read, removes what was not finished, and makes the rest durable.
+/// Cuts torn ends, quarantines unreadable files, removes unfinished files, and makes the rest durable.
 pub(super) fn repair(disk: &dyn Disk, recovered: &mut RecoveredLog, unsealed: Vec<UnsealedSegment>) -> io::Result<()> {
     for found in recovered.report.found.iter().filter(|found| found.is_whole_file()) {
         disk.rename(&found.file, &format!("{}.quarantined", found.file))?;

@@ -1,4 +1,4 @@
-//! What is wrong with a store's files, in words.
+//! Findings about a store's files, for people.
 
 use std::fmt;
 
@@ -6,30 +6,30 @@ use ibid::store::Address;
 
 use super::format::Corruption;
 
-/// What reading a store's files found.
+/// The result of reading a store's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreReport {
-    /// Files that are segments.
+    /// Number of segment files.
     pub segments: u64,
-    /// Of these, those that were not read, because a snapshot of the index covers them.
+    /// Number of segments that were not read, because a snapshot of the index covers them.
     pub covered: u64,
-    /// Batches that were read, and are well.
+    /// Number of valid batches read.
     pub batches: u64,
-    /// Entries in them, those that have died or were superseded included.
+    /// Number of entries in those batches, including dead and superseded ones.
     pub entries: u64,
-    /// Entries that still count.
+    /// Number of live entries.
     pub live_entries: u64,
-    /// Where each lane of the log ends without a seal, as after a crash: file and offset. Not a fault.
+    /// File and offset where each lane ends without a seal, as after a crash. Not an error.
     pub unsealed_ends: Vec<(String, u64)>,
-    /// What does not read.
+    /// Corrupt data.
     pub found: Vec<CorruptRange>,
-    /// Claims that were unfinished when the store was closed, and whose retention ended before it was opened again. A store
-    /// keeps them as outcome unknown, for their lease and retention from the opening on.
+    /// Claims that were unfinished when the store was closed, and whose ttl ended before it was opened again. The store
+    /// keeps them as outcome unknown, for their lease and ttl from opening on.
     pub overdue_claims: Vec<Address>,
 }
 
 impl StoreReport {
-    /// What another reader found.
+    /// Adds the findings of another reader.
     pub(super) fn merge(&mut self, other: Self) {
         self.batches += other.batches;
         self.entries += other.entries;
@@ -37,21 +37,21 @@ impl StoreReport {
     }
 }
 
-/// A place that does not read. Nothing is ever answered from it.
+/// A range that cannot be read. It is never served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorruptRange {
-    /// Which file.
+    /// Name of the file.
     pub file: String,
-    /// From where on.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How far; `None` if the file as a whole is set aside.
+    /// Length in bytes, or `None` if the whole file is quarantined.
     pub length: Option<u64>,
-    /// What is wrong.
+    /// The kind of corruption.
     pub corruption: Corruption,
 }
 
 impl CorruptRange {
-    /// Whether the file as a whole cannot be used.
+    /// Returns `true` if the whole file is unusable.
     pub fn is_whole_file(&self) -> bool {
         self.length.is_none()
     }

@@ -1,7 +1,8 @@
-//! Reading a segment from its first batch to its end.
+//! Reads a segment from its first batch to its end.
 //!
-//! Invariant: a batch is shown only if its checksum fits the segment's salt and it follows the one before it. What does
-//! not is shown as a gap, up to the next batch that is whole; a gap with nothing whole behind it is the segment's end.
+//! Invariant: a batch is returned only if its checksum matches the segment's salt and it follows the previous one.
+//! Other bytes are returned as a gap up to the next valid batch; a gap without a valid batch after it is the end of the
+//! segment.
 
 use std::io;
 
@@ -13,19 +14,18 @@ use super::{
     segments::LogSegment,
 };
 
-/// How much is read at a time.
+/// Bytes read at a time.
 const READ_WINDOW_BYTES: usize = 1 << 20;
 
-/// What comes next in a segment.
 pub(super) enum ScanStep {
     Batch(ScannedBatch),
-    /// Bytes from `at` on that are no batch, although whole ones follow.
+    /// Invalid bytes from `at` on, which valid batches follow.
     Gap {
         at: u64,
         length: u64,
         corruption: Corruption,
     },
-    /// Nothing whole from `at` on.
+    /// No valid batch from `at` on.
     End {
         at: u64,
         sealed: bool,
@@ -41,7 +41,7 @@ pub(super) struct ScannedBatch {
 pub(super) struct SegmentScan<'a> {
     segment: &'a LogSegment,
     offset: u64,
-    /// Of the batch before, unless a gap was in between.
+    /// Sequence number of the previous batch, or `None` after a gap.
     sequence: Option<u64>,
     window: Bytes,
     window_offset: u64,
@@ -63,7 +63,7 @@ impl<'a> SegmentScan<'a> {
         let mut at = begin + SECTOR_LEN as u64;
         while at < self.size {
             if let Ok(batch) = self.read_batch(at)? {
-                // A batch that does not follow the last one is no torn tail either, but the proof of a gap.
+                // A batch that does not directly follow proves a gap, not a torn end.
                 if self.sequence.is_none_or(|before| batch.header.sequence > before) {
                     (self.offset, self.sequence) = (at, None);
                     return Ok(ScanStep::Gap { at: begin, length: at - begin, corruption: flaw });
@@ -118,7 +118,7 @@ impl<'a> SegmentScan<'a> {
 }
 
 impl ScannedBatch {
-    /// Its entries' bytes, each with its offset in the segment.
+    /// Returns the bytes of each entry with its offset in the segment.
     pub(super) fn entries(&self) -> Result<Vec<(u64, Bytes)>, Corruption> {
         let mut entries = Vec::with_capacity(self.header.count.min(1 << 16) as usize);
         let mut from = 0;

@@ -1,7 +1,6 @@
-//! Reading segments into an index, several at a time.
+//! Reads segments into an index, several at a time.
 //!
-//! Invariant: the order in which segments are read is of no matter, because of two entries at one address the higher
-//! version counts.
+//! Invariant: the order of segments does not matter, because of two entries at one address the higher version counts.
 
 use std::{
     collections::HashMap,
@@ -24,23 +23,22 @@ use super::{
     segments::{LogSegment, SegmentEnd, file_name},
 };
 
-/// How many segments are read at the same time.
+/// Number of segments read concurrently.
 const READER_THREADS: usize = 4;
 
-/// A segment in which something was found.
+/// A segment that contains batches.
 pub(super) struct ScannedSegment {
     pub(super) segment: Arc<LogSegment>,
     pub(super) end: SegmentEnd,
     pub(super) sealed: bool,
-    /// Of a segment that is not sealed.
+    /// Last batch of an unsealed segment.
     pub(super) last_batch: Option<ScannedBatch>,
 }
 
-/// What one reader found.
 pub(super) struct SegmentReader<'a> {
     index: &'a Index,
     by_id: &'a HashMap<u32, Arc<LogSegment>>,
-    /// What has died by then is left out.
+    /// Entries that died before this time are skipped.
     now: UnixMicros,
     pub(super) report: StoreReport,
     pub(super) version: u64,
@@ -49,7 +47,6 @@ pub(super) struct SegmentReader<'a> {
     pub(super) scanned: Vec<ScannedSegment>,
 }
 
-/// Reads `segments` into the index.
 pub(super) fn read_segments<'a>(
     segments: &[Arc<LogSegment>], by_id: &'a HashMap<u32, Arc<LogSegment>>, index: &'a Index, now: UnixMicros,
 ) -> io::Result<Vec<SegmentReader<'a>>> {

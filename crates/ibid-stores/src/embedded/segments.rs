@@ -1,9 +1,9 @@
-//! The files of the log: reading from them, and making the next one ready.
+//! The log's files: reads from them and prepares the next one.
 //!
-//! A file is named after its segment's number. A new one is made under another name, filled, given its header, synced,
-//! and renamed; a recycled one gets its new header, is synced, and renamed. So whatever has a segment's name has a
-//! header that was durable before, and one whose number is not that of its name was being recycled: nothing in it
-//! counts any more.
+//! A file is named after its segment's number. A new file is created under another name, filled, given its header,
+//! synced and renamed. A recycled file gets its new header, is synced and renamed. So a file with a segment name has a
+//! header that was durable before the rename. If the numbers in header and name differ, the file was being recycled,
+//! and nothing in it counts any more.
 //!
 //! Invariant: a segment is recycled only when no slot of the index points into it.
 
@@ -29,19 +29,18 @@ use super::{
     index::IndexSlot,
 };
 
-/// The name under which a new segment is made ready.
+/// File name of a segment that is not ready yet.
 pub(super) const UNFINISHED_NAME: &str = "spare.tmp";
-/// How much is filled with zeroes at a time.
+/// Bytes of zeroes written at a time.
 const ZERO_FILL_CHUNK: usize = 256 << 10;
 
-/// What a segment holds that is complete.
+/// Describes the complete contents of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentEnd {
     pub(super) lane: u8,
-    /// The first batch's sequence number, and the seal's.
+    /// Sequence number of the first batch; `last_sequence` is that of the seal.
     pub(super) first_sequence: u64,
     pub(super) last_sequence: u64,
-    /// Where the seal stands.
     pub(super) offset: u64,
 }
 
@@ -49,19 +48,19 @@ pub(super) struct SegmentEnd {
 pub(super) struct LogSegment {
     pub(super) header: SegmentHeader,
     pub(super) file: Arc<dyn DiskFile>,
-    /// Slots that point into it, and the bytes that they stand for. Written by whoever changes the index.
+    /// Number of slots that point into the segment. Changed together with the index.
     live_slots: AtomicU32,
     live_bytes: AtomicU64,
-    /// Up to where it was written. Set once, when no more is written to it.
+    /// Length of the written part. Set once, when the segment is closed.
     pub(super) written_len: AtomicU64,
-    /// Set once, when it is complete.
+    /// Set once, when the segment is sealed.
     pub(super) end: OnceLock<SegmentEnd>,
-    /// It proves where an older one ends, which could not be sealed, and is not recycled before that one.
+    /// Id of an older segment that could not be sealed. This one proves where it ends, and is not recycled before it.
     pub(super) proves_end_of: AtomicU32,
-    /// Not before then is it worth looking what could be moved out of it. Written by the keeper.
+    /// Earliest time at which compaction is worth trying. Changed by the compactor.
     pub(super) compact_not_before: AtomicU64,
     is_closed: AtomicBool,
-    /// A sync of it has failed: what is written to it may never reach the disk.
+    /// A sync failed: data written to the segment may never reach the disk.
     is_spoiled: AtomicBool,
 }
 
@@ -91,31 +90,31 @@ impl LogSegment {
         }
     }
 
-    /// From now on nothing is written to it.
+    /// Marks the segment as no longer written to.
     pub(super) fn close(&self, written: u64) {
         self.written_len.store(written, SeqCst);
         self.is_closed.store(true, SeqCst);
     }
 
-    /// From now on nothing is written to it, and it is known where it ends.
+    /// Marks the segment as no longer written to, with a known end.
     pub(super) fn close_sealed(&self, sealed: SegmentEnd) {
         self.close(sealed.offset);
         let _ = self.end.set(sealed);
     }
 
-    /// A sync of it has failed: nothing is written to it again, and it is not recycled.
+    /// Closes a segment after a failed sync. It is neither written again nor recycled.
     pub(super) fn mark_spoiled(&self, written: u64) {
         self.is_spoiled.store(true, SeqCst);
         self.close(written);
     }
 
-    /// A slot is about to point into it.
+    /// Must be called before a slot points into the segment.
     pub(super) fn add_slot(&self, slot: &IndexSlot) {
         self.live_slots.fetch_add(1, SeqCst);
         self.live_bytes.fetch_add(slot.length() as u64, Relaxed);
     }
 
-    /// A slot no longer points into it.
+    /// Must be called after a slot no longer points into the segment.
     pub(super) fn remove_slot(&self, slot: &IndexSlot) {
         self.live_bytes.fetch_sub(slot.length() as u64, Relaxed);
         self.live_slots.fetch_sub(1, SeqCst);
@@ -140,7 +139,7 @@ impl LogSegment {
     }
 }
 
-/// How many bytes the log may take up, in what pieces.
+/// Size limits in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogLimits {
     pub(super) segment_size: u64,
@@ -153,12 +152,12 @@ pub(super) struct SegmentSet {
     pub(super) limits: LogLimits,
     pub(super) store_id: [u8; 16],
     by_id: RwLock<HashMap<u32, Arc<LogSegment>>>,
-    /// Bytes of all files, those included that are being made ready.
+    /// Bytes of all files, including those being prepared.
     used_bytes: AtomicU64,
     next_id: AtomicU32,
 }
 
-/// What a new segment's header says about the log so far.
+/// State of the log that a new segment's header records.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogPosition {
     pub(super) sequence: u64,
@@ -166,7 +165,6 @@ pub(super) struct LogPosition {
     pub(super) highest_fence: u64,
 }
 
-/// Why no segment could be made ready.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SegmentError {
     #[error("{taken} of {max} MiB are taken by records that still answer; raise max_size or shorten ttl")]
@@ -185,7 +183,6 @@ impl SegmentSet {
         Self { disk, limits, store_id, by_id, used_bytes, next_id }
     }
 
-    /// Bytes of all files.
     pub(super) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
     }
@@ -199,7 +196,7 @@ impl SegmentSet {
         self.by_id.read().get(&id).cloned()
     }
 
-    /// Those that are no longer written to and hold little that lives: most of it died, or a restart cut them short.
+    /// Returns closed segments with little live data: most of it died, or a restart ended them early.
     pub(super) fn sparse_segments(&self) -> Vec<Arc<LogSegment>> {
         let holds_little = |segment: &LogSegment| {
             let live = segment.live_slots.load(SeqCst) > 0;
@@ -220,9 +217,9 @@ impl SegmentSet {
         }
     }
 
-    /// Makes a segment ready: recycles one in which nothing lives, or makes a new one. `fill` is asked before each
-    /// piece of zeroes; without it the file is only allocated. The last segment that `max_size` allows is for the cold
-    /// lane: without it a full store could not be tidied up.
+    /// Prepares a segment: recycles one without live entries, or creates one. `fill` is called before each chunk of
+    /// zeroes; without it the file is only allocated. The last segment within `max_size` is reserved for the cold lane:
+    /// otherwise a full store could not be compacted.
     pub(super) fn prepare_segment(
         &self, lane: u8, so_far: LogPosition, fill: Option<&dyn Fn()>,
     ) -> Result<Arc<LogSegment>, SegmentError> {
@@ -247,12 +244,12 @@ impl SegmentSet {
         Ok(segment)
     }
 
-    /// Whether it could be recycled once it is dead.
+    /// Whether the segment can be recycled once it has no live entries.
     fn is_reusable(&self, segment: &LogSegment) -> bool {
         segment.header.size == self.limits.segment_size && !segment.is_spoiled.load(SeqCst)
     }
 
-    /// Those that are no longer written to, oldest first.
+    /// Returns the closed segments, oldest first.
     pub(super) fn closed_segments(&self) -> Vec<Arc<LogSegment>> {
         let mut closed: Vec<_> =
             self.by_id.read().values().filter(|segment| segment.is_closed.load(SeqCst)).cloned().collect();
@@ -260,7 +257,7 @@ impl SegmentSet {
         closed
     }
 
-    /// Gives the disk back what is dead.
+    /// Deletes the files of segments without live entries.
     pub(super) fn remove_recyclable(&self) -> io::Result<()> {
         while let Some(dead) = self.take_recyclable(|_| true) {
             self.disk.remove(&file_name(dead.header.id))?;
@@ -271,7 +268,7 @@ impl SegmentSet {
 
     fn remove_unusable(&self) {
         while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
-            // If that fails, it is dead at the next start too.
+            // If removal fails, the next start finds the segment dead, too.
             let _ = self.disk.remove(&file_name(dead.header.id));
             self.used_bytes.fetch_sub(dead.header.size, Relaxed);
         }
@@ -298,7 +295,7 @@ impl SegmentSet {
         match again() {
             Ok(()) => Ok(LogSegment::new(header, dead.file.clone())),
             Err(error) => {
-                // Whichever name it has by now, what it held is dead.
+                // The contents are dead under either name.
                 let _ =
                     self.disk.remove(&file_name(dead.header.id)).or_else(|_| self.disk.remove(&file_name(header.id)));
                 self.used_bytes.fetch_sub(dead.header.size, Relaxed);
@@ -347,7 +344,7 @@ impl SegmentSet {
     }
 }
 
-/// Writes the batch after which nothing follows, and closes the segment.
+/// Writes the seal, which is the last batch, and closes the segment.
 pub(super) fn seal_segment(
     segment: &LogSegment, sealed: SegmentEnd, so_far: LogPosition, synced: bool,
 ) -> io::Result<()> {
@@ -366,12 +363,10 @@ pub(super) fn seal_segment(
     Ok(())
 }
 
-/// The file of a segment.
 pub(super) fn file_name(id: u32) -> String {
     format!("{id:08x}.seg")
 }
 
-/// The segment whose file has this name.
 pub(super) fn parse_file_name(name: &str) -> Option<u32> {
     u32::from_str_radix(name.strip_suffix(".seg").filter(|hex| hex.len() == 8)?, 16).ok()
 }

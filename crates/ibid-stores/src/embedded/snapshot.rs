@@ -1,4 +1,4 @@
-//! The index on the disk, so that a start need not read the whole log.
+//! Stores the index on disk, so that a start does not read the whole log.
 //!
 //! ```text
 //! index.snap   blocks: shard 0 … shard 1023, each: slots (48 bytes), crc u32
@@ -8,13 +8,13 @@
 //!              crc u32 of the trailer   length of the trailer u32
 //! ```
 //!
-//! It is fuzzy: shards are written one after the other while the writer goes on. That is enough, because it names the
-//! segments that were sealed before the first shard was written: all that they hold is in it, unless it has been
-//! superseded or moved since, and then what did so stands in another segment, which is read after it. Versions tell
-//! which counts.
+//! The snapshot is fuzzy: shards are written one after the other while the writer continues. It lists the segments that
+//! were sealed before the first shard was written. All their entries are in the snapshot, unless they were superseded
+//! or moved since; the newer entry is then in another segment, which is read after the snapshot. Versions decide which
+//! one counts.
 //!
-//! Invariants: a snapshot is used as a whole or not at all. Only slots into segments that it names, and that are still
-//! what they were, are believed. Without a snapshot nothing is lost but time.
+//! Invariants: a snapshot is used completely or not at all. Only slots that point into listed, unchanged segments are
+//! used. A missing snapshot costs only time.
 
 use std::{
     collections::HashMap,
@@ -39,29 +39,27 @@ pub(super) const FILE_NAME: &str = "index.snap";
 pub(super) const UNFINISHED_NAME: &str = "index.tmp";
 
 const MAGIC: &[u8; 8] = b"ibid ix2";
-/// Of snapshots whose slots say nothing about keys.
+/// Marks snapshots whose slots have no key checksum.
 const V1_MAGIC: &[u8; 8] = b"ibid idx";
-/// How much is written before others get a turn.
+/// Bytes written before the thread yields.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
-/// How many threads read it.
 const READER_THREADS: usize = 4;
 
-/// What a snapshot says beside the slots.
+/// The contents of a snapshot's trailer.
 #[derive(Debug)]
 pub(super) struct IndexSnapshot {
     pub(super) store_id: [u8; 16],
     pub(super) version: u64,
     pub(super) clock: u64,
     pub(super) highest_fence: u64,
-    /// The length of a slot in it.
+    /// Length of an encoded slot in bytes.
     slot_len: usize,
-    /// Slots per shard.
     slot_counts: Vec<u32>,
-    /// The segments that need not be read: salt, and what they hold, by number.
+    /// Salt and contents of the segments that need not be read, by id.
     pub(super) covered_segments: HashMap<u32, (u64, SegmentEnd)>,
 }
 
-/// Writes a snapshot. `pace` is called between pieces.
+/// Writes a snapshot. `pace` is called between chunks.
 pub(super) fn write_snapshot(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Result<()> {
     let disk = &log.segments.disk;
     let written = write_unfinished(log, version, pace).and_then(|()| {
@@ -69,7 +67,7 @@ pub(super) fn write_snapshot(log: &SharedLog, version: u64, pace: &dyn Fn()) -> 
         disk.sync_dir()
     });
     if written.is_err() {
-        // If that fails too, the next start removes it.
+        // If removal fails, the next start removes the file.
         let _ = disk.remove(UNFINISHED_NAME);
     }
     written
@@ -122,8 +120,8 @@ fn write_unfinished(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Resul
     file.sync_data()
 }
 
-/// Reads a snapshot and fills an index with those slots that are to be believed. `None` if there is none, or it does
-/// not read.
+/// Reads a snapshot into an index, skipping slots that cannot be trusted. Returns `None` if it is missing or
+/// unreadable.
 pub(super) fn read_snapshot(
     disk: &dyn Disk, segments: &HashMap<u32, Arc<LogSegment>>, store: [u8; 16], index: &Index,
 ) -> io::Result<Option<IndexSnapshot>> {
@@ -225,7 +223,7 @@ impl IndexSnapshot {
         })
     }
 
-    /// Whether all of these shards read.
+    /// Reads a range of shards. Returns whether all are valid.
     fn read_shards(&self, file: &dyn DiskFile, shards: std::ops::Range<usize>, index: &Index) -> io::Result<bool> {
         let mut at = self.blocks_len(0..shards.start);
         let mut bytes = Vec::new();
@@ -249,7 +247,7 @@ impl IndexSnapshot {
         Ok(true)
     }
 
-    /// The length of the blocks of these shards.
+    /// Returns the length in bytes of the blocks of these shards.
     fn blocks_len(&self, shards: std::ops::Range<usize>) -> u64 {
         self.slot_counts[shards].iter().map(|slots| u64::from(*slots) * self.slot_len as u64 + 4).sum()
     }

@@ -1,9 +1,9 @@
-//! The one thread that changes the log: it takes what callers ask, decides in that order, writes all of it as one
-//! batch, syncs once, and only then answers.
+//! The only thread that writes calls to the log. It takes calls from the queue, decides them in order, writes all
+//! changes as one batch, syncs once, and then answers.
 //!
-//! Invariants: each call is decided against what is durable plus what the same batch has decided before, so that
-//! duplicates within a batch see each other. Nobody hears an answer that depends on a batch before it is durable. A
-//! batch that failed leaves no trace in memory. A file whose sync failed is never written or synced again.
+//! Invariants: each call is decided against the durable state plus earlier decisions in the same batch, so duplicates
+//! within a batch see each other. No caller gets an answer that depends on a batch before the batch is durable. A
+//! failed batch leaves no trace in memory. A file whose sync failed is never written or synced again.
 
 use std::{
     collections::HashMap,
@@ -27,12 +27,12 @@ use super::{
     segments::{LogPosition, LogSegment, SegmentEnd, seal_segment},
 };
 
-/// No more is put into a batch than fits, roughly.
+/// Approximate maximum bytes of a batch.
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
 pub(super) type WriterReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// One call, with the time at which it was made.
+/// One call and the time at which it was made.
 pub(super) struct WriterCall {
     pub(super) now: UnixMicros,
     pub(super) request: WriterRequest,
@@ -51,85 +51,82 @@ pub(super) enum EntryChange {
     Replace(Fence, Bytes),
 }
 
-/// An answer that waits for its batch.
+/// An answer to send once the batch is durable.
 enum PendingReply {
     Claim(WriterReply<ClaimOutcome>, ClaimOutcome),
     Settle(WriterReply<SettleOutcome>, SettleOutcome),
 }
 
-/// An entry of the batch on its way: the latest one of its address counts.
+/// An entry of the current batch. Only the latest one of an address counts.
 struct StagedEntry {
     entry: Arc<LogEntry>,
-    /// Within the batch.
+    /// Offset within the batch.
     offset: usize,
     length: usize,
     /// The version that the index still has.
     supersedes: Option<u64>,
 }
 
-/// A segment that is written to, and where the next batch goes.
+/// The segment being written, and the position of the next batch.
 pub(super) struct LogTail {
     segment: Arc<LogSegment>,
     offset: u64,
-    /// The sequence number of its first batch.
     first_sequence: u64,
     is_sealed: bool,
 }
 
 impl LogTail {
-    /// Of which `first` will be the first batch.
     pub(super) fn new(segment: Arc<LogSegment>, first_sequence: u64) -> Self {
         Self { segment, offset: FIRST_BATCH_OFFSET, first_sequence, is_sealed: false }
     }
 
-    /// Of a store that has no room for another segment: nothing fits.
+    /// The tail of a store without room for another segment: no batch fits.
     pub(super) fn full(segment: Arc<LogSegment>) -> Self {
         let offset = segment.header.size;
         Self { segment, offset, first_sequence: 0, is_sealed: true }
     }
 }
 
-/// What a start found, as far as the writer goes on from it.
+/// What recovery passes to the writer.
 #[derive(Debug)]
 pub(super) struct WriterStart {
     pub(super) opened_at: UnixMicros,
-    /// The highest that was given to an entry.
+    /// The highest version given to an entry.
     pub(super) version: u64,
-    /// What was written last, in each lane, as far as it still counts.
+    /// The live entries of the last batch in each lane.
     pub(super) last_written: Vec<LogEntry>,
-    /// Claims that get a new retention.
+    /// Claims whose ttl is restarted.
     pub(super) renewed: Vec<LogEntry>,
 }
 
-/// Why a batch is not in the log.
 enum AppendError {
-    /// Certainly not.
+    /// The batch is certainly not in the log.
     NotWritten(String),
-    /// It may be.
+    /// The batch may be in the log.
     SyncFailed(io::Error),
 }
 
 pub(super) struct LogWriter {
     log: Arc<SharedLog>,
-    /// As long as there are callers: each waits for its answer before it calls again.
+    /// Bounded by the number of callers: each waits for its answer before it calls again.
     queue: Receiver<WriterCall>,
     tail: LogTail,
-    /// The next batch's.
+    /// Sequence number of the next batch.
     sequence: u64,
-    /// The next entry's.
+    /// Version of the next entry.
     version: u64,
     highest_fence: u64,
     now: UnixMicros,
     batch: Vec<u8>,
-    /// Of all entries in the batch: where each begins, and its length.
+    /// Offset and length of each entry in the batch.
     entry_spans: Vec<(usize, usize)>,
     staged_entries: HashMap<Address, StagedEntry>,
     pending_replies: Vec<PendingReply>,
 }
 
 impl LogWriter {
-    /// Rewrites `last`, which may have been read from a cache that never reached the disk, and writes what was `renewed`,
-    /// before it takes any call.
+    /// Writes `last_written` again, which may have been read from a page cache that never reached the disk, and writes
+    /// `renewed`, before it accepts calls.
     pub(super) fn new(
         log: Arc<SharedLog>, queue: Receiver<WriterCall>, tail: LogTail, found: WriterStart,
     ) -> io::Result<Self> {
@@ -152,7 +149,7 @@ impl LogWriter {
         for entry in last {
             writer.encode_entry(entry.version, Some(entry.version), entry);
         }
-        // Its bytes stay as they were; who ran is as unknown as all others.
+        // The bytes stay as they were; in memory these claims are interrupted like all others.
         for staged in writer.staged_entries.values_mut() {
             Arc::make_mut(&mut staged.entry).mark_interrupted(opened);
         }
@@ -168,11 +165,10 @@ impl LogWriter {
         Ok(writer)
     }
 
-    /// Writes the batch before the first call.
     fn write_recovered(&mut self) -> io::Result<()> {
         match self.append() {
             Ok(()) => self.publish_entries(),
-            // A full disk: it stays where it was found, and replays are served.
+            // The disk is full: the entries stay where they were found, and replays are served.
             Err(AppendError::NotWritten(_)) => {}
             Err(AppendError::SyncFailed(error)) => return Err(error),
         }
@@ -180,7 +176,7 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Until nobody can call any more.
+    /// Runs until all senders are dropped.
     pub(super) fn run(mut self) {
         while let Ok(call) = self.queue.recv() {
             self.decide(call);
@@ -191,14 +187,14 @@ impl LogWriter {
             self.commit();
         }
         if self.log.read_only_reason().is_none() {
-            // Until when it was open: what dies later has died while nobody could ask for it.
+            // Record until when the store was open: claims that expire later expire while it is closed.
             self.now = self.now.max(self.log.clock.latest());
-            // The next start seals what is not.
+            // The next start seals the tail if this fails.
             let _ = self.seal_tail();
         }
     }
 
-    /// What fits into a segment.
+    /// Maximum bytes of a batch in a segment.
     fn segment_capacity(&self) -> usize {
         (self.tail.segment.header.size - FIRST_BATCH_OFFSET) as usize - SECTOR_LEN
     }
@@ -240,7 +236,7 @@ impl LogWriter {
             EntryChange::Replace(seen, record) => decisions::replace(there, *seen, record, now),
         };
         if let Some(changed) = changed {
-            // A holder that is put back may know a higher fence than a log that has lost it.
+            // A restored holder may have a higher fence than a log that has lost its entry.
             let fence = changed.fence.0;
             self.stage_entry(changed, supersedes)?;
             self.highest_fence = self.highest_fence.max(fence);
@@ -248,7 +244,7 @@ impl LogWriter {
         Ok(answer)
     }
 
-    /// What is at an address for the next call, and the version of it that the index has.
+    /// Returns the entry at an address for the next call, and the version that the index has.
     fn current_entry(&self, at: &Address) -> Result<(Option<Arc<LogEntry>>, Option<u64>), StoreError> {
         if let Some(staged) = self.staged_entries.get(at) {
             return Ok((Some(staged.entry.clone()), staged.supersedes));
@@ -258,7 +254,7 @@ impl LogWriter {
         Ok((loaded, version))
     }
 
-    /// The last quarter of the last segment is for those who have run already.
+    /// Reserves the last quarter of the last segment for settlements.
     fn check_claim_space(&self) -> Result<(), StoreError> {
         let (size, taken) = (self.tail.segment.header.size, self.tail.offset + self.batch.len() as u64);
         if taken <= size / 4 * 3 {
@@ -291,13 +287,13 @@ impl LogWriter {
         self.staged_entries.insert(at, StagedEntry { entry: Arc::new(entry), offset: begin, length, supersedes });
     }
 
-    /// Makes the batch durable, then known, then answered.
+    /// Makes the batch durable, publishes it, then answers.
     fn commit(&mut self) {
         match self.append() {
             Ok(()) => {
                 self.publish_entries();
                 for waiting in self.pending_replies.drain(..) {
-                    // Whoever has given up asking finds out by asking again.
+                    // A caller that has given up gets the result by calling again.
                     match waiting {
                         PendingReply::Claim(reply, answer) => drop(reply.send(Ok(answer))),
                         PendingReply::Settle(reply, answer) => drop(reply.send(Ok(answer))),
@@ -329,7 +325,7 @@ impl LogWriter {
         }
     }
 
-    /// Writes and syncs the batch; if that fails, once more into another segment.
+    /// Writes and syncs the batch. If that fails, tries once more in another segment.
     fn append(&mut self) -> Result<(), AppendError> {
         if self.entry_spans.is_empty() {
             return Ok(());
@@ -343,12 +339,12 @@ impl LogWriter {
             self.tail = LogTail::new(next, self.sequence);
             self.log.segment_pool.request(false);
         }
-        // Only what an earlier start wrote into larger segments can be too large for one.
+        // Only entries from larger segments of an earlier start can be too large.
         if self.tail.offset + span + SECTOR_LEN as u64 > self.tail.segment.header.size {
             return Err(AppendError::NotWritten(format!("a batch of {span} bytes does not fit into a segment")));
         }
         if let Err(first) = self.append_once() {
-            // Without another segment, a batch that was not written whole is nowhere: the next one goes over it.
+            // Without another segment, an incomplete batch counts as absent: the next one overwrites it.
             let Ok(next) = self.log.segment_pool.take() else { return Err(first) };
             next.proves_end_of.store(self.tail.segment.header.id, SeqCst);
             self.tail.segment.mark_spoiled(self.tail.offset);
@@ -395,7 +391,7 @@ impl LogWriter {
         if self.log.is_synced { self.tail.segment.file.sync_data().map_err(AppendError::SyncFailed) } else { Ok(()) }
     }
 
-    /// Says that nothing follows in this segment. One that cannot be sealed is proved complete by the next one.
+    /// Seals the segment. If that fails, the next segment proves where this one ends.
     #[must_use]
     fn seal_tail(&mut self) -> bool {
         if self.tail.is_sealed {
@@ -418,7 +414,7 @@ impl LogWriter {
         sealed
     }
 
-    /// Lets everybody see what is durable now.
+    /// Makes the durable entries visible in the index.
     fn publish_entries(&mut self) {
         for staged in self.staged_entries.values() {
             let offset = self.tail.offset - pad_to_sector(self.batch.len()) as u64 + staged.offset as u64;

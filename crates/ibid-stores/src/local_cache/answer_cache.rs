@@ -12,19 +12,20 @@ use ibid::store::{Address, ClaimToken, CompletedEntry};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a copy answers at most after the store last confirmed it.
+/// Maximum time that a cached answer is served after the store last confirmed it.
 pub const MAX_UNCONFIRMED_AGE: Duration = Duration::from_secs(10);
 
 const SHARD_COUNT: usize = 64;
-/// A copy's fixed cost: its slot, and its place in the table.
+/// Fixed memory cost of a cached answer: its slot and its index entry.
 const ENTRY_OVERHEAD_BYTES: usize = mem::size_of::<Option<CachedAnswer>>() + 64;
-/// So many running claims are known per shard; if there are more, some records are not copied before somebody asks.
+/// Maximum number of open claims tracked per shard. Beyond it, a settled answer is cached at its first read instead of
+/// at its settlement.
 const MAX_OPEN_CLAIMS_PER_SHARD: usize = 4096;
-/// Longer than any process lives: what would overflow the clock.
+/// Upper limit of a ttl, so that adding it does not overflow the clock.
 const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Copies of finished answers, shared by [`LocalCache`](super::LocalCache) and the store that says what was forgotten. Cheap to
-/// clone.
+/// Completed answers, shared by [`LocalCache`](super::LocalCache) and the store that reports forgotten entries. Clones
+/// share the same cache.
 #[derive(Debug, Clone)]
 pub struct AnswerCache(Arc<AnswerCacheInner>);
 
@@ -32,21 +33,21 @@ pub struct AnswerCache(Arc<AnswerCacheInner>);
 struct AnswerCacheInner {
     shards: Box<[Mutex<AnswerCacheShard>]>,
     max_bytes: usize,
-    /// Of all shards. Written under the lock of the shard that it changes with.
+    /// Total of all shards. Changed only under the lock of the affected shard.
     bytes: AtomicUsize,
 }
 
-/// Everything in it is written under the shard's lock, which is never held across an await.
+/// All fields are changed under the shard's lock, which is never held across an await.
 #[derive(Debug, Default)]
 struct AnswerCacheShard {
     index: HashMap<Address, u32>,
-    /// What the clock's hand walks over.
+    /// Scanned by the clock hand.
     slots: Vec<Option<CachedAnswer>>,
     free_slots: Vec<u32>,
     clock_hand: usize,
-    /// Goes up with every invalidation. A fill that began under another number is not kept.
+    /// Incremented by every invalidation. [`AnswerCache::fill`] drops an answer whose mark has another value.
     invalidations: u64,
-    /// Claims that were granted through here and have not been settled yet.
+    /// Claims granted through this cache and not settled yet.
     open_claims: HashSet<ClaimToken>,
     hits: u64,
 }
@@ -55,15 +56,15 @@ struct AnswerCacheShard {
 struct CachedAnswer {
     address: Address,
     entry: CompletedEntry,
-    /// When the store forgets it, or earlier.
+    /// No later than the store's own expiry.
     expires_at: Instant,
-    /// Until when it is believed without asking.
+    /// The answer is served without asking the store until then.
     confirmed_until: Instant,
-    /// Asked for since the hand came by.
+    /// Set by a hit, cleared by the clock hand.
     recently_used: bool,
 }
 
-/// Says whether something was invalidated since it was taken.
+/// Detects invalidations: compares equal while the shard has seen none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InvalidationMark(u64);
 
@@ -74,21 +75,20 @@ impl Default for AnswerCache {
 }
 
 impl AnswerCache {
-    /// None yet, and never more than `max_bytes` of them. A single record that takes up more than a quarter of that is
-    /// not copied.
+    /// Creates an empty cache that holds at most `max_bytes`. A record larger than a quarter of that is not cached.
     pub fn new(max_bytes: usize) -> Self {
         let shards = (0..SHARD_COUNT).map(|_| Mutex::default()).collect();
         Self(Arc::new(AnswerCacheInner { shards, max_bytes, bytes: AtomicUsize::new(0) }))
     }
 
-    /// Somebody forgot this entry.
+    /// Removes an entry that was forgotten in the store.
     pub fn forget(&self, at: &Address) {
         let mut shard = self.shard(at).lock();
         shard.invalidations += 1;
         self.remove(&mut shard, at);
     }
 
-    /// Something may have been forgotten unnoticed: the channel that says so had a gap.
+    /// Removes all entries. Called after a gap in the notifications, which may have hidden a forget.
     pub fn flush(&self) {
         for shard in &self.0.shards {
             let mut shard = shard.lock();
@@ -102,27 +102,26 @@ impl AnswerCache {
         }
     }
 
-    /// How many claims were answered from here.
+    /// Returns the number of claims answered from the cache.
     pub fn hits(&self) -> u64 {
         self.0.shards.iter().map(|shard| shard.lock().hits).sum()
     }
 
-    /// How many copies there are. Some may have expired and await their removal.
+    /// Returns the number of cached answers, including expired ones that are not removed yet.
     pub fn len(&self) -> usize {
         self.0.shards.iter().map(|shard| shard.lock().index.len()).sum()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if nothing is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What they take up, roughly.
+    /// Returns the approximate memory use in bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes.load(Relaxed)
     }
 
-    /// The answer, if it is here and still holds.
     pub(super) fn find(&self, at: &Address) -> Option<CompletedEntry> {
         let now = Instant::now();
         let mut shard = self.shard(at).lock();
@@ -138,7 +137,7 @@ impl AnswerCache {
         None
     }
 
-    /// Whether the answer is here, without counting a hit.
+    /// Whether a valid answer is cached, without counting a hit.
     pub(super) fn contains(&self, at: &Address) -> bool {
         let now = Instant::now();
         let shard = self.shard(at).lock();
@@ -146,12 +145,12 @@ impl AnswerCache {
         copy.is_some_and(|copy| now < copy.valid_until())
     }
 
-    /// To be taken before the call whose answer is to be kept.
+    /// Must be called before the store call whose answer is passed to [`Self::fill`].
     pub(super) fn invalidation_mark(&self, at: &Address) -> InvalidationMark {
         InvalidationMark(self.shard(at).lock().invalidations)
     }
 
-    /// Keeps what a call brought that was made at `before`, unless something was invalidated since.
+    /// Caches the answer of a store call made at `before`, unless the shard was invalidated since.
     pub(super) fn fill(&self, at: &Address, ticket: InvalidationMark, before: Instant, finished: &CompletedEntry) {
         let expires = before.checked_add(finished.expires_in.min(MAX_TTL)).unwrap_or(before);
         let confirmed = before + MAX_UNCONFIRMED_AGE;
@@ -178,7 +177,7 @@ impl AnswerCache {
         self.evict_to_fit(at);
     }
 
-    /// A claim was granted through here: its first settle may be copied.
+    /// Records a grant, so that the claim's first settlement is cached.
     pub(super) fn note_granted(&self, at: &Address, token: ClaimToken) {
         let mut shard = self.shard(at).lock();
         if shard.open_claims.len() >= MAX_OPEN_CLAIMS_PER_SHARD {
@@ -187,7 +186,7 @@ impl AnswerCache {
         shard.open_claims.insert(token);
     }
 
-    /// Whether this is the first settle of a claim that was granted through here.
+    /// Whether this is the first settlement of a claim granted through this cache.
     pub(super) fn is_first_settle(&self, at: &Address, token: ClaimToken) -> bool {
         self.shard(at).lock().open_claims.remove(&token)
     }
@@ -204,8 +203,8 @@ impl AnswerCache {
         }
     }
 
-    /// Evicts until all fit, from the shard of `at` first. One lock at a time; each shard is visited once, so that what
-    /// others put in meanwhile is theirs to make room for.
+    /// Evicts answers until the total fits, starting with the shard of `at`. Locks one shard at a time and visits each
+    /// once; threads that insert meanwhile evict for themselves.
     fn evict_to_fit(&self, at: &Address) {
         let own = usize::from(at.0[31]) % SHARD_COUNT;
         for nth in 0..SHARD_COUNT {
@@ -214,7 +213,7 @@ impl AnswerCache {
             }
             let mut shard = self.0.shards[(own + nth) % SHARD_COUNT].lock();
             while self.bytes() > self.0.max_bytes {
-                // What was just put in stays, as long as others can go.
+                // Keep the answer just inserted if others can be evicted.
                 let spared = if nth == 0 { Some(at) } else { None };
                 let Some(victim) = shard.pick_victim(spared) else { break };
                 self.remove(&mut shard, &victim);
@@ -242,8 +241,8 @@ impl AnswerCacheShard {
         self.index.insert(at, slot);
     }
 
-    /// The next copy under the hand that nobody has asked for since it last came by, or that holds no more. Two rounds
-    /// at most: the first takes the marks away.
+    /// Returns the next answer under the clock hand that is expired or was not used since the last pass. Takes at most
+    /// two rounds: the first one clears the marks.
     fn pick_victim(&mut self, spared: Option<&Address>) -> Option<Address> {
         let now = Instant::now();
         for _ in 0..self.slots.len() * 2 {

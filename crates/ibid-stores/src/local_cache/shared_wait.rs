@@ -1,12 +1,11 @@
-//! The waiting room: all who wait here for one holder are one waiter at the store.
+//! Shares one store-side wait among all local waiters of the same holder.
 //!
-//! The first who comes leads: it alone waits at the store, for as long as its own limit lets it. When it leaves early,
-//! even by being dropped, the next one leads. When the holder is gone, the leader looks once at what came of it. If that
-//! is an answer, it is copied and all may go at once: their claims are answered here. Otherwise they go one small group
-//! after the other, because each of them will ask the store.
+//! The first waiter becomes the leader and waits at the store, up to its own limit. If it leaves or is dropped, the
+//! next one takes over. When the holder is gone, the leader reads the outcome once. A completed answer is cached and
+//! all waiters proceed; otherwise they proceed in groups, because each will claim again.
 //!
-//! Invariants: a room is for one address and one fence, so waiters that saw different holders do not disturb each other;
-//! a room that is open stays open, and is no longer listed; a room without waiters is not listed.
+//! Invariants: a wait belongs to one address and one fence, so waiters of different holders are independent; a released
+//! wait stays released and is no longer in the map; a wait without waiters is not in the map.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -20,12 +19,12 @@ use tokio::{
 use super::LocalCache;
 
 const SHARD_COUNT: usize = 16;
-/// So many leave at the same time when each of them will ask the store, and the next after a pause.
+/// Number of waiters released at once if each of them will call the store.
 const RELEASE_GROUP_SIZE: u32 = 64;
 const RELEASE_GROUP_DELAY: Duration = Duration::from_millis(5);
-/// Nobody is held back for longer than that.
+/// Maximum delay of a released waiter.
 const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
-/// Longer than anybody waits: what would overflow the clock.
+/// Upper limit of a wait, so that adding it does not overflow the clock.
 const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 type WaitKey = (Address, Fence);
@@ -36,7 +35,7 @@ pub(super) struct SharedWaits(Box<[Mutex<SharedWaitMap>]>);
 
 #[derive(Debug, Default)]
 struct SharedWait {
-    /// Told once when it opens, and whenever somebody has to lead.
+    /// Notifies all waiters of the release, and one waiter when the leader's place is free.
     changed: Notify,
     state: Mutex<SharedWaitState>,
 }
@@ -46,7 +45,7 @@ struct SharedWaitState {
     waiter_count: u32,
     has_leader: bool,
     release: Option<ReleaseMode>,
-    /// How many have gone since it opened.
+    /// Number of waiters that have proceeded since the release.
     released: u32,
 }
 
@@ -80,7 +79,7 @@ impl SharedWaits {
     }
 }
 
-/// One who waits. The last to leave takes the room off the list.
+/// The last waiter to leave removes the wait from the map.
 struct SharedWaiter<'a> {
     waits: &'a SharedWaits,
     key: WaitKey,
@@ -100,7 +99,7 @@ impl Drop for SharedWaiter<'_> {
 
 impl SharedWaiter<'_> {
     fn release_all(&self, how: ReleaseMode) {
-        // Off the list first: whoever comes now asks anew.
+        // Remove the wait first, so that new waiters start another one.
         let mut rooms = self.waits.shard(&self.key.0).lock();
         if rooms.get(&self.key).is_some_and(|listed| Arc::ptr_eq(listed, &self.wait)) {
             rooms.remove(&self.key);
@@ -111,7 +110,7 @@ impl SharedWaiter<'_> {
     }
 }
 
-/// Who leads. However it ends, another may lead afterwards.
+/// Frees the leader's place when dropped.
 struct LeaderGuard<'a>(&'a SharedWait);
 
 impl Drop for LeaderGuard<'_> {
@@ -120,7 +119,8 @@ impl Drop for LeaderGuard<'_> {
         state.has_leader = false;
         if state.release.is_none() {
             drop(state);
-            // One who listens hears it, or the next who comes. Who was told and is dropped passes it on.
+            // `notify_one` wakes one waiter or is stored for the next one. A waiter dropped after being notified
+            // forwards the notification.
             self.0.changed.notify_one();
         }
     }
@@ -161,7 +161,7 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
     loop {
         let bell = seat.wait.changed.notified();
         tokio::pin!(bell);
-        // Before looking, so that nothing that rings after it is missed.
+        // Register before reading the state, so that no later notification is missed.
         bell.as_mut().enable();
         match seat.wait.next_turn() {
             WaiterTurn::Proceed(held_back) => {
@@ -181,7 +181,7 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
                 if waited.is_ok() && Instant::now() >= deadline {
                     return Ok(());
                 }
-                // Dropped from here on, it hands over too: the next one's wait returns at once.
+                // If this future is dropped from here on, the next leader's wait returns at once.
                 let found = if waited.is_ok() { near.fetch(at).await } else { Ok(None) };
                 let is_here = matches!(found, Ok(Some(ClaimOutcome::Completed(_)))) && near.answers.contains(at);
                 seat.release_all(if is_here { ReleaseMode::AllAtOnce } else { ReleaseMode::InGroups });

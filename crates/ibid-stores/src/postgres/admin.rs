@@ -1,4 +1,4 @@
-//! What operators see and change.
+//! Administrative calls.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{
     statements::Statement,
 };
 
-/// Listings and counts may have to look at many rows.
+/// Deadline of listings and counts, which may have to read many rows.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 const FORGET_CODE: i16 = 4;
 const REPLACE_CODE: i16 = 5;
@@ -65,7 +65,7 @@ impl Postgres {
             if let Some(tag) = tag {
                 params.push((tag, Type::TEXT));
                 sql += &format!(" AND k.{column} = ${}", params.len());
-                // Lets the planner use the index, which leaves out what is empty.
+                // Lets the planner use the partial index, which excludes empty tags.
                 if !tag.is_empty() {
                     sql += &format!(" AND k.{column} <> ''");
                 }
@@ -90,7 +90,7 @@ impl Postgres {
         let more = entries.len() > at_most as usize;
         entries.truncate(at_most as usize);
         let next = if more { entries.last().map(|last| ListCursor(Some(last.address))) } else { None };
-        // Tags that text cannot hold look like others there: compare what they are.
+        // Tags with zero bytes are stored with a replacement character: compare their exact form.
         entries.retain(|entry| filter.matches(entry));
         Ok(EntryPage { entries, next })
     }
@@ -113,7 +113,7 @@ impl StoreAdmin for Postgres {
             let forgotten = self
                 .change_entry(at, seen, SettlementColumns { kind: FORGET_CODE, ..SettlementColumns::default() })
                 .await;
-            // Again: somebody may have read it in between.
+            // Again: a concurrent read may have cached it meanwhile.
             if let Some(copies) = &self.answer_cache {
                 copies.forget(at);
             }

@@ -1,17 +1,16 @@
-//! What the promise rests on, looked at whenever a connection is made.
+//! Checks the server settings that the guarantees depend on, whenever a connection is opened.
 
 use tokio_postgres::{Client, Error, Row};
 
 use super::{migrate::SCHEMA_VERSION, url::PostgresUrl};
 
-/// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PostgresFindings {
-    /// What weakens the promise.
+    /// Findings that weaken the guarantees.
     pub(super) warnings: Vec<String>,
-    /// Whether what was committed may be lost in a crash.
+    /// Whether committed data may be lost in a crash.
     pub(super) may_lose_commits: bool,
-    /// Why it cannot be used at all.
+    /// Why the server cannot be used at all.
     pub(super) refusal: Option<String>,
 }
 
@@ -89,7 +88,7 @@ fn check_rights(found: &Row, findings: &mut PostgresFindings, place: &PostgresUr
     if setting(5) != "off" {
         wanting.push("default_transaction_read_only is on: no claim can be made; set it to off for this role".into());
     }
-    // Where sessions are our own we set it ourselves.
+    // On sessions of our own, the store sets it itself.
     if place.unnamed_statements && setting(6) != "read committed" {
         wanting.push(format!(
             "default_transaction_isolation is {:?}: claims that race fail; set it to read committed for this role",

@@ -1,4 +1,4 @@
-//! One connection: its task, its prepared statements, and how much is under way on it.
+//! One connection: its task, its prepared statements, and its load.
 
 use std::{
     fmt,
@@ -26,27 +26,27 @@ use super::{
 };
 use crate::certificates::ReloadingTlsConfig;
 
-/// A connection that works, and what was found when it was made.
 pub(super) struct PostgresConnection {
     client: Client,
-    /// In the order of [`ALL`]; `None` where statements have no names.
+    /// In the order of `ALL_STATEMENTS`; `None` if statements are unnamed.
     prepared: Option<RwLock<Arc<[tokio_postgres::Statement]>>>,
     in_flight: AtomicUsize,
     task: AbortHandle,
 }
 
-/// A call that is under way.
+/// Counts a call as in flight until dropped.
 pub(super) struct InFlightCall<'a>(&'a PostgresConnection);
 
 impl PostgresConnection {
-    /// Connects, looks at the server, prepares. Returns what drives the connection too: it ends with it.
+    /// Connects, checks the server and prepares the statements. The returned task drives the connection, and ends with
+    /// it.
     pub(super) async fn open(
         place: &PostgresUrl, certificates: &ReloadingTlsConfig, limit: Duration,
     ) -> Result<(Self, PostgresFindings, JoinHandle<()>), (ErrorKind, String)> {
         let opening = async {
             let connecting = place.config.connect(PostgresTlsConnector::current(certificates).await).await;
             let (client, connection) = connecting.map_err(|error| error::connect_error(&error))?;
-            // Whatever ends it, calls on it learn it from their own answers.
+            // When the connection ends, each call on it gets its own error.
             let driver = tokio::spawn(async move { drop(connection.await) });
             let task = driver.abort_handle();
             let link = Self { client, prepared: None, in_flight: AtomicUsize::new(0), task };
@@ -61,7 +61,7 @@ impl PostgresConnection {
     async fn set_up(mut self, place: &PostgresUrl) -> Result<(Self, PostgresFindings), (ErrorKind, String)> {
         let failed = |error: Error| error::connect_error(&error);
         if !place.unnamed_statements {
-            // The functions look again after a race, and must see what the other wrote.
+            // The functions read again after a race, and must see the other transaction's write.
             let set = "SET default_transaction_isolation = 'read committed'";
             self.client.batch_execute(set).await.map_err(failed)?;
         }
@@ -83,7 +83,7 @@ impl PostgresConnection {
         Ok(prepared.into())
     }
 
-    /// Sends one statement, which is one transaction, and waits for its end.
+    /// Sends one statement, which is one transaction, and waits for its result.
     pub(super) async fn run(&self, what: Statement, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         let Some(prepared) = &self.prepared else {
             let typed: Vec<_> = params.iter().copied().zip(what.param_types().iter().cloned()).collect();
@@ -92,7 +92,7 @@ impl PostgresConnection {
         let nth = ALL_STATEMENTS.iter().position(|one| *one == what).expect("all are listed");
         let statement = prepared.read()[nth].clone();
         match self.client.query(&statement, params).await {
-            // The server did not run it.
+            // The server did not run the statement.
             Err(error) if error::needs_reprepare(&error) => {
                 let again = self.prepare().await?;
                 let statement = again[nth].clone();
@@ -103,7 +103,7 @@ impl PostgresConnection {
         }
     }
 
-    /// Sends a statement that is rare enough not to be prepared.
+    /// Sends a statement that is too rare to prepare.
     pub(super) async fn run_once(&self, sql: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Result<Vec<Row>, Error> {
         self.client.query_typed(sql, params).await
     }
@@ -121,7 +121,7 @@ impl PostgresConnection {
         InFlightCall(self)
     }
 
-    /// Closes it: an answer that is overdue may come at any time, and nobody would know whose it is.
+    /// Closes the connection: a late reply could be taken for that of another call.
     pub(super) fn discard(&self) {
         self.task.abort();
     }
@@ -141,6 +141,6 @@ impl Drop for PostgresConnection {
 
 impl fmt::Debug for PostgresConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Link({} under way)", self.in_flight())
+        write!(f, "PostgresConnection({} under way)", self.in_flight())
     }
 }

@@ -1,7 +1,7 @@
-//! What a failed call means. This is what safety rests on: `NotApplied` is said only of what cannot have happened.
+//! Classifies failed calls. Safety depends on it: `NotApplied` is used only if the call certainly had no effect.
 //!
-//! Every call is one statement and so one transaction. An ERROR in answer to it means that it was rolled back. A FATAL
-//! one, or none at all, leaves open whether it was committed before.
+//! Every call is one statement, and so one transaction. An ERROR reply means that it was rolled back. After a FATAL
+//! reply, or none, it may have been committed.
 
 use std::error::Error as _;
 
@@ -17,7 +17,7 @@ pub(super) fn store_error(kind: ErrorKind, why: impl Into<String>) -> StoreError
     StoreError::new(kind, STORE_NAME, why.into())
 }
 
-/// Of a statement that was sent. `reads`: it cannot have changed anything.
+/// Error of a statement that was sent. `reads`: the statement cannot have changed anything.
 pub(super) fn statement_error(error: &Error, reads: bool) -> StoreError {
     let kind = match error.as_db_error() {
         Some(answer) if is_error_severity(answer) => kind_for_code(answer.code()),
@@ -27,7 +27,7 @@ pub(super) fn statement_error(error: &Error, reads: bool) -> StoreError {
     store_error(kind, error_text(error))
 }
 
-/// Of a connection that could not be made: nothing of a call was sent. It refuses us, or it is not there.
+/// Error of opening a connection: nothing was sent. The server rejects us or is unreachable.
 pub(super) fn connect_error(error: &Error) -> (ErrorKind, String) {
     let kind = match error.as_db_error().map(DbError::code) {
         Some(code) if is_refusal(code) => ErrorKind::Rejected,
@@ -36,22 +36,22 @@ pub(super) fn connect_error(error: &Error) -> (ErrorKind, String) {
     (kind, error_text(error))
 }
 
-/// Whether the server answered, and its answer says that the statement was rolled back.
+/// Whether the server replied that the statement was rolled back.
 pub(super) fn was_rolled_back(error: &Error) -> bool {
     error.as_db_error().is_some_and(is_error_severity)
 }
 
-/// Whether it was rolled back only because somebody else was at the same row at the same time.
+/// Whether the statement was rolled back only because of a concurrent change of the same row.
 pub(super) fn was_row_conflict(error: &Error) -> bool {
     was_rolled_back(error) && matches!(error.code().map(SqlState::code), Some("55P03" | "40P01" | "40001"))
 }
 
-/// Whether the statement has to be prepared again: the server forgot it, or what it is about has changed.
+/// Whether the statement must be prepared again: the server dropped it, or the schema changed.
 pub(super) fn needs_reprepare(error: &Error) -> bool {
     matches!(error.code(), Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME || is_stale_plan(error))
 }
 
-/// Whether another connection might find another server: this one became read-only.
+/// Whether the server became read-only; another connection may reach another server.
 pub(super) fn is_read_only(error: &Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
@@ -61,14 +61,14 @@ fn is_stale_plan(error: &Error) -> bool {
 }
 
 fn is_error_severity(answer: &DbError) -> bool {
-    // An unparsed severity is a translated one: only the parsed one is trusted.
+    // An unparsed severity is a localized one: trust only the parsed one.
     answer.parsed_severity() == Some(Severity::Error)
 }
 
 fn kind_for_code(code: &SqlState) -> ErrorKind {
     match code.code() {
         "XX001" | "XX002" => ErrorKind::Corrupt,
-        // Rolled back for reasons that pass.
+        // Rolled back for temporary reasons.
         "40001" | "40P01" | "55P03" | "57014" | "53000" | "53200" | "53300" | "57P03" | "26000" | "0A000" => {
             ErrorKind::NotApplied
         }
@@ -79,11 +79,11 @@ fn kind_for_code(code: &SqlState) -> ErrorKind {
 
 fn is_refusal(code: &SqlState) -> bool {
     let code = code.code();
-    // Authentication, no such database, no such right; and what our own set-up finds wanting.
+    // Authentication, missing database, missing privilege, and failures of our own set-up.
     code.starts_with("28") || code.starts_with("3D") || code.starts_with("42")
 }
 
-/// What happened, for people: the driver's words end where the server's begin.
+/// Describes the error for people. Uses the server's message if there is one.
 pub(super) fn error_text(error: &Error) -> String {
     if let Some(answer) = error.as_db_error() {
         let mut said = format!("{} (SQLSTATE {})", answer.message(), answer.code().code());

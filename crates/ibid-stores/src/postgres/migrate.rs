@@ -1,9 +1,9 @@
-//! The schema: made, brought up to date and removed, in one transaction each.
+//! Creates, upgrades and removes the schema, each in one transaction.
 //!
-//! A dry run prints the very statements that it has executed and undone, as a file that psql runs.
+//! A dry run prints the statements that it has executed and rolled back, as a file for psql.
 //!
-//! Invariants: nothing that ibid did not make is changed; of several that migrate at the same time one does the work;
-//! a second run finds nothing to do.
+//! Invariants: nothing that ibid did not create is changed; of several concurrent migrations one does the work; a
+//! second run finds nothing to do.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use tokio_postgres::{Client, Transaction};
 
 use super::{error::error_text, url::PostgresUrl};
 
-/// What to do.
+/// The kind of migration to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigrateAction {
-    /// Bring the schema up to date.
+    /// Creates or upgrades the schema.
     Up,
-    /// Give that as a file of SQL, and do nothing.
+    /// Returns the upgrade as an SQL file, without changing anything.
     DryRun,
-    /// Remove the schema and everything in it.
+    /// Removes the schema and everything in it.
     Down,
 }
 
@@ -50,14 +50,14 @@ static MIGRATIONS: [Migration; 6] = [
     migration!(6, "0006_quota"),
 ];
 
-/// The version that the store needs.
+/// The schema version that the store needs.
 pub(super) const SCHEMA_VERSION: i32 = 6;
 
 const SERVICE_ROLE: &str = "ibid_service";
 const ADMIN_ROLE: &str = "ibid_admin";
-/// How our function outside our schema is known.
+/// Comment that identifies our function outside our schema.
 const OWNERSHIP_COMMENT: &str = "made by ibid migrate";
-/// Making an index may take long; a server that is not there is noticed much earlier.
+/// Deadline of a migration, which may build an index. An unreachable server is detected much earlier.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 const MIGRATIONS_TABLE_SQL: &str = "CREATE TABLE ibid.migrations (
@@ -65,16 +65,16 @@ const MIGRATIONS_TABLE_SQL: &str = "CREATE TABLE ibid.migrations (
 COMMENT ON TABLE ibid.migrations IS 'made by ibid migrate';
 ";
 
-/// Migrates the database that the URL names. Returns what was done, line by line; of a dry run, the SQL that would do it.
+/// Migrates the database that the URL names. Returns a report, line by line, or the SQL of a dry run.
 ///
 /// # Errors
-/// Why it was not done; then nothing was changed.
+/// Returns why the migration failed; nothing was changed then.
 pub async fn migrate(url: &str, how: MigrateAction) -> Result<Vec<String>, String> {
     migrate_with_rls_user(url, how, None).await
 }
 
-/// As [`migrate`]. `rls_user` is the SQL expression for the user whose rows row-level security shows; `None` leaves it as it
-/// is, which at first is `current_setting('ibid.user_id', true)`.
+/// As [`migrate`]. `rls_user` is the SQL expression for the user whose rows row-level security shows. `None` keeps the
+/// current one, initially `current_setting('ibid.user_id', true)`.
 ///
 /// # Errors
 /// As [`migrate`].
@@ -97,7 +97,7 @@ pub async fn migrate_with_rls_user(
 async fn run_migration(client: &mut Client, how: MigrateAction, rls_user: Option<&str>) -> Result<Vec<String>, String> {
     let tx = client.transaction().await.map_err(|error| error_text(&error))?;
     let mut script = MigrationScript { tx: &tx, statements: Vec::new(), report: Vec::new() };
-    // Whoever comes second waits, and then finds nothing to do.
+    // A concurrent migration waits here, and then finds nothing to do.
     script.execute("SELECT pg_advisory_xact_lock(1768057188, 2)").await?;
     let version = schema_version(&tx).await?;
     match (how, version) {
@@ -107,7 +107,7 @@ async fn run_migration(client: &mut Client, how: MigrateAction, rls_user: Option
     }
     let MigrationScript { statements, mut report, .. } = script;
     if how == MigrateAction::DryRun {
-        // Done and undone: what cannot be done is said here already.
+        // Executed and rolled back: a failing statement is reported in a dry run, too.
         tx.rollback().await.map_err(|error| error_text(&error))?;
         return Ok(dry_run_file(&statements, &report));
     }
@@ -122,7 +122,7 @@ fn nothing_to_do() -> String {
     format!("the schema is of version {SCHEMA_VERSION}: nothing to do")
 }
 
-/// A file that psql, and every other client, runs; a second time it fails and changes nothing.
+/// Returns a file for psql or any other client. Running it twice fails and changes nothing.
 fn dry_run_file(statements: &[String], report: &[String]) -> Vec<String> {
     if report.is_empty() {
         return vec![format!("-- {}", nothing_to_do())];
@@ -135,11 +135,10 @@ fn dry_run_file(statements: &[String], report: &[String]) -> Vec<String> {
     lines.chain(statements.iter().cloned()).chain(["COMMIT;".into()]).collect()
 }
 
-/// What a migration does: executed, and noted.
+/// Executes statements and records them.
 struct MigrationScript<'a> {
     tx: &'a Transaction<'a>,
     statements: Vec<String>,
-    /// For people.
     report: Vec<String>,
 }
 
@@ -156,7 +155,7 @@ fn pending_migrations(version: i32) -> impl DoubleEndedIterator<Item = &'static 
     MIGRATIONS.iter().filter(move |migration| migration.version > version)
 }
 
-/// Of the schema that is there; `None` if none is. One that is not ours is refused.
+/// Returns the version of the existing schema, or `None` if there is none. Rejects a schema that is not ours.
 async fn schema_version(tx: &Transaction<'_>) -> Result<Option<i32>, String> {
     let encoding = query_value::<String>(
         tx,
@@ -178,7 +177,7 @@ async fn schema_version(tx: &Transaction<'_>) -> Result<Option<i32>, String> {
         let things = "SELECT (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'ibid') \
             + (SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'ibid') \
             + (SELECT count(*) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = 'ibid')";
-        // An empty schema, made beforehand for a role that may not make one, is welcome.
+        // Accept an empty schema: it may have been created for a role that cannot create one.
         if query_value::<i64>(tx, things).await? == 0 {
             return Ok(Some(-1));
         }
@@ -217,7 +216,7 @@ async fn migrate_up(
     create_cleanup_alias(script).await
 }
 
-/// Makes a role of the server, where we may. Says whether it is there.
+/// Creates a server role if permitted. Returns whether the role exists.
 async fn ensure_role(script: &mut MigrationScript<'_>, name: &str) -> Result<bool, String> {
     if query_value::<i64>(script.tx, &format!("SELECT count(*) FROM pg_roles WHERE rolname = '{name}'")).await? > 0 {
         return Ok(true);
@@ -235,7 +234,7 @@ async fn ensure_role(script: &mut MigrationScript<'_>, name: &str) -> Result<boo
     Ok(true)
 }
 
-/// Policies and grants, for the roles that are there. Changes nothing that is so already.
+/// Creates policies and grants for the existing roles. Skips those in place.
 async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool; 2]) -> Result<(), String> {
     for (policy, role, is_there) in [
         ("service_role_insert_idempotency_keys", SERVICE_ROLE, service),
@@ -245,7 +244,7 @@ async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool;
             "SELECT count(*) FROM pg_policies WHERE schemaname = 'ibid' AND policyname = '{policy}' AND '{role}' = ANY(roles)"
         );
         if is_there && query_value::<i64>(script.tx, &named).await? == 0 {
-            // The owner is who runs this, or who made the table before.
+            // The owner is the current user, or the user who created the table earlier.
             let alter = format!(
                 "DO $$ BEGIN EXECUTE format('ALTER POLICY {policy} ON ibid.idempotency_keys TO {role}, %I',
                      (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'ibid.idempotency_keys'::regclass)); END $$"
@@ -254,7 +253,7 @@ async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool;
             script.report.push(format!("{policy} holds for {role} and the owner of the table"));
         }
     }
-    // Granting again what was granted changes nothing.
+    // Repeating a grant changes nothing.
     if service {
         script
             .execute(&format!(
@@ -278,7 +277,8 @@ async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool;
     Ok(())
 }
 
-/// Whose rows a user of the database sees. The expression is noted with the policy, because the database gives it back in words of its own.
+/// Sets the row-level security expression. It is recorded in the policy's comment, because the database returns
+/// expressions rewritten.
 async fn set_rls_user(script: &mut MigrationScript<'_>, user: &str) -> Result<(), String> {
     let noted = format!("'the user is {}'", user.replace('\'', "''"));
     let is_so = format!(
@@ -297,8 +297,8 @@ async fn set_rls_user(script: &mut MigrationScript<'_>, user: &str) -> Result<()
     Ok(())
 }
 
-/// `cleanup_old_idempotency_keys()` without a schema, for jobs that call it so: in `public`, if we may put it there and
-/// nobody else has.
+/// Creates `public.cleanup_old_idempotency_keys()` for jobs that call it without a schema, if permitted and the name is
+/// free.
 async fn create_cleanup_alias(script: &mut MigrationScript<'_>) -> Result<(), String> {
     let may = "SELECT coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = 'public'), false)";
     let taken = "SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
@@ -332,7 +332,7 @@ async fn migrate_down(script: &mut MigrationScript<'_>, version: i32) -> Result<
     if version >= 0 {
         script.execute("DROP TABLE ibid.migrations").await?;
     }
-    // Fails if somebody else has put something there: then all stays.
+    // Fails if the schema contains foreign objects; nothing is removed then.
     script.execute("DROP SCHEMA ibid").await?;
     script.report.push("removed the schema ibid".into());
     script.report.push(format!(

@@ -1,9 +1,9 @@
-//! A few connections, each kept by a task of its own that makes it again when it is lost.
+//! A small connection pool. One task per connection reopens it when it is lost.
 //!
-//! Calls are pipelined: a call takes the connection with the least under way and waits for nobody. The first connection
-//! is made at once, the others when the ones before them are busy. Invariants: a call is sent at most once per
-//! [`Pool::call`] (a repetition after an ambiguous end is the caller's to decide); a connection on which an answer is
-//! overdue is closed.
+//! Calls are pipelined: a call uses the connection with the fewest calls in flight, without waiting. The first
+//! connection is opened at once, the others when all before them are busy. Invariants: each [`PostgresPool::call`] is
+//! sent at most once (the caller decides whether to repeat an ambiguous call); a connection with an overdue reply is
+//! closed.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ use crate::{
 
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-/// A connection may take longer to make than a call to answer.
+/// Minimum timeout of connecting, which may take longer than a call.
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -49,11 +49,11 @@ pub(super) struct PostgresPool {
     pub(super) timeout: Duration,
     breaker: CircuitBreaker,
     connections: Vec<Mutex<Option<Arc<PostgresConnection>>>>,
-    /// How many slots have a keeper.
+    /// Number of slots with a running connection task.
     started_count: AtomicUsize,
-    /// Why the last connection could not be made, if there is none.
+    /// Why the last connection failed, while there is none.
     last_error: Mutex<Option<(ErrorKind, String)>>,
-    /// Told when a connection was made, or could not be.
+    /// Notified when a connection was opened or failed.
     changed: Notify,
     findings: Mutex<Option<PostgresFindings>>,
     connection_tasks: Mutex<Vec<AbortHandle>>,
@@ -78,7 +78,7 @@ impl PostgresPool {
         pool
     }
 
-    /// Until the first connection is there, or could not be made.
+    /// Waits until the first connection is open or has failed.
     pub(super) async fn wait_until_tried(&self) {
         let deadline = Instant::now() + self.connect_timeout() * 2;
         loop {
@@ -92,12 +92,11 @@ impl PostgresPool {
         }
     }
 
-    /// What start-up found, `None` if nobody could look yet.
+    /// Returns the findings of the server checks, or `None` before the first connection.
     pub(super) fn findings(&self) -> Option<PostgresFindings> {
         self.findings.lock().clone()
     }
 
-    /// Why there is no connection.
     pub(super) fn last_error(&self) -> Option<(ErrorKind, String)> {
         self.last_error.lock().clone()
     }
@@ -110,14 +109,13 @@ impl PostgresPool {
         Instant::now() + self.timeout
     }
 
-    /// Sends a prepared statement.
     pub(super) async fn call(
         self: &Arc<Self>, what: Statement, params: &[&(dyn ToSql + Sync)], deadline: Instant,
     ) -> Result<Vec<Row>, CallFailure> {
         self.send(what.is_read_only(), deadline, PooledStatement::Prepared(what, params)).await
     }
 
-    /// Sends a statement that reads, with a deadline of its own.
+    /// Sends a read-only statement with its own deadline.
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
@@ -125,7 +123,7 @@ impl PostgresPool {
         sent.map_err(CallFailure::into)
     }
 
-    /// Sends a statement that writes, and is rare.
+    /// Sends a rare statement that writes.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
         let sent = self.send(false, self.deadline(), PooledStatement::Once(sql, &[])).await;
         sent.map_err(CallFailure::into)
@@ -173,7 +171,7 @@ impl PostgresPool {
         }
     }
 
-    /// A connection to send on. Nothing has been sent if there is none.
+    /// Returns a connection to send on. If it fails, nothing was sent.
     async fn connection(self: &Arc<Self>, deadline: Instant) -> Result<Arc<PostgresConnection>, CallFailure> {
         loop {
             let changed = self.changed.notified();
@@ -211,7 +209,7 @@ impl PostgresPool {
         }
     }
 
-    /// Makes a connection, and again whenever it is lost. Ends with the store.
+    /// Opens a connection, and reopens it whenever it is lost, until the store is dropped.
     async fn keep_connected(self: Arc<Self>, slot: usize) {
         let mut pause = INITIAL_BACKOFF;
         loop {
@@ -258,14 +256,12 @@ impl PostgresPool {
         self.changed.notify_waiters();
     }
 
-    /// Closes all connections.
     pub(super) fn close(&self) {
         self.connection_tasks.lock().drain(..).for_each(|keeper| keeper.abort());
         self.connections.iter().for_each(|slot| drop(slot.lock().take()));
     }
 }
 
-/// What is sent.
 enum PooledStatement<'a> {
     Prepared(Statement, &'a [&'a (dyn ToSql + Sync)]),
     Once(&'a str, &'a [(&'a (dyn ToSql + Sync), Type)]),
@@ -280,13 +276,13 @@ impl PooledStatement<'_> {
     }
 }
 
-/// A call that failed, and whether that is known to have undone it.
+/// A failed call, and whether it certainly had no effect.
 #[derive(Debug)]
 pub(super) struct CallFailure {
     pub(super) error: StoreError,
-    /// The server itself said so: it may be sent again in another form.
+    /// The server reported the rollback: the call can be sent again in another form.
     pub(super) was_rolled_back: bool,
-    /// Only because somebody else was at the same row at the same time.
+    /// The rollback was caused by a concurrent change of the same row.
     pub(super) is_row_conflict: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Between the contract's words and the table's columns.
+//! Maps between the contract's types and the table's columns.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -18,10 +18,9 @@ use tokio_postgres::{
 
 use super::error::store_error;
 
-/// Ten thousand years, in microseconds: longer than any life, and two of them still fit a timestamp.
+/// Maximum duration: ten thousand years, in microseconds. The sum of two still fits a timestamp.
 const MAX_DURATION_US: u64 = 315_576_000_000_000_000;
 
-/// What is asked of the row of a lease.
 #[derive(Debug, Clone)]
 pub(super) enum RowOperation {
     Claim,
@@ -29,7 +28,7 @@ pub(super) enum RowOperation {
     Settle(Settlement),
 }
 
-/// What a call found: whether a holder held, and what is there.
+/// The result of a call: the settle code, and the entry found.
 #[derive(Debug)]
 pub(super) struct RowOutcome {
     pub(super) settle_code: i16,
@@ -51,7 +50,7 @@ impl RowOutcome {
     }
 }
 
-/// The parameters of one call for many leases, column by column.
+/// Parameters of one call for many leases, by column.
 #[derive(Default)]
 pub(super) struct LeaseColumns<'a> {
     addresses: Vec<&'a [u8]>,
@@ -81,7 +80,6 @@ pub(super) struct LeaseColumns<'a> {
     retry_delays: Vec<i64>,
 }
 
-/// An end, as columns.
 #[derive(Default)]
 pub(super) struct SettlementColumns<'a> {
     pub(super) kind: i16,
@@ -155,7 +153,7 @@ impl<'a> LeaseColumns<'a> {
         self.retry_delays.push(end.retry_in);
     }
 
-    /// In the order of the functions' parameters; a claim has the first 14 only.
+    /// In the order of the SQL functions' parameters; a claim uses only the first 14.
     pub(super) fn params(&self) -> [&(dyn ToSql + Sync); 25] {
         [
             &self.addresses,
@@ -187,7 +185,7 @@ impl<'a> LeaseColumns<'a> {
     }
 }
 
-/// Bytes of a row, without a copy more than needed.
+/// Reads a `bytea` column with a single copy.
 struct Blob(Bytes);
 
 impl<'a> FromSql<'a> for Blob {
@@ -201,7 +199,7 @@ impl<'a> FromSql<'a> for Blob {
     }
 }
 
-/// Reads an answer; its columns are those of `statements::answer!`. `ask` is what a granted lease carries.
+/// Reads a result row with the columns of `statements::answer!`. `ask` becomes the request of a granted lease.
 pub(super) fn read_outcome(row: &Row, ask: Option<&Arc<ClaimRequest>>) -> Result<RowOutcome, StoreError> {
     let held: Option<i16> = column(row, 1)?;
     let found: Option<i16> = column(row, 2)?;
@@ -247,7 +245,7 @@ fn read_completed(row: &Row) -> Result<CompletedEntry, StoreError> {
     })
 }
 
-/// An answer that was written by SQL, as status, headers and body.
+/// Builds a record from an answer that SQL functions wrote as status, headers and body.
 fn assemble_record(row: &Row) -> Result<Bytes, StoreError> {
     let status: Option<i32> = column(row, 12)?;
     let status =
@@ -276,7 +274,7 @@ fn assemble_record(row: &Row) -> Result<Bytes, StoreError> {
     Ok(record.encode())
 }
 
-/// What a listing selects, in the order in which [`listed`] reads it.
+/// The columns of a listing, in the order in which [`read_entry_info`] reads them.
 pub(super) const ENTRY_INFO_COLUMNS: &str = "k.address, k.state, k.fence, k.attempt, k.fingerprint_version, k.fingerprint, \
     k.tenant, k.user_id, k.endpoint, k.key, k.tags, k.label, \
     ibid._us(statement_timestamp() - k.claimed_at), ibid._us(k.expires_at - statement_timestamp()), \
@@ -361,22 +359,22 @@ fn duration_at(row: &Row, at: usize) -> Result<Duration, StoreError> {
     Ok(Duration::from_micros(us.max(0) as u64))
 }
 
-/// Clamped, so that no sum of a few overflows a timestamp.
+/// Clamps the duration, so that sums do not overflow a timestamp.
 pub(super) fn micros_param(span: Duration) -> i64 {
     span.as_micros().min(u128::from(MAX_DURATION_US)) as i64
 }
 
-/// A fence that no row can have is given as the highest.
+/// Maps a fence that no row can have to the highest value.
 pub(super) fn fence_param(fence: Fence) -> i64 {
     i64::try_from(fence.0).unwrap_or(i64::MAX)
 }
 
-/// Text cannot hold a zero byte: people see its symbol instead.
+/// Replaces zero bytes, which PostgreSQL text cannot contain, with a visible symbol.
 pub(super) fn postgres_text(tag: &str) -> Cow<'_, str> {
     if tag.contains('\0') { Cow::Owned(tag.replace('\0', "\u{2400}")) } else { Cow::Borrowed(tag) }
 }
 
-/// The exact form of tags that would not come back the same from their columns.
+/// Returns the exact form of tags that their text columns cannot represent.
 fn exact_tags(tags: &Tags) -> Option<&[u8]> {
     let parts = [tags.tenant(), tags.user(), tags.endpoint(), tags.key(), tags.key_hash()];
     let is_lost = parts.iter().any(|part| part.contains('\0')) || (parts == [""; 5] && !tags.as_bytes().is_empty());

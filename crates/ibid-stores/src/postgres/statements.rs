@@ -1,8 +1,7 @@
-//! The statements that are sent often: prepared once per connection, or sent with their types each time.
+//! The frequent statements: prepared once per connection, or sent with their parameter types each time.
 
 use tokio_postgres::types::Type;
 
-/// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Statement {
     Claim,
@@ -16,7 +15,7 @@ pub(super) enum Statement {
 pub(super) const ALL_STATEMENTS: [Statement; 6] =
     [Statement::Claim, Statement::Settle, Statement::Get, Statement::Change, Statement::Watch, Statement::Sweep];
 
-/// Of what an answer's columns are made, behind `nth`.
+/// The columns of a result, after `nth`.
 macro_rules! answer {
     ($of:literal) => {
         concat!(
@@ -97,7 +96,7 @@ impl Statement {
         }
     }
 
-    /// Whether it cannot change what a caller could see.
+    /// Whether the statement changes nothing that callers can see.
     pub(super) fn is_read_only(self) -> bool {
         matches!(self, Self::Get | Self::Watch)
     }

@@ -1,7 +1,7 @@
-//! TLS to the database, by rustls.
+//! TLS to the database with rustls.
 //!
-//! The modes mean what they mean to libpq: `prefer` and `require` encrypt and look at no certificate; `verify-ca`, or a
-//! root certificate that is given, verifies who signed it; `verify-full` the host's name too.
+//! The modes have libpq's meaning: `prefer` and `require` encrypt without verifying the certificate; `verify-ca`, or a
+//! given root certificate, verifies the certificate chain; `verify-full` also verifies the host name.
 
 use std::{
     fmt,
@@ -27,17 +27,16 @@ use tokio_rustls::{TlsConnector, client};
 
 use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial, TlsPaths};
 
-/// What is looked at in the server's certificate.
+/// How much of the server's certificate is verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TlsVerification {
     Nothing,
-    /// Who signed it.
+    /// The certificate chain.
     Chain,
-    /// And whom it names.
+    /// The certificate chain and the host name.
     Full,
 }
 
-/// How TLS is done, if it is.
 #[derive(Debug, Clone)]
 pub(super) struct PostgresTls {
     pub(super) verify: TlsVerification,
@@ -45,13 +44,13 @@ pub(super) struct PostgresTls {
 }
 
 impl PostgresTls {
-    /// Reads the certificates, and reads them again when they change.
+    /// Reads the certificates, and reloads them when they change.
     pub(super) fn reloading_config(&self) -> Result<Arc<ReloadingTlsConfig>, String> {
         let verify = self.verify;
         ReloadingTlsConfig::open(super::error::STORE_NAME, self.paths.clone(), move |files| verify.config(files))
     }
 
-    /// Reads the certificates, for one connection.
+    /// Reads the certificates for a single connection.
     pub(super) fn connector(&self) -> Result<PostgresTlsConnector, String> {
         self.verify.config(&self.paths.read()).map(|config| PostgresTlsConnector(Arc::new(config)))
     }
@@ -155,12 +154,11 @@ impl ServerCertVerifier for PostgresCertVerifier {
     }
 }
 
-/// Makes TLS connections.
 #[derive(Debug, Clone)]
 pub(super) struct PostgresTlsConnector(Arc<ClientConfig>);
 
 impl PostgresTlsConnector {
-    /// With the certificates that are there now.
+    /// Uses the current certificates.
     pub(super) async fn current(certificates: &ReloadingTlsConfig) -> Self {
         Self(certificates.now().await)
     }

@@ -1,6 +1,6 @@
-//! Where the database is and how it is reached: its URL, read.
+//! Parses PostgreSQL URLs.
 //!
-//! Invariant: neither what is shown of it nor any error holds a password.
+//! Invariant: neither `Debug` nor errors contain a password.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -9,20 +9,20 @@ use tokio_postgres::{Config, config::SslMode};
 use super::tls::{PostgresTls, TlsVerification};
 use crate::certificates::TlsPaths;
 
-/// Connections unless the URL says otherwise.
+/// Number of connections if the URL sets none.
 const DEFAULT_POOL_SIZE: usize = 4;
 const MAX_POOL_SIZE: usize = 64;
-/// Noticed at the latest so long after a peer has vanished without a word.
+/// Maximum time until a vanished peer is detected.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A database, from its URL.
 #[derive(Clone)]
 pub(super) struct PostgresUrl {
     pub(super) config: Config,
     pub(super) tls: PostgresTls,
-    /// Behind a pooler that gives each statement another connection: no named statements, no session state, no LISTEN.
+    /// The URL names a pooler that may use another connection for each statement: no named statements, no session
+    /// state, no LISTEN.
     pub(super) unnamed_statements: bool,
-    /// How many connections are made at most, besides the one that listens.
+    /// Maximum number of connections, besides the listening one.
     pub(super) pool_size: usize,
     redacted: String,
 }
@@ -120,22 +120,22 @@ impl fmt::Display for PostgresUrl {
 
 impl fmt::Debug for PostgresUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place({self})")
+        write!(f, "PostgresUrl({self})")
     }
 }
 
-/// Hosts and database only: what stands before the `@` may hold a password, and so may any option.
+/// Shows hosts and database only: credentials and options may contain a password.
 fn redact(rest: &str) -> String {
     let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
     format!("postgres://{place}")
 }
 
-/// A value of an option, for whoever wrote it; unless it is rather the end of a password with a `?` in it.
+/// Shows an option's value, unless it is probably the rest of a password with a `?` in it.
 fn show_value(value: &str) -> String {
     if value.contains('@') { "not readable (in a password, escape ? as %3F)".into() } else { format!("{value:?}") }
 }
 
-/// What is wrong with a URL. The driver names options, never their values.
+/// Describes an invalid URL. The driver names options, but never their values.
 fn root_cause(error: &tokio_postgres::Error) -> String {
     let mut why = error.to_string();
     let mut source = std::error::Error::source(error);

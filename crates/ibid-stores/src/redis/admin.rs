@@ -1,8 +1,8 @@
 //! Listings, counts and sweeps.
 //!
-//! What is in flight or unknown is found by an index. Finished entries are not indexed: to list them, the keyspace is
-//! scanned, a bounded part of what was found is read, in the order of addresses, and the page may come short. That is for
-//! people who ask for it; nothing on a request's path does it.
+//! Entries in progress or with unknown outcome are indexed. Completed entries are not: a listing scans the keyspace and
+//! reads a bounded number of entries in address order, so a page may return fewer than requested. Only administrative
+//! calls do that, never a request.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,30 +16,30 @@ use redis::Value;
 
 use super::{
     RedisInner,
-    answers::{self, ReplyParts},
+    error::{RedisCallError, check_reply},
+    replies::{self, ReplyParts},
     scripts::{self, ScriptCall},
     server::{RedisCommand, RedisServer, background_deadline},
     topology::BUCKET_COUNT,
-    trouble::{RedisCallError, check_reply},
 };
 
-/// Scripts under way at the same time, so that a walk over all buckets does not hold up others.
+/// Maximum number of concurrent scripts, so that a walk over all buckets does not delay other calls.
 const MAX_CONCURRENT_SCRIPTS: usize = 16;
-/// Entries read by one script.
+/// Number of entries read by one script.
 const ENTRIES_PER_READ: usize = 64;
-/// Addresses that one page of a scan looks at, at most.
+/// Maximum number of addresses considered for one page of a scan.
 const MAX_SCAN_ADDRESSES: usize = 4096;
-/// Keys looked at by one step of a scan.
+/// Number of keys visited by one SCAN call.
 const SCAN_COUNT: usize = 1000;
-/// Entries counted or swept by one script: a script holds up the whole server.
+/// Number of entries counted or swept by one script. A script blocks the whole server.
 const ENTRIES_PER_SCRIPT: usize = 500;
-/// Steps of a scan that counts make, at most; beyond that they are estimated.
+/// Maximum number of SCAN calls for counts; beyond it they are estimated.
 const MAX_SAMPLE_SCANS: usize = 20;
-/// Keys whose state and size counts look at, at most.
+/// Maximum number of keys whose state and size are read for counts.
 const MAX_SAMPLED_KEYS: usize = 500;
-/// How long a sweeper that died keeps others from sweeping.
+/// Milliseconds for which a crashed sweeper blocks other sweepers.
 const SWEEPER_LOCK_MS: usize = 30_000;
-/// Bytes of an entry beside its record: fields, names and the server's own.
+/// Approximate bytes of an entry beside its record: fields, key name and server overhead.
 const ENTRY_OVERHEAD_BYTES: u64 = 1200;
 
 impl RedisInner {
@@ -58,16 +58,16 @@ impl RedisInner {
             keys: vec![self.key_names.sweeper_key()],
             args: vec![me.into()],
         };
-        // If that fails, it lapses.
+        // If unlocking fails, the lock expires.
         let _ = self.run(&unlock).await;
         swept
     }
 
-    /// A shard that cannot be swept does not keep the others from it.
+    /// Sweeps all buckets. A shard that fails does not stop the others.
     async fn sweep_all(&self, at_most: u32) -> Result<SweepResult, StoreError> {
         let mut swept = SweepResult::default();
         let (mut due, mut failed) = (Vec::new(), Vec::new());
-        // A first look at all buckets removes nothing: few have anything to do.
+        // The first pass over all buckets removes nothing: few have work.
         let looks = (0..=u8::MAX).map(|bucket| async move { (bucket, self.sweep_bucket(bucket, 0).await) });
         let mut looks = stream::iter(looks).buffered(MAX_CONCURRENT_SCRIPTS);
         while let Some((bucket, looked)) = looks.next().await {
@@ -102,7 +102,7 @@ impl RedisInner {
         Ok(swept)
     }
 
-    /// Removed, lapsed, and whether more is due.
+    /// Returns the number removed, the number lapsed, and whether more are due.
     async fn sweep_bucket(&self, bucket: u8, at_most: u32) -> Result<(u32, u32, bool), StoreError> {
         let args = vec![
             self.key_names.entry_prefix(bucket).into(),
@@ -166,7 +166,7 @@ impl RedisInner {
         Ok(EntryPage { entries, next: None })
     }
 
-    /// What a bucket's index holds, in order, behind `from`.
+    /// Returns the addresses in a bucket's index after `from`, in order.
     async fn indexed_addresses(&self, bucket: u8, from: Option<Address>) -> Result<Vec<Address>, StoreError> {
         let mut range = redis::cmd("ZRANGE");
         range.arg(self.key_names.index_key(bucket)).arg(0).arg(-1);
@@ -181,7 +181,7 @@ impl RedisInner {
         Ok(found)
     }
 
-    /// Reads entries, those of one bucket together.
+    /// Reads entries, those of one bucket in one call.
     async fn read_entries(&self, at: &[Address]) -> Result<Vec<EntryInfo>, StoreError> {
         let some: Vec<Vec<Address>> = at.chunk_by(|a, b| a.0[0] == b.0[0]).map(<[Address]>::to_vec).collect();
         let calls = stream::iter(some.into_iter().map(|some| self.read_bucket_entries(some)));
@@ -189,19 +189,19 @@ impl RedisInner {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Reads entries of one bucket, of which there is at least one.
+    /// Reads entries of one bucket. `some` must not be empty.
     async fn read_bucket_entries(&self, some: Vec<Address>) -> Result<Vec<EntryInfo>, StoreError> {
         let keys = some.iter().map(|at| self.key_names.entry_key(at)).collect();
         let call = ScriptCall { script: &scripts::LOOK, bucket: some[0].0[0], keys, args: Vec::new() };
         let mut rows = ReplyParts::from_value(self.run(&call).await?)?;
         let mut found = Vec::new();
         for at in some {
-            found.extend(answers::parse_entry_info(rows.value().unwrap_or(Value::Nil), at)?);
+            found.extend(replies::parse_entry_info(rows.value().unwrap_or(Value::Nil), at)?);
         }
         Ok(found)
     }
 
-    /// The first addresses behind `from` that a scan finds, and whether there are more.
+    /// Returns the first addresses after `from` that a scan finds, and whether there are more.
     async fn scan_window(&self, from: ListCursor) -> Result<(Vec<Address>, bool), StoreError> {
         let mut window = BTreeSet::new();
         let mut more = false;
@@ -280,7 +280,7 @@ impl RedisInner {
         }
     }
 
-    /// Finished entries at one server and the bytes of all: exact while few, sampled when many.
+    /// Returns the number of completed entries at one server and the bytes of all: exact if few, sampled if many.
     async fn estimate(&self, link: &RedisServer) -> Result<(u64, u64), StoreError> {
         let mut size = ReplyParts::from_value(Value::Array(vec![
             link.send(RedisCommand::plain(&redis::cmd("DBSIZE")), background_deadline(self.timeout())).await?,
@@ -315,12 +315,12 @@ impl RedisInner {
         let now = time.number()? * 1_000_000 + time.number()?;
         let (mut finished, mut bytes) = (0_u64, 0_u64);
         while let (Some(fields), Some(length)) = (answers.next(), answers.next()) {
-            // One whose slot is on its way to another node is not looked at.
+            // Skip keys whose slot is being moved to another node.
             let (Ok(fields), Ok(Value::Int(length))) = (check_reply(fields), check_reply(length)) else { continue };
             let mut fields = ReplyParts::from_value(fields)?;
             let phase = fields.bytes().unwrap_or_default();
             let times = fields.bytes().unwrap_or_default();
-            // As entry.lua writes them: the second is when it expires.
+            // As `entry.lua` writes them: the second value is the expiry.
             let expires = std::str::from_utf8(&times).ok().and_then(|times| times.split(' ').nth(1)?.parse().ok());
             if phase == b"d"[..] && expires.is_some_and(|expires: u64| now < expires) {
                 finished += 1;
@@ -338,7 +338,7 @@ impl RedisInner {
         self.topology.ensure_known().await.map_err(|why| StoreError::from(RedisCallError::NotSent(why)))?;
         let nodes = self.topology.all();
         if nodes.is_empty() {
-            return Err(StoreError::new(ErrorKind::NotApplied, super::trouble::STORE_NAME, "no node is known"));
+            return Err(StoreError::new(ErrorKind::NotApplied, super::error::STORE_NAME, "no node is known"));
         }
         Ok(nodes)
     }

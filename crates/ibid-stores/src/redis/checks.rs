@@ -1,29 +1,28 @@
-//! What the promise rests on, looked up at start-up and said plainly.
+//! Start-up checks of the server settings that the guarantees depend on.
 
 use std::{collections::HashMap, sync::Arc};
 
 use redis::Value;
 
 use super::{
+    error::{RedisCallError, check_reply},
     server::{RedisCommand, RedisServer, background_deadline},
     topology::RedisTopology,
-    trouble::{RedisCallError, check_reply},
 };
 
-/// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RedisFindings {
-    /// Whether what is written survives a crash of the server's process.
+    /// Whether writes survive a crash of the server process.
     pub(super) durable: bool,
     pub(super) warnings: Vec<String>,
 }
 
-/// What can be said before anything could be looked up.
+/// The findings before the server could be checked.
 pub(super) fn unchecked_findings(why: &str) -> RedisFindings {
     RedisFindings { durable: false, warnings: vec![format!("could not be checked: {why}")] }
 }
 
-/// Looks at every server that keeps something.
+/// Checks every server that owns a bucket.
 pub(super) async fn run_checks(nodes: &RedisTopology, wait_replicas: u32) -> Result<RedisFindings, String> {
     nodes.ensure_known().await?;
     let mut found = RedisFindings { durable: true, warnings: Vec::new() };
@@ -61,7 +60,7 @@ async fn check_server(
                 }
             }
             Ok(_) => {}
-            // Managed services know no CONFIG at all.
+            // Managed services do not support CONFIG.
             Err(RedisCallError::Refused { .. }) => denied = true,
             Err(trouble) => return Err(trouble),
         }
@@ -73,7 +72,7 @@ async fn check_server(
     Ok(found)
 }
 
-/// Whether the user may run scripts at all: better said at start-up than at the first claim.
+/// Checks that the user may run scripts, so that start-up reports it before the first claim fails.
 async fn check_scripts(link: &Arc<RedisServer>, nodes: &RedisTopology) -> Result<Option<String>, RedisCallError> {
     let mut ask = redis::cmd("EVAL");
     ask.arg("return 1").arg(0);
@@ -151,7 +150,7 @@ fn evaluate(
     RedisFindings { durable, warnings: wanting }
 }
 
-/// `name:value` lines.
+/// Parses `name:value` lines.
 fn parse_info(info: &Value) -> HashMap<String, String> {
     let text = match check_reply(info.clone()) {
         Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),

@@ -1,4 +1,4 @@
-//! Opening connections: TCP, TLS, login. A [`RedisConnection`] is one that is open.
+//! Opens connections: TCP, TLS, login.
 
 use std::{
     fmt,
@@ -26,32 +26,35 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    trouble::STORE_NAME,
+    error::STORE_NAME,
     url::{RedisHost, RedisUrl},
 };
 use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial};
 
-/// How many calls may be handed to a connection before its writer has taken them up.
+/// Maximum number of calls queued for a connection's writer.
 const PIPELINE_BUFFER_SIZE: usize = 1024;
 
-/// Opens connections to the servers of one place.
+/// Opens connections to the servers of one URL.
 pub(super) struct RedisConnector {
     pub(super) url: RedisUrl,
     tls: Option<Arc<ReloadingTlsConfig>>,
-    /// To connect, and for one call.
+    /// Limits both connecting and one call.
     pub(super) timeout: Duration,
 }
 
 impl fmt::Debug for RedisConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dialer").field("place", &self.url).field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("RedisConnector")
+            .field("place", &self.url)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 
-/// Where messages go that come unasked.
+/// Receives push messages.
 pub(super) type PushHandler = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
-/// An open connection. Many calls may be under way on it at the same time.
+/// An open connection, multiplexed by concurrent calls.
 pub(super) struct RedisConnection {
     pub(super) host: RedisHost,
     connection: MultiplexedConnection,
@@ -61,9 +64,8 @@ pub(super) struct RedisConnection {
 
 #[derive(Default)]
 struct ConnectionState {
-    /// Written by the task that reads and writes the socket, when it ends; and by who gives it up.
+    /// Set by the task that drives the socket when it ends, and by [`RedisConnection::abort`].
     is_closed: AtomicBool,
-    /// How many answers have come. Written by those who got one.
     reply_count: AtomicU64,
 }
 
@@ -73,12 +75,11 @@ impl RedisConnector {
         Ok(Self { url: place, tls, timeout })
     }
 
-    /// A connection for calls.
     pub(super) async fn connect(&self, host: &RedisHost) -> Result<RedisConnection, String> {
         self.open(host, self.connection_info(true), self.url.database, None).await
     }
 
-    /// A connection that also hears messages.
+    /// Opens a connection that also receives push messages.
     pub(super) async fn connect_pubsub(
         &self, host: &RedisHost, pushes: PushHandler,
     ) -> Result<RedisConnection, String> {
@@ -86,7 +87,7 @@ impl RedisConnector {
         self.open(host, info, 0, Some(pushes)).await
     }
 
-    /// A connection to a sentinel: with the same login, or with none if it knows none.
+    /// Opens a connection to a sentinel: with the same login, or without one if the sentinel rejects it.
     pub(super) async fn connect_sentinel(&self, host: &RedisHost) -> Result<RedisConnection, String> {
         match self.open(host, self.connection_info(true), 0, None).await {
             Err(_) if self.url.password.is_some() => self.open(host, self.connection_info(false), 0, None).await,
@@ -134,7 +135,7 @@ async fn start_driver(
     host: &RedisHost, info: RedisConnectionInfo, socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     pushes: Option<PushHandler>,
 ) -> Result<RedisConnection, String> {
-    // Deadlines are ours: the one of the driver would hide whether a call was sent.
+    // This crate enforces deadlines: a driver timeout would hide whether a call was sent.
     let mut config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
         .set_connection_timeout(None)
@@ -156,7 +157,7 @@ async fn start_driver(
     Ok(RedisConnection { host: host.clone(), connection, state: life, driver: driver.abort_handle() })
 }
 
-/// What the server said, never what was said to it.
+/// Describes the server's response, never the credentials.
 fn login_refused(error: &RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::AuthenticationFailed => {
@@ -167,14 +168,14 @@ fn login_refused(error: &RedisError) -> String {
 }
 
 impl RedisConnection {
-    /// A server tells only after the handshake that it does not like our certificate (TLS 1.3). Without this the first call
-    /// would learn it, and nobody would know whether it was carried out.
+    /// Checks that the server accepts our certificate. With TLS 1.3 it rejects it only after the handshake; without
+    /// this check the first call would fail as ambiguous.
     async fn verify_accepted(self) -> Result<Self, String> {
         match self.ask(&redis::cmd("PING")).await {
             Err(error) if error.is_io_error() || error.is_connection_dropped() => {
                 Err(format!("TLS: the server does not let us in; perhaps it does not know our certificate: {error}"))
             }
-            // Whatever else it says, it says to us.
+            // Any reply shows that the connection was accepted.
             _ => Ok(self),
         }
     }
@@ -185,7 +186,7 @@ impl RedisConnection {
         Ok(answer)
     }
 
-    /// Sends all, in one go, and gives the answers from the `first` on.
+    /// Sends all commands at once and returns the replies from index `first` on.
     pub(super) async fn ask_all(&self, commands: &redis::Pipeline, first: usize) -> Result<Vec<Value>, RedisError> {
         let count = commands.len() - first;
         let answers = self.connection.clone().send_packed_commands(commands, first, count).await?;
@@ -201,7 +202,7 @@ impl RedisConnection {
         self.state.reply_count.load(Relaxed)
     }
 
-    /// Calls that are under way get no answer any more.
+    /// Closes the connection. Calls in flight get no reply.
     pub(super) fn abort(&self) {
         self.state.is_closed.store(true, Relaxed);
         self.driver.abort();

@@ -1,6 +1,6 @@
-//! The names of keys and channels.
+//! Names of keys and channels.
 //!
-//! All keys of one address share what stands between braces, and with it a slot of a cluster.
+//! All keys of one address share the part between braces, and so the same cluster slot.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,7 +9,7 @@ use ibid::store::{Address, Fence};
 #[derive(Debug)]
 pub(super) struct KeyNames {
     prefix: String,
-    /// Above 0, part of the names of entries: raising it forgets all that is there.
+    /// Part of the entry names if above 0. Raising it makes all earlier entries invisible.
     pub(super) generation: AtomicU64,
 }
 
@@ -27,7 +27,7 @@ impl KeyNames {
         Ok(Self { prefix: prefix.to_owned(), generation: AtomicU64::new(0) })
     }
 
-    /// What the names of a bucket's entries start with.
+    /// Prefix of a bucket's entry names.
     pub(super) fn entry_prefix(&self, bucket: u8) -> String {
         match self.generation.load(Relaxed) {
             0 => format!("{}:{{{bucket:02x}}}:", self.prefix),
@@ -35,7 +35,7 @@ impl KeyNames {
         }
     }
 
-    /// What the names of a bucket's channels start with: they outlive a generation, and so do its fences.
+    /// Prefix of a bucket's channels and fences, which do not depend on the generation.
     pub(super) fn bucket_prefix(&self, bucket: u8) -> String {
         format!("{}:{{{bucket:02x}}}:", self.prefix)
     }
@@ -52,17 +52,16 @@ impl KeyNames {
         format!("{}fence", self.bucket_prefix(bucket))
     }
 
-    /// What somebody has used. Not the name of an entry, and older than any generation.
+    /// Key of a tenant's quota usage. It does not depend on the generation.
     pub(super) fn quota_key(&self, who: &Address) -> String {
         format!("{}quota:{who}", self.bucket_prefix(who.0[0]))
     }
 
-    /// Who sweeps.
     pub(super) fn sweeper_key(&self) -> String {
         format!("{}sweeper", self.bucket_prefix(0))
     }
 
-    /// What entries are found by in a scan; taken literally but for the part that differs.
+    /// Glob pattern that matches the entry names, with the prefix escaped.
     pub(super) fn scan_pattern(&self) -> String {
         let mut pattern = String::new();
         for character in self.prefix.chars() {
@@ -78,7 +77,7 @@ impl KeyNames {
         pattern + "{??}:*"
     }
 
-    /// The address in the name of an entry of this generation.
+    /// Returns the address in an entry name of the current generation.
     pub(super) fn parse_address(&self, key: &[u8]) -> Option<Address> {
         let key = std::str::from_utf8(key).ok()?;
         let (_, hex) = key.rsplit_once(':')?;
@@ -87,7 +86,7 @@ impl KeyNames {
     }
 }
 
-/// Whose end a message on a bucket's wake channel tells of.
+/// Parses a message on a bucket's wake channel: the holder that no longer runs.
 pub(super) fn parse_wake_message(message: &[u8]) -> Option<(Address, Fence)> {
     let (at, fence) = std::str::from_utf8(message).ok()?.split_once(':')?;
     Some((Address::from_hex(at)?, Fence(fence.parse().ok()?)))

@@ -1,4 +1,4 @@
-//! Calls on their way to whoever keeps their bucket: scripts by digest or in full, redirections, replicas.
+//! Routes calls to the server that owns their bucket, with script caching, redirects and replica waits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,16 +8,16 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     RedisInner,
+    error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     scripts::ScriptCall,
     server::{RedisCommand, RedisServer},
-    trouble::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     url::RedisHost,
 };
 use crate::breaker::with_jitter;
 
-/// How many redirections a call follows, all within its deadline.
+/// Maximum redirects of a call, all within its deadline.
 const MAX_REDIRECTS: u32 = 16;
-/// Between two tries while a slot is being moved.
+/// Delay before a retry while a slot is being moved.
 const TRYAGAIN_DELAY: Duration = Duration::from_millis(20);
 
 impl RedisInner {
@@ -25,11 +25,11 @@ impl RedisInner {
         Ok(self.run_on_owner(call, 0).await?)
     }
 
-    /// Runs a script at whoever keeps its bucket. With replicas, the answer is followed by how many have it.
+    /// Runs a script at the bucket's owner. With replicas, the reply also has the number that acknowledged the write.
     async fn run_on_owner(&self, call: &ScriptCall, replicas: u32) -> Result<Value, RedisCallError> {
         let deadline = Instant::now() + self.timeout();
         let (mut in_full, mut asking, mut hops) = (false, None, 0);
-        // Redirections are counted; tries while a slot is on its way are bounded by the deadline.
+        // Redirects are counted; retries during a slot migration are bounded by the deadline.
         loop {
             let link = match &asking {
                 Some(host) => self.topology.server_at(host),
@@ -53,7 +53,7 @@ impl RedisInner {
                 _ if trouble.has_code("TRYAGAIN") => {
                     asking = None;
                     sleep(with_jitter(TRYAGAIN_DELAY)).await;
-                    // A try that may run into the deadline would make an ambiguity of what is none.
+                    // A retry that may hit the deadline would turn a known failure into an ambiguous one.
                     if deadline.saturating_duration_since(Instant::now()) < self.timeout() / 3 {
                         return Err(trouble);
                     }
@@ -70,7 +70,7 @@ impl RedisInner {
         }
     }
 
-    /// Who keeps a bucket, asked for if that is not known yet.
+    /// Returns the owner of a bucket, loading the topology if needed.
     async fn owner_of(&self, bucket: u8, deadline: Instant) -> Result<Arc<RedisServer>, RedisCallError> {
         if let Some(link) = self.topology.server_for(bucket) {
             return Ok(link);
@@ -83,7 +83,7 @@ impl RedisInner {
         })
     }
 
-    /// A claim or a completion: answered once so many replicas have it as was asked for.
+    /// Runs a claim or completion, and waits for the configured number of replicas if it changed something.
     pub(super) async fn run_replicated(
         &self, call: &ScriptCall, changed: impl Fn(&Value) -> bool,
     ) -> Result<Value, StoreError> {
@@ -106,7 +106,7 @@ impl RedisInner {
         Ok(answer)
     }
 
-    /// A plain command about a bucket, redirected if need be.
+    /// Runs a plain command about a bucket, following redirects.
     pub(super) async fn run_command(&self, bucket: u8, command: &Cmd) -> Result<Value, StoreError> {
         let deadline = Instant::now() + self.timeout();
         let mut asking = None;
@@ -136,7 +136,7 @@ impl RedisInner {
     }
 }
 
-/// Where a redirection points to. A node that names no host means its own.
+/// Returns the target of a redirect. A node that names no host means its own.
 fn redirect_host(trouble: &RedisCallError, from: &RedisServer) -> Option<RedisHost> {
     let (name, port) = trouble.redirect_target()?;
     if name.is_empty() {

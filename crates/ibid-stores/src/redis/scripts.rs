@@ -1,11 +1,11 @@
-//! The scripts: one per operation, each run as a whole by the server, each one round trip.
+//! The Lua scripts: one per operation. The server runs each atomically, in one round trip.
 
 use std::sync::LazyLock;
 
 use bytes::Bytes;
 use redis::Cmd;
 
-/// A script and its digest, by which a server that knows it is told to run it.
+/// A script and its SHA-1 digest, which EVALSHA uses.
 #[derive(Debug)]
 pub(super) struct RedisScript {
     body: &'static str,
@@ -38,7 +38,7 @@ scripts! {
     RESERVE = "reserve.lua";
 }
 
-/// A script with all that it is to be run with.
+/// A script with its keys and arguments.
 #[derive(Debug)]
 pub(super) struct ScriptCall {
     pub(super) script: &'static RedisScript,
@@ -48,12 +48,12 @@ pub(super) struct ScriptCall {
 }
 
 impl ScriptCall {
-    /// By digest: for servers that know the script.
+    /// Runs the script by digest, if the server has it cached.
     pub(super) fn evalsha_command(&self) -> Cmd {
         self.command("EVALSHA", &self.script.digest)
     }
 
-    /// With the script itself, which the server then knows.
+    /// Runs the script by source; the server then caches it.
     pub(super) fn eval_command(&self) -> Cmd {
         self.command("EVAL", self.script.body)
     }

@@ -1,7 +1,7 @@
-//! Asking sentinels who the primary is.
+//! Finds the primary through sentinels.
 //!
-//! All are asked at once, because some may be down. What they say is verified at the server itself: a sentinel that was
-//! cut off names the primary of yesterday.
+//! All sentinels are asked at once, because some may be down. Their answer is verified at the server itself, because an
+//! isolated sentinel may name an old primary.
 
 use std::{
     sync::{Arc, Weak},
@@ -14,17 +14,16 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     connect::{RedisConnection, RedisConnector},
+    error::check_reply,
     server::{RedisServer, ServerTarget},
-    trouble::check_reply,
     url::RedisHost,
 };
 use crate::breaker::with_jitter;
 
-/// How often a connection's server is compared with what the sentinels say: an old primary that was cut off from them
-/// may go on answering.
+/// Interval at which the connected server is compared with the sentinels' answer: an isolated old primary may keep
+/// responding.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A connection to the primary of that name.
 pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Result<RedisConnection, String> {
     let mut answers: FuturesUnordered<_> =
         dialer.url.hosts.iter().map(|sentinel| ask_sentinel(dialer, sentinel, name)).collect();
@@ -46,7 +45,6 @@ pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Resu
     Err(format!("no primary {name:?} was found: {}", why.join("; ")))
 }
 
-/// Whom a sentinel names.
 async fn ask_sentinel(dialer: &RedisConnector, sentinel: &RedisHost, name: &str) -> Result<RedisHost, String> {
     let wire = dialer.connect_sentinel(sentinel).await?;
     query_primary(&wire, dialer.timeout, name).await
@@ -71,7 +69,7 @@ async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -
     }
 }
 
-/// A connection to a server that says itself that it is a primary.
+/// Connects to a server, and verifies that it is a primary.
 async fn connect_confirmed(dialer: &RedisConnector, host: &RedisHost) -> Result<RedisConnection, String> {
     let wire = dialer.connect(host).await?;
     let answer =
@@ -85,8 +83,8 @@ async fn connect_confirmed(dialer: &RedisConnector, host: &RedisHost) -> Result<
     }
 }
 
-/// Hangs up when a sentinel names another primary than the one that is talked to. One sentinel is asked at a time, over a
-/// connection that is kept; the next takes its place when it is gone. Ends with the link.
+/// Disconnects when a sentinel names another primary than the connected one. Asks one sentinel at a time over a
+/// persistent connection, and switches to the next one on failure. Ends when the server is dropped.
 pub(super) async fn follow_primary(link: Weak<RedisServer>, dialer: Arc<RedisConnector>) {
     let mut asked: Option<RedisConnection> = None;
     let mut nth = 0;

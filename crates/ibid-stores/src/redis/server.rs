@@ -1,6 +1,6 @@
-//! One server: its connection, opened again when it is lost, with one circuit breaker and one deadline per call.
+//! One server: a connection that is reopened when lost, a circuit breaker, and a deadline per call.
 //!
-//! Invariant: an error says [`RedisCallError::NotSent`] only if not a byte of the call was handed to a connection.
+//! Invariant: [`RedisCallError::NotSent`] is returned only if no byte of the call was handed to a connection.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -13,44 +13,44 @@ use tokio::{
 
 use super::{
     connect::{RedisConnection, RedisConnector},
+    error::{RedisCallError, check_reply},
     sentinel,
-    trouble::{RedisCallError, check_reply},
     url::RedisHost,
 };
 use crate::breaker::CircuitBreaker;
 
-/// Connections on which replicas are waited for, per server: each serves one call at a time.
+/// Maximum number of connections per server for calls that wait for replicas. Each serves one call at a time.
 const MAX_WAIT_CONNECTIONS: usize = 32;
 
 pub(super) struct RedisServer {
     connector: Arc<RedisConnector>,
     target: ServerTarget,
     breaker: CircuitBreaker,
-    /// The connection for calls, if there is one. Replaced only under `connect_lock`.
+    /// The connection for calls. Replaced only under `connect_lock`.
     wire: Mutex<Option<Arc<RedisConnection>>>,
     connect_lock: tokio::sync::Mutex<()>,
-    /// When connecting last failed and why, so that those who waited for it need not try themselves.
+    /// Time and reason of the last failed connect, so that concurrent calls need not repeat it.
     failed: Mutex<Option<(Instant, String)>>,
-    /// Idle connections on which replicas are waited for. Taken by one call at a time.
+    /// Idle connections for calls that wait for replicas.
     wait_connections: Mutex<Vec<Arc<RedisConnection>>>,
     wait_permits: Semaphore,
 }
 
-/// Whom to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ServerTarget {
     Host(RedisHost),
-    /// Whoever the sentinels say is the primary of that name.
+    /// The primary of this name, according to the sentinels.
     Primary(String),
 }
 
-/// One call, and how it is sent.
+/// A call and how it is sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RedisCommand<'a> {
     pub(super) command: &'a Cmd,
-    /// To a node that is taking over the slot.
+    /// Precedes the command with ASKING, for a node that is importing the slot.
     pub(super) asking: bool,
-    /// Followed by a wait until so many replicas have it: the answer is then a pair, its own and how many have it.
+    /// Follows the command with WAIT for this many replicas. The reply is then a pair: the command's and the number of
+    /// replicas.
     pub(super) replicas: u32,
 }
 
@@ -59,7 +59,6 @@ impl<'a> RedisCommand<'a> {
         Self { command, asking: false, replicas: 0 }
     }
 
-    /// All that goes out in one piece, if it is more than the command itself.
     fn pipeline(self, patience: Duration) -> redis::Pipeline {
         let mut all = redis::pipe();
         if self.asking {
@@ -74,7 +73,7 @@ impl<'a> RedisCommand<'a> {
         all
     }
 
-    /// Answers before this one are not the command's.
+    /// Index of the command's reply.
     fn first(self) -> usize {
         usize::from(self.asking)
     }
@@ -98,12 +97,11 @@ impl RedisServer {
         &self.target
     }
 
-    /// Whom it is connected to.
     pub(super) fn host(&self) -> Option<RedisHost> {
         self.wire.lock().as_ref().filter(|wire| wire.is_open()).map(|wire| wire.host.clone())
     }
 
-    /// Where to connect to for another connection to the same server.
+    /// Returns the host for another connection to the same server.
     pub(super) async fn resolve_host(&self) -> Result<RedisHost, String> {
         match &self.target {
             ServerTarget::Host(host) => Ok(host.clone()),
@@ -114,7 +112,7 @@ impl RedisServer {
         }
     }
 
-    /// Sends, and waits for the answer until the deadline.
+    /// Sends a command and waits for the reply until the deadline.
     pub(super) async fn send(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
         let pass = self.breaker.pass().map_err(|pause| {
             let why = self.failed.lock().as_ref().map_or_else(String::new, |(_, why)| format!(": {why}"));
@@ -135,13 +133,13 @@ impl RedisServer {
             Err(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
         }
         if answered.as_ref().is_err_and(RedisCallError::says_wrong_server) {
-            // It may not be the one to talk to any more: names and sentinels are asked again.
+            // The server may no longer be the right one: resolve names and ask sentinels again.
             self.hang_up();
         }
         answered
     }
 
-    /// Several plain commands in one go, each with its own answer or error.
+    /// Sends several plain commands at once. Each has its own reply or error.
     pub(super) async fn send_all(
         &self, commands: &redis::Pipeline, deadline: Instant,
     ) -> Result<Vec<Value>, RedisCallError> {
@@ -161,7 +159,7 @@ impl RedisServer {
         }
     }
 
-    /// The connection is not used for further calls.
+    /// Drops the connections, so that later calls open new ones.
     pub(super) fn hang_up(&self) {
         self.wire.lock().take();
         self.wait_connections.lock().clear();
@@ -179,8 +177,8 @@ impl RedisServer {
                 Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {error}", wire.host)))
             }
             Err(_) => {
-                // Nobody was answered meanwhile: it is the connection, not the call. A peer that vanished would
-                // otherwise be waited for again and again.
+                // No call was answered meanwhile, so the connection is dead. Abort it, or every call would wait for a
+                // vanished peer.
                 if wire.answers() == before {
                     wire.abort();
                 }
@@ -234,7 +232,7 @@ impl RedisServer {
         }
     }
 
-    /// WAIT blocks its connection, so each of these calls has one of its own for its time.
+    /// WAIT blocks its connection, so each of these calls uses its own.
     async fn send_replicated(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
         let late = || RedisCallError::NotSent("all connections on which replicas are waited for are busy".to_owned());
         let _room = timeout_at(deadline, self.wait_permits.acquire()).await.map_err(|_| late())?;
@@ -251,7 +249,8 @@ impl RedisServer {
                 )
             }
         };
-        // The last part of the deadline is for the answer's way back; the server looks at its own only ten times a second.
+        // Reserve the last part of the deadline for the reply's way back; the server checks WAIT timeouts only ten
+        // times a second.
         let left = deadline.saturating_duration_since(Instant::now());
         let patience = (left * 4 / 5).min(left.saturating_sub(Duration::from_millis(150))).max(left / 2);
         let all = call.pipeline(patience);
@@ -284,11 +283,14 @@ impl fmt::Display for ServerTarget {
 
 impl fmt::Debug for RedisServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("target", &self.target).field("connected_to", &self.host()).finish_non_exhaustive()
+        f.debug_struct("RedisServer")
+            .field("target", &self.target)
+            .field("connected_to", &self.host())
+            .finish_non_exhaustive()
     }
 }
 
-/// How long a call may take that is made for people or in the background: a multiple of the one on the request's path.
+/// Returns the deadline of an administrative or background call: a multiple of that of a request's call.
 pub(super) fn background_deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.max(Duration::from_secs(1)) * 2
 }

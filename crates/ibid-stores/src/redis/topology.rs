@@ -1,8 +1,8 @@
-//! Which server keeps which bucket.
+//! Maps buckets to servers.
 //!
-//! Keys are spread over 256 buckets by the first byte of their address, and a bucket's keys share one slot. So a cluster
-//! is known by a table of 256 rows. Rows are corrected by the servers themselves (MOVED) and by asking for the whole
-//! table; that happens in the background, so that a bad node holds up nobody but those who need it.
+//! The first byte of an address selects one of 256 buckets, and all keys of a bucket share one cluster slot, so the
+//! topology is a table of 256 rows. MOVED redirects correct single rows; a refresh replaces the table. It runs in the
+//! background, so that a failing node delays only the calls that need it.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ use super::{
 use crate::breaker::with_jitter;
 
 pub(super) const BUCKET_COUNT: usize = 256;
-/// Between two times that the table is asked for.
+/// Minimum interval between two refreshes.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct ClusterTopology {
     connector: Arc<RedisConnector>,
     table: Mutex<BucketTable>,
     is_refreshing: AtomicBool,
-    /// Held by the one who asks for the first table; the others wait for what it finds.
+    /// Held by the call that loads the first table; others wait for its result.
     first_refresh: tokio::sync::Mutex<()>,
 }
 
@@ -76,7 +76,7 @@ impl RedisTopology {
         matches!(self.kind, TopologyKind::Cluster(_))
     }
 
-    /// Who keeps a bucket; `None` if that is not known yet.
+    /// Returns the owner of a bucket, or `None` if it is not known yet.
     pub(super) fn server_for(&self, bucket: u8) -> Option<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(link) => Some(link.clone()),
@@ -84,7 +84,7 @@ impl RedisTopology {
         }
     }
 
-    /// A node of the cluster by its address; the one server otherwise.
+    /// Returns the cluster node at this address, or the only server.
     pub(super) fn server_at(&self, host: &RedisHost) -> Arc<RedisServer> {
         match &self.kind {
             TopologyKind::Single(link) => link.clone(),
@@ -92,7 +92,6 @@ impl RedisTopology {
         }
     }
 
-    /// All that keep something.
     pub(super) fn all(&self) -> Vec<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(link) => vec![link.clone()],
@@ -100,7 +99,7 @@ impl RedisTopology {
         }
     }
 
-    /// A node says that another keeps this bucket.
+    /// Records the new owner of a bucket after a redirect.
     pub(super) fn set_owner(&self, bucket: u8, to: RedisHost) {
         if let TopologyKind::Cluster(cluster) = &self.kind {
             cluster.table.lock().owners[usize::from(bucket)] = Some(to);
@@ -108,7 +107,7 @@ impl RedisTopology {
         self.refresh_in_background();
     }
 
-    /// What is known may be out of date: asks again in the background.
+    /// Refreshes the table in the background, because it may be out of date.
     pub(super) fn refresh_in_background(&self) {
         if let TopologyKind::Cluster(cluster) = &self.kind
             && !cluster.is_refreshing.swap(true, AcqRel)
@@ -122,7 +121,7 @@ impl RedisTopology {
         }
     }
 
-    /// Asks for the table now, if none is known.
+    /// Loads the table if none is known.
     pub(super) async fn ensure_known(&self) -> Result<(), String> {
         let TopologyKind::Cluster(cluster) = &self.kind else { return Ok(()) };
         if !cluster.owners().is_empty() {
@@ -154,7 +153,7 @@ impl ClusterTopology {
         table.servers.entry(host.clone()).or_insert_with(link).clone()
     }
 
-    /// Asks all nodes that are known for the table and takes the first answer. Returns whether there was one.
+    /// Asks all known nodes for the table and uses the first valid reply. Returns whether there was one.
     async fn refresh(&self) -> bool {
         let mut hosts = self.owners();
         hosts.extend(self.connector.url.hosts.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());
@@ -184,7 +183,7 @@ impl ClusterTopology {
     }
 }
 
-/// Reads CLUSTER SLOTS. `None` if it is not one, or names nobody.
+/// Parses the reply of CLUSTER SLOTS. Returns `None` if it is invalid or names no node.
 fn parse_cluster_slots(answer: &Value, from: &RedisHost) -> Option<Vec<Option<RedisHost>>> {
     let Value::Array(ranges) = answer else { return None };
     let mut found = Vec::new();
@@ -193,7 +192,7 @@ fn parse_cluster_slots(answer: &Value, from: &RedisHost) -> Option<Vec<Option<Re
         let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &parts[..] else { return None };
         let [name, Value::Int(port), ..] = &primary[..] else { return None };
         let name = match name {
-            // A node that does not know its own address is where it was asked.
+            // A node that does not know its own address is the one that was asked.
             Value::BulkString(name) if !name.is_empty() && name != b"?" => String::from_utf8_lossy(name).into_owned(),
             _ => from.name.clone(),
         };
@@ -207,7 +206,7 @@ fn parse_cluster_slots(answer: &Value, from: &RedisHost) -> Option<Vec<Option<Re
     owners.iter().any(Option::is_some).then_some(owners)
 }
 
-/// The slot of a bucket's keys: CRC16 (XMODEM) of what stands between their braces.
+/// Returns the slot of a bucket's keys: CRC16 (XMODEM) of the part between braces.
 fn slot_of(bucket: u8) -> u16 {
     let step = |crc: u16, byte: u8| {
         (0..8)
@@ -222,7 +221,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_server() {
-        // As CLUSTER KEYSLOT says of {00}, {0a} and {ff}.
+        // Values of CLUSTER KEYSLOT for {00}, {0a} and {ff}.
         assert_eq!([slot_of(0x00), slot_of(0x0a), slot_of(0xff)], [13_254, 14_610, 11_756]);
     }
 

@@ -1,20 +1,19 @@
-//! Where a Redis is, read from its URL.
+//! Parses Redis URLs.
 //!
-//! Invariant: nothing of what may be a password is ever shown, neither by `Debug` nor in an error. A password with an
-//! unescaped `/` or `@` can end up anywhere in a URL, so errors name the part that is wrong and do not repeat it.
+//! Invariant: neither `Debug` nor errors show any part that may be a password. A password with an unescaped `/` or `@`
+//! can end up anywhere in a URL, so errors name the invalid part without repeating it.
 
 use std::{fmt, path::PathBuf};
 
 use crate::certificates::TlsPaths;
 
-/// A server, by name or number.
+/// A server, by host name or IP address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct RedisHost {
     pub(super) name: String,
     pub(super) port: u16,
 }
 
-/// What a URL says.
 #[derive(Clone)]
 pub(super) struct RedisUrl {
     pub(super) deployment: RedisDeployment,
@@ -23,14 +22,14 @@ pub(super) struct RedisUrl {
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) database: i64,
-    /// The files for TLS, if it is spoken.
+    /// Certificate files, or `None` without TLS.
     pub(super) tls: Option<TlsPaths>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RedisDeployment {
     Single,
-    /// The name under which the sentinels know the primary.
+    /// The primary's name at the sentinels.
     Sentinel(String),
     Cluster,
 }
@@ -92,7 +91,7 @@ impl RedisUrl {
     }
 }
 
-/// What the options say; `None` if TLS is not spoken.
+/// Parses the TLS options. Returns `None` without TLS.
 fn parse_tls_paths(query: &str, says_tls: bool) -> Result<Option<TlsPaths>, String> {
     let mut with_tls = says_tls;
     let (mut ca, mut cert, mut key) = (None, None, None);
@@ -125,7 +124,7 @@ impl RedisHost {
         Self { name: name.to_owned(), port }
     }
 
-    /// `name`, `name:port` or `[v6]:port`.
+    /// Parses `name`, `name:port` or `[v6]:port`.
     fn parse(text: &str, default_port: u16) -> Result<Self, String> {
         let (name, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
             Some(Some((name, port))) => (name, port.strip_prefix(':')),
@@ -150,7 +149,7 @@ fn parse_database(text: &str) -> Result<i64, String> {
     text.parse::<u16>().map(i64::from).map_err(|_| "the database is not a number; write redis://HOST:PORT/0".into())
 }
 
-/// Percent-decoded; `None` if empty.
+/// Percent-decodes the text. Returns `None` if it is empty.
 fn percent_decode(text: &str, what: &str) -> Result<Option<String>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -182,7 +181,7 @@ impl fmt::Display for RedisHost {
 
 impl fmt::Debug for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place")
+        f.debug_struct("RedisUrl")
             .field("shape", &self.deployment)
             .field("hosts", &self.hosts)
             .field("user", &self.user.as_ref().map(|_| "****"))

@@ -1,8 +1,8 @@
-//! Those who wait in this process: one watch for all that wait for the same holder.
+//! Waiters in this process: one watch per holder, shared by all of its waiters.
 //!
-//! A waiter takes its seat first and asks the store then, so that an end that comes in between finds it. One of those
-//! who share a watch asks; the others go by what it learned. A watch that was woken is off the table: who comes later
-//! makes a new one, and asks.
+//! A waiter registers first and then queries the store, so that it cannot miss a settlement in between. One waiter of a
+//! watch queries; the others use its result. A notified watch leaves the table: later waiters create a new one, and
+//! query.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,7 @@ use tokio::{sync::Notify, time::Instant};
 #[derive(Debug, Default)]
 pub(super) struct WaiterTable {
     by_address: Mutex<HashMap<Address, Vec<Arc<HolderWatch>>>>,
-    /// Raised when messages may have been missed: what was learned before does not count.
+    /// Incremented when messages may have been missed; earlier observations are then void.
     epoch: AtomicU64,
 }
 
@@ -28,20 +28,19 @@ pub(super) struct HolderWatch {
     seen: Fence,
     pub(super) changed: Notify,
     ended: AtomicBool,
-    /// What was last learned. Held while the store is asked, so that one asks for all.
+    /// The last observation. Locked during a query, so that one waiter queries for all.
     pub(super) observed: tokio::sync::Mutex<Option<ObservedLease>>,
 }
 
-/// The holder ran, by an answer that came then.
+/// An observation that the holder was running.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ObservedLease {
     pub(super) observed_at: Instant,
-    /// When its lease ends.
     pub(super) lease_until: Instant,
     pub(super) epoch: u64,
 }
 
-/// A place among those who wait; given back when dropped.
+/// Registration of a waiter, removed when dropped.
 pub(super) struct WatchGuard<'a> {
     table: &'a WaiterTable,
     address: Address,
@@ -68,7 +67,7 @@ impl WaiterTable {
         WatchGuard { table: self, address: *at, watch }
     }
 
-    /// The holder runs no more.
+    /// Wakes the waiters of a holder that no longer runs.
     pub(super) fn notify_ended(&self, at: &Address, seen: Fence) {
         let mut table = self.by_address.lock();
         let Some(here) = table.get_mut(at) else { return };
@@ -85,7 +84,7 @@ impl WaiterTable {
         }
     }
 
-    /// Messages may have been missed: all ask again.
+    /// Makes all waiters query again, because messages may have been missed.
     pub(super) fn invalidate(&self) {
         self.epoch.fetch_add(1, Release);
         for watch in self.by_address.lock().values().flatten() {
@@ -108,7 +107,7 @@ impl Drop for WatchGuard<'_> {
     fn drop(&mut self) {
         let mut table = self.table.by_address.lock();
         let Some(here) = table.get_mut(&self.address) else { return };
-        // One in the table and this one: the last leaves no trace.
+        // Two references: the table's and this one. The last waiter removes the watch.
         here.retain(|watch| !(Arc::ptr_eq(watch, &self.watch) && Arc::strong_count(watch) <= 2));
         if here.is_empty() {
             table.remove(&self.address);

@@ -1,12 +1,12 @@
-//! Tags and fingerprints as the store sees them: keyed, and still good for what the store and its operators do with them.
+//! Keyed forms of tags and fingerprints that the store and its operators can still use.
 //!
-//! - A **tag** becomes the first half of an HMAC of it. The same tag gives the same text, so who has the secret can still
-//!   look for it; who has not can see which entries share a tag, and nothing else.
-//! - A **fingerprint** is enciphered, not hashed: whoever claims is told the holder's, so it must come back. A Feistel
-//!   network of four rounds over HMAC-SHA-256 permutes its 256 bits (Luby and Rackoff), another permutation for every
-//!   address. So the same request looks different at each address, and nobody without the secret can try requests out.
+//! - A **tag** becomes the first half of its HMAC. Equal tags have equal values, so they can be searched with the
+//!   secret. Without it, a reader sees only which entries share a tag.
+//! - A **fingerprint** is enciphered, not hashed, because callers need the holder's fingerprint back. A Feistel network
+//!   of four rounds over HMAC-SHA-256 permutes its 256 bits (Luby and Rackoff), differently for every address. So the
+//!   same request looks different at each address, and requests cannot be guessed without the secret.
 //!
-//! Both keys come from the address secret, and stay as they are when records get another key.
+//! Both keys derive from the address secret and stay the same when the record keys are rotated.
 
 use hmac::{Hmac, KeyInit as _, Mac};
 use ibid::store::{Address, EntryFilter, Fingerprint, Tags};
@@ -16,10 +16,9 @@ use super::keys::derive_key;
 
 const HKDF_SALT: &[u8] = b"ibid seal v1";
 const FEISTEL_ROUNDS: u8 = 4;
-/// Set in the version of a fingerprint that is enciphered.
+/// Set in the version of an enciphered fingerprint.
 const ENCIPHERED_FLAG: u8 = 0x80;
 
-/// The two keys, ready to use.
 pub(super) struct BlindIndex {
     tags: Hmac<Sha256>,
     fingerprints: Hmac<Sha256>,
@@ -55,7 +54,7 @@ impl BlindIndex {
         }
     }
 
-    /// 32 hex digits. What is empty stays so: that there is no user is no secret.
+    /// Returns 32 hex digits. An empty tag stays empty: that there is no user is not secret.
     fn index_tag(&self, which: u8, tag: &str) -> String {
         if tag.is_empty() {
             return String::new();
@@ -76,7 +75,7 @@ impl BlindIndex {
         Fingerprint { version: plain.version | ENCIPHERED_FLAG, digest: join_halves(left, right) }
     }
 
-    /// `None` if it is not enciphered.
+    /// Returns `None` if the fingerprint is not enciphered.
     pub(super) fn decipher(&self, at: &Address, hidden: &Fingerprint) -> Option<Fingerprint> {
         if !is_enciphered(hidden) {
             return None;
@@ -100,12 +99,11 @@ impl BlindIndex {
     }
 }
 
-/// Whether a fingerprint, as a store holds it, is enciphered.
 pub(super) fn is_enciphered(fingerprint: &Fingerprint) -> bool {
     fingerprint.version & ENCIPHERED_FLAG != 0
 }
 
-/// As [`Tags::new`] does.
+/// Truncates as [`Tags::new`] does.
 fn truncate_tag(tag: &str) -> &str {
     &tag[..tag.floor_char_boundary(1024)]
 }

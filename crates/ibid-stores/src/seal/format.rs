@@ -1,14 +1,14 @@
-//! The format of sealed bytes.
+//! Format of encrypted bytes.
 //!
 //! ```text
 //! "ibid-sl" │ version u8 │ kind u8 │ flags u8 │ attempt u32 │ length u32 │ key id: length u8, bytes
 //! nonce [24] │ XChaCha20-Poly1305: ciphertext, tag [16]
 //! ```
-//! Numbers are little-endian. `length` is that of the content before it was compressed. `attempt` is that of the run whose
-//! record it is; 0 in a record of a claim whose answer was lost, and in all other kinds.
+//! Numbers are little-endian. `length` is that of the plain content before compression. `attempt` is that of the run
+//! that produced the record; it is 0 for a claim whose answer was lost, and for all other kinds.
 //!
-//! Associated data: all that stands before the nonce; then where it belongs: the address; the fingerprint's version and
-//! digest, and whether it is a failure. So bytes that are moved, or whose attempt or state is changed, do not open.
+//! Associated data: everything before the nonce, the address, the fingerprint's version and digest, and whether the
+//! record is a failure. So moved bytes, or bytes with another attempt or state, do not decrypt.
 
 use std::str;
 
@@ -27,7 +27,6 @@ const COMPRESSED_FLAG: u8 = 1;
 const NONCE_LEN: usize = 24;
 const TAG_LEN: usize = 16;
 
-/// What sealed bytes are of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SealedKind {
     Record,
@@ -35,37 +34,37 @@ pub(super) enum SealedKind {
     Journal,
 }
 
-/// Where sealed bytes belong.
+/// The context that encrypted bytes are bound to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AssociatedData<'a> {
     pub(super) kind: SealedKind,
     pub(super) address: &'a Address,
-    /// As the request has it, not as the store does.
+    /// The request's own fingerprint, not its stored form.
     pub(super) fingerprint: &'a Fingerprint,
-    /// 0: not known.
+    /// 0 if unknown.
     pub(super) attempt: u32,
     pub(super) failed: bool,
 }
 
-/// Why bytes do not open.
+/// Why bytes cannot be decrypted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnsealError {
-    /// They are in clear.
+    /// The bytes are not encrypted.
     #[error("is not sealed, and seal.accept_plain is off")]
     NotSealed,
-    /// Sealed in a form that is not known.
+    /// The format version is unknown.
     #[error("is sealed in format version {0}; this version of ibid opens up to {VERSION}")]
     UnknownVersion(u8),
-    /// Sealed with a key that is not there.
+    /// The named key is not configured.
     #[error("is sealed with the key {0:?}, which seal.keys does not have")]
     UnknownKey(String),
-    /// Anything else: there is no telling what was done to them.
+    /// Authentication failed: the bytes were changed or belong to another context.
     #[error("was altered, or belongs to another key, attempt or state")]
     Altered,
 }
 
-/// What sealed bytes say about themselves. Nothing of it is to be trusted before they are opened.
+/// The unencrypted header. It must not be trusted before the bytes are decrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SealedHeader {
     kind: u8,
@@ -73,17 +72,17 @@ pub(super) struct SealedHeader {
     attempt: u32,
     length: u32,
     pub(super) key_id: String,
-    /// Its own.
+    /// The encoded header.
     raw_bytes: Bytes,
 }
 
-/// The name of the key that bytes are sealed with. `None` if they are not sealed.
+/// Returns the id of the key that bytes are encrypted with, or `None` if they are not encrypted.
 pub fn sealing_key_id(bytes: &Bytes) -> Option<String> {
     SealedHeader::take_from(&mut bytes.clone()).ok().flatten().map(|head| head.key_id)
 }
 
 impl SealedHeader {
-    /// Takes it off the front of sealed bytes; takes nothing off others.
+    /// Splits the header off encrypted bytes. Leaves other bytes unchanged.
     pub(super) fn take_from(bytes: &mut Bytes) -> Result<Option<Self>, UnsealError> {
         if !bytes.starts_with(&MAGIC) {
             return Ok(None);
@@ -111,7 +110,6 @@ impl SealedHeader {
 }
 
 impl AssociatedData<'_> {
-    /// What is sealed along, so that bytes open nowhere else.
     fn encode_with(&self, head: &[u8]) -> Vec<u8> {
         let mut bound = Vec::with_capacity(head.len() + 32 + 34);
         bound.extend_from_slice(head);
@@ -134,7 +132,7 @@ impl SealedKind {
 }
 
 impl Sealer {
-    /// Seals with the first key.
+    /// Encrypts with the first key.
     ///
     /// # Panics
     /// If the system has no source of randomness.
@@ -164,10 +162,10 @@ impl Sealer {
         out.freeze()
     }
 
-    /// What was sealed for this place.
+    /// Decrypts bytes that were encrypted for this context.
     ///
     /// # Errors
-    /// Why it does not open. Never answer from such bytes.
+    /// Returns why the bytes cannot be decrypted. They must never be served.
     pub(super) fn open(&self, place: &AssociatedData<'_>, mut bytes: Bytes) -> Result<Bytes, UnsealError> {
         let with = self.key_ring();
         let Some(head) = SealedHeader::take_from(&mut bytes)? else {
@@ -255,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Sealed by format version 1, compressed and not. It must open for ever.
+    /// Encrypted by format version 1, compressed and not. These must decrypt forever.
     #[test]
     fn version_1_stays_openable() {
         let sealing = sealing("2026-11", &[], SealOptions::default());
@@ -315,7 +313,7 @@ mod tests {
         assert_eq!(strict.open(&place, plain.clone()), Err(UnsealError::NotSealed));
         let lenient = sealing("k", &[], SealOptions { accept_plain: true, ..SealOptions::default() });
         assert_eq!(lenient.open(&place, plain.clone()).unwrap(), plain);
-        // What claims to be sealed is held to that.
+        // Bytes with the magic prefix must decrypt.
         let claims = Bytes::from_static(b"ibid-sl\x01planted");
         assert_eq!(lenient.open(&place, claims), Err(UnsealError::Altered));
         assert_eq!(lenient.open(&place, Bytes::from_static(b"ibid-sl\x02")), Err(UnsealError::UnknownVersion(2)));

@@ -1,4 +1,4 @@
-//! What is sealed with: keys by name, and a secret from which everything is derived that must never change.
+//! Encryption keys by id, and the secret for derived keys that must never change.
 
 use std::{fmt, sync::Arc};
 
@@ -9,17 +9,17 @@ use sha2::Sha256;
 
 use super::blind_index::BlindIndex;
 
-/// The longest name of a key.
+/// Maximum length of a key id in bytes.
 pub(super) const MAX_KEY_ID_LEN: usize = 64;
 
-/// A key that seals, and the name by which sealed bytes say that they need it. The key is shown by nothing.
+/// An encryption key and its id, which encrypted bytes carry. `Debug` hides the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealKey {
     id: String,
     key: [u8; 32],
 }
 
-/// How records are sealed. Cheap to clone; all clones change their keys together.
+/// Encrypts and decrypts records. Clones share their keys, and change them together.
 #[derive(Clone)]
 pub struct Sealer(pub(super) Arc<SealerInner>);
 
@@ -28,19 +28,19 @@ pub(super) struct SealerInner {
     key_ring: RwLock<Arc<KeyRing>>,
 }
 
-/// What may change while a gateway runs.
+/// The part that can change at run time.
 pub(super) struct KeyRing {
-    /// The first seals, all open.
+    /// The first key encrypts, all decrypt.
     keys: Vec<(String, XChaCha20Poly1305)>,
     pub(super) options: SealOptions,
 }
 
-/// How sealing is done, besides the keys.
+/// Encryption settings besides the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealOptions {
-    /// Whether what was written without a seal is believed. Then whoever can write to the store can have anything answered.
+    /// Accepts records that are not encrypted. Anyone who can write to the store can then forge answers.
     pub accept_plain: bool,
-    /// Whether records are compressed before they are sealed.
+    /// Compresses records before they are encrypted.
     pub compress: bool,
 }
 
@@ -51,10 +51,10 @@ impl Default for SealOptions {
 }
 
 impl SealKey {
-    /// A key of 32 random bytes, and its name: up to 64 letters, digits, `_`, `-`, `.`
+    /// Creates a key from 32 random bytes and an id of up to 64 letters, digits, `_`, `-`, `.`
     ///
     /// # Errors
-    /// What is wrong with the name.
+    /// Returns an error if the id is not allowed.
     pub fn new(id: &str, key: [u8; 32]) -> Result<Self, String> {
         if !is_key_id(id.as_bytes()) {
             return Err(format!(
@@ -64,37 +64,37 @@ impl SealKey {
         Ok(Self { id: id.into(), key })
     }
 
-    /// Its name.
+    /// Returns the key's id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Whether the bytes of the key are these.
+    /// Returns `true` if the key consists of these bytes.
     pub fn has_key_bytes(&self, bytes: &[u8; 32]) -> bool {
         self.key == *bytes
     }
 }
 
-/// What a name is made of, so that it can be shown wherever it comes from.
+/// Restricts the characters, so that an id from any source can be displayed.
 pub(super) fn is_key_id(id: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     (1..=MAX_KEY_ID_LEN).contains(&id.len()) && id.iter().all(plain)
 }
 
 impl Sealer {
-    /// `first` seals; `first` and `others` open. From `secret`, which must never change while records live, the keys of
-    /// tags and fingerprints are derived.
+    /// Creates a sealer. `first` encrypts; `first` and `others` decrypt. The keys of tags and fingerprints derive from
+    /// `secret`, which must not change while records exist.
     pub fn new(first: SealKey, others: Vec<SealKey>, secret: &[u8; 32], rules: SealOptions) -> Self {
         let with = RwLock::new(Arc::new(KeyRing::new(first, others, rules)));
         Self(Arc::new(SealerInner { blind_index: BlindIndex::new(secret), key_ring: with }))
     }
 
-    /// Seals with other keys from now on.
+    /// Replaces the keys and options for all later calls.
     pub fn rekey(&self, first: SealKey, others: Vec<SealKey>, rules: SealOptions) {
         *self.0.key_ring.write() = Arc::new(KeyRing::new(first, others, rules));
     }
 
-    /// The names of the keys; the first one's seals.
+    /// Returns the ids of the keys. The first one encrypts.
     pub fn key_ids(&self) -> Vec<String> {
         self.key_ring().keys.iter().map(|(id, _)| id.clone()).collect()
     }
@@ -110,7 +110,6 @@ impl KeyRing {
         Self { keys: [first].into_iter().chain(others).map(cipher).collect(), options }
     }
 
-    /// The one that seals.
     pub(super) fn sealing_key(&self) -> (&str, &XChaCha20Poly1305) {
         let (id, cipher) = &self.keys[0];
         (id, cipher)
@@ -141,7 +140,7 @@ impl fmt::Debug for SealKey {
 
 impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealing")
+        f.debug_struct("Sealer")
             .field("keys", &self.key_ids())
             .field("rules", &self.key_ring().options)
             .finish_non_exhaustive()
@@ -156,7 +155,7 @@ mod tests {
         hex.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
     }
 
-    /// RFC 5869, A.1 and A.3: the first 32 bytes of what they give.
+    /// RFC 5869, A.1 and A.3: the first 32 bytes of their output.
     #[test]
     fn published_vectors() {
         let (secret, salt, info) = ([0x0b; 22], bytes("000102030405060708090a0b0c"), bytes("f0f1f2f3f4f5f6f7f8f9"));

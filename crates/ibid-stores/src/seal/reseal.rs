@@ -1,37 +1,38 @@
-//! Old records under the first key, one at a time, while gateways go on.
+//! Re-encrypts old records with the first key, one at a time, while gateways keep running.
 
 use ibid::store::{Address, ClaimOutcome, SettleOutcome, Store as _, StoreError};
 
 use super::{SealedStore, record_data, sealing_key_id};
 
-/// What became of one entry.
+/// The result of [`SealedStore::reseal`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum ResealOutcome {
-    /// It is sealed with the first key now; before it was with the named one, or with none.
+    /// The record is now encrypted with the first key.
     Done {
-        /// The name of the key that it was sealed with.
+        /// Id of the previous key, or `None` if the record was not encrypted.
         from: Option<String>,
     },
-    /// It was sealed with the first key already.
+    /// The record was already encrypted with the first key.
     AlreadyCurrent,
-    /// There is no record any more, or none yet; or it has changed meanwhile.
+    /// There is no completed record, or it changed meanwhile.
     NoRecord,
 }
 
 impl SealedStore {
-    /// Seals the record at an address with the first key, if it is sealed with another or not at all. A
-    /// compare-and-set: whoever changes the entry meanwhile wins.
+    /// Encrypts the record at an address with the first key, if it has another key or none. This is a compare-and-set:
+    /// a concurrent change of the entry wins.
     ///
     /// # Errors
-    /// If the store fails, or the record does not open ([`ErrorKind::Corrupt`](ibid::store::ErrorKind::Corrupt)).
+    /// Returns an error if the store fails, or if the record cannot be decrypted
+    /// ([`ErrorKind::Corrupt`](ibid::store::ErrorKind::Corrupt)).
     pub async fn reseal(&self, at: &Address) -> Result<ResealOutcome, StoreError> {
         let Some(ClaimOutcome::Completed(finished)) = self.store.get(at).await? else {
             return Ok(ResealOutcome::NoRecord);
         };
         let from = sealing_key_id(&finished.record);
         let fence = finished.fence;
-        // Also what has the right key already: whoever waits for all to be well wants to know if one is not.
+        // Decrypt even if the key is current: an operator wants to know about unreadable records.
         let opened = self.open_record(at, finished)?;
         if from.as_deref() == Some(self.sealer.key_ring().sealing_key().0) {
             return Ok(ResealOutcome::AlreadyCurrent);
@@ -43,12 +44,12 @@ impl SealedStore {
         }
     }
 
-    /// The name of the key that seals now.
+    /// Returns the id of the key that encrypts.
     pub fn current_key_id(&self) -> String {
         self.sealer.key_ring().sealing_key().0.to_owned()
     }
 
-    /// The store beneath, which shows everything as it is held: for who has to deal with what does not open.
+    /// Returns the inner store, which shows everything in its stored form, for handling unreadable records.
     pub fn inner_store(&self) -> &dyn ibid::store::Store {
         &*self.store
     }

@@ -1,7 +1,7 @@
-//! The number under which a Redis keeps everything while a PostgreSQL beside it decides.
+//! The generation number in the names of all Redis keys while PostgreSQL is the authority.
 //!
-//! A forget that cannot reach Redis raises it in PostgreSQL: whatever Redis holds under the old number is then no
-//! longer looked at.
+//! A forget that cannot reach Redis raises the number in PostgreSQL. Entries of earlier generations in Redis are then
+//! ignored.
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{postgres::Postgres, redis::Redis, tiered::GenerationCounter};
 pub(super) struct PostgresGeneration {
     front: Arc<Redis>,
     authority: Arc<Postgres>,
-    /// The highest that was applied. Locked while one is applied, so that a lower one never comes after it.
+    /// The highest generation applied. Locked while one is applied, so that a lower one never follows it.
     highest_applied: Mutex<u64>,
 }
 
@@ -44,6 +44,6 @@ impl GenerationCounter for PostgresGeneration {
 
 impl fmt::Debug for PostgresGeneration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Numbered").field("applied", &*self.highest_applied.lock()).finish_non_exhaustive()
+        f.debug_struct("PostgresGeneration").field("applied", &*self.highest_applied.lock()).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! What operators see and change: `last`'s entries. What they change there, `first` is told.
+//! Administrative calls read and change the authority's entries, and then update the front.
 
 use bytes::Bytes;
 use ibid::store::{
@@ -12,7 +12,7 @@ use super::{
     front_copy::{self, FrontSettlement},
 };
 
-/// How often a change is tried in `first` while others change the same entry.
+/// Maximum attempts at a change in the front while other calls change the same entry.
 const MAX_ROUNDS: u32 = 4;
 
 impl TieredInner {
@@ -35,7 +35,7 @@ impl TieredInner {
         Ok(held)
     }
 
-    /// `last` has nothing: the holder that is meant may be one that ran solo.
+    /// The authority has no entry: the call may mean a front-only claim.
     async fn resolve_in_front(
         &self, at: &Address, seen: Fence, end: &Settlement, otherwise: SettleOutcome,
     ) -> Result<SettleOutcome, StoreError> {
@@ -70,7 +70,8 @@ impl TieredInner {
         }
     }
 
-    /// `last` has nothing: what is in `first` is what an earlier forget could not reach, or what ran solo.
+    /// The authority has no entry: the front's entry is left from a forget that could not reach it, or from a
+    /// front-only claim.
     async fn forget_front_leftovers(
         &self, at: &Address, seen: Fence, otherwise: SettleOutcome,
     ) -> Result<SettleOutcome, StoreError> {
@@ -104,7 +105,7 @@ impl TieredInner {
     }
 
     async fn replace_in_front(&self, at: &Address, record: &Bytes) -> Result<(), StoreError> {
-        // The old bytes may still be on their way there.
+        // A background task may still carry the old bytes to the front.
         self.recent_forgets.lock().add(at);
         let Some(ClaimOutcome::Completed(here)) = self.front.get(at).await? else { return Ok(()) };
         let fence = here.fence;
@@ -116,7 +117,7 @@ impl TieredInner {
         }
     }
 
-    /// Puts what `last` has remembered in the place of an unknown entry.
+    /// Replaces an entry with unknown outcome in the front with the authority's answer.
     async fn copy_to_front(&self, at: &Address) -> Result<(), StoreError> {
         let told = Instant::now();
         if let (Some(ClaimOutcome::Completed(finished)), Some(ClaimOutcome::OutcomeUnknown(holder))) =
@@ -128,7 +129,7 @@ impl TieredInner {
         Ok(())
     }
 
-    /// Forgets whatever is in `first`. Its token is spent there, so that what is still on its way there is lost.
+    /// Removes any entry in the front. This spends its token there, so calls still on their way find the claim lost.
     async fn forget_in_front(&self, at: &Address) -> Result<(), StoreError> {
         self.recent_forgets.lock().add(at);
         for _ in 0..MAX_ROUNDS {
@@ -145,7 +146,7 @@ impl TieredInner {
     }
 }
 
-/// Without a generation to raise, whoever asked has to ask again.
+/// Without a generation counter, the operator has to repeat the call.
 fn front_not_updated(error: StoreError) -> StoreError {
     let why = format!("done in the store that decides, but the first one could not be told; repeat it ({error})");
     StoreError::new(ErrorKind::Ambiguous, "tiered", why)

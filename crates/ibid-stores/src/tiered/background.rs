@@ -1,7 +1,7 @@
-//! What is done in `first` behind the answers: best effort, bounded in number and in tries.
+//! Background updates of the front store: best effort, bounded in number and attempts.
 //!
-//! Order does not matter: every one of these calls is bound to a token, and a claim that has ended in `first`, or whose
-//! entry is somebody else's by now, is not changed by a late one.
+//! Their order does not matter: each call is bound to a token, so a late one does not change a claim that is settled in
+//! the front, or an entry that now belongs to another holder.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -16,37 +16,36 @@ use tokio::{
 
 use super::{TieredInner, front_copy::FrontSettlement};
 
-/// How often `first` is told before it is left to lapse.
+/// Maximum attempts to update the front before its entry is left to expire.
 const MAX_ATTEMPTS: u32 = 4;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
-/// How long a release waits for `first`.
+/// How long a release waits for the front.
 const RELEASE_WAIT: Duration = Duration::from_millis(50);
 
-/// So many forgotten addresses are known by name.
+/// Maximum number of recently forgotten addresses that are remembered.
 const MAX_RECENT_FORGETS: usize = 256;
 
-/// What to do in `first`.
 #[derive(Debug, Clone)]
 pub(super) enum BackgroundTask {
-    /// End the claim of this lease's token. What is not there is not put back: it may have been forgotten since.
+    /// Settles the claim by its token. An absent entry is not restored: it may have been forgotten since.
     SettleByToken { lease: Lease, copied: FrontSettlement },
-    /// Keep it alive, or put it back, for `hold` from `told` on.
+    /// Extends or restores the claim, for `duration` counted from `sent_at`.
     Extend { lease: Lease, duration: Duration, sent_at: Instant },
-    /// End the claim of this lease, which is one of `first`'s own.
+    /// Settles a claim that the front itself granted; the lease has the front's fence.
     SettleFrontClaim { lease: Lease, copied: FrontSettlement },
-    /// Hold the claim of this lease, which is one of `first`'s own, until then: until now, to let it lapse.
+    /// Sets the lease end of a claim that the front itself granted. A time of now lets the lease expire.
     HoldUntil(Lease, Instant),
-    /// Take the marker of a holder away, if it is still the latest.
+    /// Removes the marker of a holder, if it is still the latest.
     RemoveMarker(Address, Fence),
-    /// A claim that is one of `first`'s own and may be marked: take the marker away, then release.
+    /// Removes the marker of a claim that the front granted, then releases the claim.
     Abandon(Lease),
 }
 
-/// What operators have freed lately, so that nothing that is still on its way to `first` brings it back.
+/// Recently forgotten addresses. They keep a late background task from recreating a forgotten entry.
 #[derive(Debug, Default)]
 pub(super) struct RecentForgets {
     total: u64,
-    /// At most [`MAX_RECENT_FORGETS`]; the last of all that were counted.
+    /// The latest of all counted addresses, at most [`MAX_RECENT_FORGETS`].
     addresses: VecDeque<Address>,
 }
 
@@ -59,7 +58,7 @@ impl RecentForgets {
         }
     }
 
-    /// Whether it was forgotten since there were so many; yes, if nobody knows any more.
+    /// Whether `at` was forgotten since the total was `since`. Returns `true` if that is no longer known.
     fn was_forgotten_since(&self, at: &Address, since: u64) -> bool {
         let newer = (self.total - since) as usize;
         newer > MAX_RECENT_FORGETS || self.addresses.iter().rev().take(newer).any(|forgotten| forgotten == at)
@@ -67,7 +66,7 @@ impl RecentForgets {
 }
 
 impl TieredInner {
-    /// Runs an errand in the background. The returned receiver ends when it has.
+    /// Runs a task in the background. The returned receiver resolves when the task ends.
     pub(super) fn spawn_background(self: &Arc<Self>, errand: BackgroundTask) -> oneshot::Receiver<()> {
         let (ended, end) = oneshot::channel();
         let Ok(permit) = self.background.clone().try_acquire_owned() else {
@@ -83,12 +82,12 @@ impl TieredInner {
         end
     }
 
-    /// The same, and waits a moment for it.
+    /// Runs a task in the background, and waits for it for at most [`RELEASE_WAIT`].
     pub(super) async fn spawn_and_wait_briefly(self: &Arc<Self>, errand: BackgroundTask) {
         let _ = timeout(RELEASE_WAIT, self.spawn_background(errand)).await;
     }
 
-    /// How often `first` was put under another generation, and how often something was forgotten.
+    /// The number of generation changes and the number of forgets so far.
     fn epochs(&self) -> (u64, u64) {
         (self.generation.epoch(), self.recent_forgets.lock().total)
     }
@@ -96,7 +95,7 @@ impl TieredInner {
     async fn run_background(&self, errand: &BackgroundTask, (generation, forgets): (u64, u64)) {
         let mut pause = INITIAL_BACKOFF;
         for tried in 1.. {
-            // What was meant for another generation is nobody's here, and what was forgotten must not come back.
+            // The task was meant for an earlier generation, or would recreate a forgotten entry.
             if self.generation.epoch() != generation
                 || (errand.may_recreate_entry()
                     && self.recent_forgets.lock().was_forgotten_since(errand.address(), forgets))
@@ -132,26 +131,26 @@ impl TieredInner {
         }
     }
 
-    /// Releases a claim that is one of `first`'s own. Its marker goes before: else whoever comes next and falls silent
-    /// between its two claims would pass for one that ran solo.
+    /// Releases a claim that the front granted. The marker is removed first. Otherwise the next holder, if it crashes
+    /// between its two claims, would look like a front-only run.
     pub(super) async fn abandon_in_front(&self, lease: &Lease) -> Result<SettleOutcome, StoreError> {
         self.remove_marker(&lease.request.address, lease.fence).await?;
         self.front.settle(lease, &Settlement::Release).await
     }
 
-    /// Keeps the claim of this lease alive in `first`. Where `first` has lost it, it is put back under the lease's own
-    /// fence; where it has it, it goes by the token.
+    /// Extends the claim in the front. If the front has lost it, it is restored under the lease's own fence; otherwise
+    /// the token identifies it.
     pub(super) async fn extend_in_front(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let held = self.front.extend(lease, hold).await?;
         if is_held_under_other_fence(&held) { self.front.extend(&without_fence(lease), hold).await } else { Ok(held) }
     }
 
-    /// The lease as `first` knows it.
+    /// Converts the lease to the token that the front knows.
     pub(super) fn front_lease(&self, lease: &Lease) -> Lease {
         Lease { request: self.front_request(&lease.request), ..lease.clone() }
     }
 
-    /// The ask as `first` knows it: under its own token; or, where that was spent there, under its other name.
+    /// Converts the request to the token that the front knows: its own, or its replacement if that was spent there.
     pub(super) fn front_request(&self, ask: &Arc<ClaimRequest>) -> Arc<ClaimRequest> {
         match self.token_aliases.lock().get(&ask.token) {
             Some(token) => Arc::new(ClaimRequest { token: *token, ..ClaimRequest::clone(ask) }),
@@ -161,7 +160,7 @@ impl TieredInner {
 }
 
 impl BackgroundTask {
-    /// Whether `first` would have something afterwards that it may not have had.
+    /// Whether the task may create an entry in the front that was absent.
     fn may_recreate_entry(&self) -> bool {
         match self {
             Self::Extend { .. } => true,
@@ -184,7 +183,6 @@ impl BackgroundTask {
     }
 }
 
-/// Somebody is there who has not finished, under another fence.
 fn is_held_under_other_fence(held: &SettleOutcome) -> bool {
     matches!(held, SettleOutcome::ClaimLost(found) if matches!(**found, ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_)))
 }

@@ -1,4 +1,4 @@
-//! Who is granted a claim: the steps in the order of the [module docs](super).
+//! Decides claims, in the steps of the [module docs](super).
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,32 +14,31 @@ use super::{
     front_copy::{self, FrontSettlement},
 };
 
-/// How often one claim starts over because `first` changed under its hands.
+/// Maximum attempts of one claim while the front's entry keeps changing.
 const MAX_ROUNDS: u32 = 4;
 
-/// A claim that is younger than this in `first` may still be on its way to `last`.
+/// Time that a new claim in the front is given to reach the authority.
 const AUTHORITY_CLAIM_GRACE: Duration = Duration::from_millis(100);
 
-/// A copy with less than this to live may outlive what it is a copy of: there are two clocks, and an end may have been told
-/// twice.
+/// Minimum remaining ttl of a trusted copy. A shorter-lived copy may outlive the original: two clocks are involved, and
+/// the settlement may have been sent twice.
 const MIN_TRUSTED_TTL: Duration = Duration::from_secs(1);
 
-/// Longer than any lease that a clock can count.
+/// Upper limit of a lease, so that adding it does not overflow the clock.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How a claim came to stand in `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FrontClaimOrigin {
-    /// Nobody stood there.
+    /// The front had no entry.
     Fresh,
-    /// It took over. Whoever was there may be on its way to `last`, which would let it run: never solo after this.
+    /// By a takeover. The previous holder may still obtain its claim from the authority and run, so this one must not
+    /// run front-only.
     TakenOver,
 }
 
-/// What a step comes to.
 enum ClaimStep {
     Outcome(ClaimOutcome),
-    /// Somebody was faster: look again.
+    /// Another call changed the entry: start over.
     Retry,
 }
 
@@ -58,7 +57,7 @@ impl TieredInner {
         if ask.take_over.is_some() {
             match self.authority.get(&ask.address).await {
                 Ok(Some(_)) => return self.take_over(ask).await,
-                // The holder that is meant can only be one that `first` alone knows.
+                // The caller can only mean a holder that is known to the front alone.
                 Ok(None) => {}
                 Err(_) if self.is_loose() => {}
                 Err(error) => return Err(error),
@@ -97,12 +96,12 @@ impl TieredInner {
                 Some(token) => self.confirm_front_only(ask, fence, token, opened.entry).await.map(ClaimStep::Outcome),
             };
         }
-        // Under another generation it may not be there.
+        // Under another generation the answer may not exist.
         if round == 0 {
             return Ok(ClaimStep::Retry);
         }
-        // If that cannot be read, `first` is not believed, as long as `last` can be asked. Loose then has nothing else
-        // to go by: an answer that may have been forgotten is better than a second run.
+        // The generation could not be read, so the front is not trusted while the authority responds. Loose mode has no
+        // alternative if it does not: a possibly forgotten answer is better than a second run.
         match self.claim_without_front(ask, false).await {
             Err(error) if self.is_loose() && error.kind == ErrorKind::NotApplied => {
                 Ok(ClaimStep::Outcome(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
@@ -111,8 +110,8 @@ impl TieredInner {
         }
     }
 
-    /// Whether `last` has an answer of which `first` has a copy, with this fence. If not, the copy goes. Loose believes it as
-    /// long as `last` cannot be asked.
+    /// Whether the authority still has the answer that the front copied under `fence`. If not, removes the copy. Loose
+    /// mode trusts the copy while the authority is unreachable.
     async fn is_still_in_authority(&self, ask: &ClaimRequest, fence: Fence) -> Result<bool, StoreError> {
         match self.authority.get(&ask.address).await {
             Ok(Some(ClaimOutcome::Completed(_))) => Ok(true),
@@ -126,7 +125,7 @@ impl TieredInner {
         }
     }
 
-    /// Step 2: `mine` is the claim in `first`; `last` decides.
+    /// Step 2: `mine` is the claim in the front; the authority decides.
     async fn granted_in_front(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease, stands: FrontClaimOrigin,
     ) -> Result<ClaimStep, StoreError> {
@@ -139,8 +138,8 @@ impl TieredInner {
                     ErrorKind::NotApplied if self.is_loose() && stands == FrontClaimOrigin::Fresh => {
                         self.run_front_only(ask, mine, error).await.map(ClaimStep::Outcome)
                     }
-                    // The claim may be there: whoever asked asks again, and finds `first` as it is; or releases it,
-                    // there before here.
+                    // The authority may hold the claim: the caller claims again and finds the front unchanged, or
+                    // releases both.
                     _ if was_unclear || error.kind == ErrorKind::Ambiguous => Err(error),
                     _ => {
                         self.give_back_front_claim(mine, stands).await;
@@ -150,7 +149,7 @@ impl TieredInner {
             }
         };
         match &found {
-            // `last` may have had it for a while: `first`, where it may be new, is not to hold it for longer.
+            // The authority may have granted it a while ago: the front must not hold it for longer.
             ClaimOutcome::Granted(_) if was_unclear => match self.authority.get(&ask.address).await {
                 Ok(Some(ClaimOutcome::InProgress(holder))) => {
                     let until = told.checked_add(holder.takeover_in).unwrap_or(told + MAX_LEASE);
@@ -166,7 +165,7 @@ impl TieredInner {
                 let copied = FrontSettlement::from_completed(finished, told);
                 drop(self.spawn_background(BackgroundTask::SettleFrontClaim { lease: mine, copied }));
             }
-            // Nobody will be granted anything under this token: there is nothing to come back to.
+            // The token can never be granted again, so the claim in the front is not needed.
             ClaimOutcome::TokenSpent => {
                 self.forget_token(ask);
                 self.spawn_and_wait_briefly(BackgroundTask::SettleFrontClaim {
@@ -178,7 +177,7 @@ impl TieredInner {
             ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => {
                 let marked = if self.is_loose() { self.find_marker(&ask.address).await } else { Ok(None) };
                 if matches!(marked, Ok(Some(marker)) if marker.fence == mine.fence) {
-                    // Asked again by a claim that was granted solo: same token, same answer.
+                    // A front-only claim repeats its request: same token, same outcome.
                     return Ok(ClaimStep::Outcome(ClaimOutcome::Granted(super::front_only::front_only_lease(
                         ask, &mine,
                     ))));
@@ -189,12 +188,12 @@ impl TieredInner {
         Ok(ClaimStep::Outcome(found))
     }
 
-    /// Step 3: somebody is in `first`.
+    /// Step 3: the front has a holder.
     async fn occupied_in_front(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, found: ClaimOutcome,
     ) -> Result<ClaimStep, StoreError> {
         match self.wait_for_authority_entry(ask, &found).await {
-            // It may be this very claim, granted while `first` could not be reached.
+            // The authority's entry may be this claim, granted while the front was unreachable.
             Ok(Some(_)) if self.is_ambiguous(ask) => self.claim_in_authority(ask, false).await.map(ClaimStep::Outcome),
             Ok(Some(there)) => Ok(ClaimStep::Outcome(there)),
             Ok(None) => match found {
@@ -209,8 +208,8 @@ impl TieredInner {
         }
     }
 
-    /// What `last` has. A holder that has only just come to `first` is given the time to come there too: the fence under
-    /// which it runs is that of `last`.
+    /// Reads the authority's entry. A holder that is new in the front gets time to reach the authority, because callers
+    /// need its fence there.
     async fn wait_for_authority_entry(
         &self, ask: &ClaimRequest, found: &ClaimOutcome,
     ) -> Result<Option<ClaimOutcome>, StoreError> {
@@ -227,13 +226,14 @@ impl TieredInner {
         }
     }
 
-    /// A holder that lapsed in `first` and never came to `last`: it never started, unless it ran solo.
+    /// The holder's lease expired in the front and it never reached the authority: it never started, unless it ran
+    /// front-only.
     async fn take_over_expired(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, holder: Holder,
     ) -> Result<ClaimStep, StoreError> {
         let at = &ask.address;
-        // Another request must not stand in its place: should it have run solo after all, the entry would name the
-        // wrong one.
+        // A request with another fingerprint must not replace it: if the holder did run front-only, the entry would
+        // name the wrong request.
         if holder.fingerprint != ask.fingerprint
             || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.into_not_applied(error))?.is_some())
         {
@@ -248,7 +248,7 @@ impl TieredInner {
             }
         };
         if self.is_loose() {
-            // After the takeover: from here on the holder that was taken over cannot begin to run solo any more.
+            // After the takeover, the previous holder can no longer start a front-only run.
             match self.find_marker(at).await {
                 Ok(None) => {}
                 Ok(Some(_)) => {
@@ -265,8 +265,8 @@ impl TieredInner {
         self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await
     }
 
-    /// `mine` has taken over, in `first`, a holder that the caller named and that `last` did not know. If that ran solo,
-    /// `last` is told of it before it is asked: it is unknown there, and taken over.
+    /// `mine` took over, in the front, a holder that the caller named and the authority did not know. If that holder
+    /// ran front-only, the authority first records it as outcome unknown, and `mine` takes it over there, too.
     async fn taken_over_in_front(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease,
     ) -> Result<ClaimStep, StoreError> {
@@ -298,8 +298,8 @@ impl TieredInner {
         Ok(step)
     }
 
-    /// A holder that is parked in `first` and that `last` has forgotten: so does `first`, unless it ran solo. What is
-    /// parked cannot begin to.
+    /// The holder is parked in the front and the authority has forgotten it: forgets it in the front, too, unless it
+    /// ran front-only. A parked holder cannot start a front-only run.
     async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> Result<ClaimStep, StoreError> {
         let at = &ask.address;
         if self.is_loose() && self.find_marker(at).await.map_err(|error| self.into_not_applied(error))?.is_some() {
@@ -310,20 +310,21 @@ impl TieredInner {
         Ok(ClaimStep::Retry)
     }
 
-    /// `first` could not say whether somebody ran solo. Nothing was claimed.
+    /// The front could not tell whether a claim ran front-only. Nothing was claimed.
     fn into_not_applied(&self, mut error: StoreError) -> StoreError {
         self.report_front_error("claim", &error);
         error.kind = ErrorKind::NotApplied;
         error
     }
 
-    /// The token was spent in `first`: by its owner, by an operator who forgot what it had copied there, or because
-    /// `last` did not grant it then.
+    /// The token is spent in the front: by its owner, by an operator who forgot the answer copied there, or because the
+    /// authority did not grant it.
     async fn token_spent_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimStep, StoreError> {
         if !self.is_loose() || self.authority.get(&ask.address).await?.is_some() {
             return self.claim_in_authority(ask, false).await.map(ClaimStep::Outcome);
         }
-        // Nothing may be granted without a claim in `first`: should `last` go away, others would see nobody here.
+        // A grant requires a claim in the front: otherwise other claims see no holder once the authority is
+        // unreachable.
         let other_name = ClaimToken::mint();
         {
             let mut other_names = self.token_aliases.lock();
@@ -335,7 +336,7 @@ impl TieredInner {
         Ok(ClaimStep::Retry)
     }
 
-    /// Step 4. `may_be_there`: the claim may have reached `first`.
+    /// Step 4. `may_be_there`: the claim may have reached the front.
     async fn claim_without_front(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, may_be_there: bool,
     ) -> Result<ClaimStep, StoreError> {
@@ -347,7 +348,7 @@ impl TieredInner {
                 let copied = FrontSettlement::from_completed(finished, told);
                 drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
             }
-            // Loose lets it lapse: what is free in `first` while `last` knows of a holder invites a second run.
+            // Loose mode lets the lease expire: a released entry in the front would allow a second run.
             ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) if may_be_there && !self.is_loose() => {
                 drop(
                     self.spawn_background(BackgroundTask::SettleByToken { lease, copied: FrontSettlement::release() }),
@@ -358,7 +359,7 @@ impl TieredInner {
         Ok(ClaimStep::Outcome(found))
     }
 
-    /// Step 5: `last` has an entry, and the caller asked to take over.
+    /// Step 5: the authority has an entry, and the caller requests a takeover.
     async fn take_over(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimStep, StoreError> {
         let lease = match self.claim_in_authority(ask, false).await? {
             ClaimOutcome::Granted(lease) => lease,
@@ -381,8 +382,8 @@ impl TieredInner {
         }
     }
 
-    /// Makes this claim the holder in `first`, whoever is there: `last` has granted it. Except if somebody else runs
-    /// there solo, or has finished: that stands, and is returned.
+    /// Makes this claim, which the authority has granted, the holder in the front. If another claim ran front-only or
+    /// completed there, that entry stays and is returned.
     async fn overwrite_front(&self, ask: &Arc<ClaimRequest>) -> Result<Option<ClaimOutcome>, StoreError> {
         let at = &ask.address;
         for _ in 0..MAX_ROUNDS {
@@ -422,7 +423,7 @@ impl TieredInner {
         Ok(self.is_loose() && ask.take_over != Some(fence) && self.find_marker(&ask.address).await?.is_some())
     }
 
-    /// Asks `last`, and remembers the token while it may be there and `first` does not hold it for certain.
+    /// Claims in the authority, and tracks the token while the authority may hold it and the front may not.
     async fn claim_in_authority(&self, ask: &Arc<ClaimRequest>, is_in_first: bool) -> Result<ClaimOutcome, StoreError> {
         let was_unclear = self.mark_ambiguous(ask);
         match self.authority.claim(ask).await {
@@ -436,7 +437,7 @@ impl TieredInner {
                 self.clear_ambiguous(ask);
                 Ok(found)
             }
-            // This one was not applied, but an earlier one may have been.
+            // This call was not applied, but an earlier one may have been.
             Err(mut error) if error.kind == ErrorKind::NotApplied && was_unclear => {
                 error.kind = ErrorKind::Ambiguous;
                 Err(error)
@@ -450,9 +451,10 @@ impl TieredInner {
         }
     }
 
-    /// `last` did not grant what `first` did.
+    /// Gives back a claim that the front granted and the authority did not.
     async fn give_back_front_claim(self: &Arc<Self>, mine: Lease, stands: FrontClaimOrigin) {
-        // A takeover that is released is unknown again, and its token spent: it cannot come back as if it stood there anew.
+        // A released takeover becomes outcome unknown again and its token is spent, so it cannot return as a fresh
+        // claim.
         if self.is_loose() && stands == FrontClaimOrigin::Fresh {
             self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, Instant::now())).await;
         } else {
@@ -464,7 +466,7 @@ impl TieredInner {
         }
     }
 
-    /// Whether it was before.
+    /// Returns whether the token was already marked.
     pub(super) fn mark_ambiguous(&self, ask: &ClaimRequest) -> bool {
         let mut unclear = self.ambiguous.lock();
         if unclear.len() >= MAX_TRACKED_TOKENS {
@@ -481,7 +483,7 @@ impl TieredInner {
         self.ambiguous.lock().remove(&ask.token);
     }
 
-    /// The claim has ended.
+    /// Drops all state of a settled claim.
     pub(super) fn forget_token(&self, ask: &ClaimRequest) {
         self.clear_ambiguous(ask);
         self.token_aliases.lock().remove(&ask.token);

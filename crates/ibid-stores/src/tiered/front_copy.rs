@@ -1,14 +1,15 @@
-//! Finished answers in `first`: whose they are goes with them.
+//! Encodes completed answers in the front store together with their identity in the authority.
 //!
-//! `first` has fences, attempts and, where somebody else's answer was copied, a fingerprint of its own. What is
-//! remembered there is therefore `last`'s record behind a small head that says whose it is in `last`.
+//! The front has its own fences and attempts and, for a copied answer, its own fingerprint. So its record is the
+//! authority's record behind a header with the authority's values:
 //!
 //! ```text
 //! "ibid-2t" kind u8 │ fence u64 │ attempt u32 │ fingerprint: version u8, digest 32 bytes │ the record
 //! ```
 //!
-//! Kind 1: `last` has it. Kind 2: it ran solo, and `last` had not heard of it when it was written; the head goes on with
-//! the holder's token (16 bytes), so that whoever finds it can tell `last`.
+//! Kind 1: the authority has the answer. Kind 2: the claim ran front-only and the authority did not know it at the time
+//! of writing. The header then continues with the holder's token (16 bytes), so that a reader can report the answer to
+//! the authority.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid::store::{ClaimToken, CompletedEntry, Fence, Fingerprint, Lease, RecordSummary, Settlement};
@@ -20,16 +21,15 @@ const FRONT_ONLY: u8 = 2;
 const HEADER_LEN: usize = MAGIC.len() + 1 + 8 + 4 + 1 + 32;
 const TOKEN_LEN: usize = 16;
 
-/// A finished answer of `first`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FrontCopy {
-    /// As `last` would give it.
+    /// The entry as the authority would return it.
     pub(super) entry: CompletedEntry,
-    /// Of the holder, if `last` may not have heard of it.
+    /// The holder's token, if the authority may not have the answer yet.
     pub(super) front_only_token: Option<ClaimToken>,
 }
 
-/// What `first` is told of an end, later: its life is counted from when `last` was told.
+/// A settlement to apply to the front later. Its ttl counts from `sent_at`, when the authority received it.
 #[derive(Debug, Clone)]
 pub(super) struct FrontSettlement {
     settlement: Settlement,
@@ -37,12 +37,12 @@ pub(super) struct FrontSettlement {
 }
 
 impl FrontSettlement {
-    /// How `lease` ended in `last`, which was told at `told` or later.
+    /// Copies the settlement of `lease` that was sent to the authority at `told` or later.
     pub(super) fn from_settlement(lease: &Lease, end: &Settlement, told: Instant) -> Self {
         Self::new(lease, end, told, None)
     }
 
-    /// How `lease` ended that ran solo, while `last` is away.
+    /// Copies the settlement of a front-only lease while the authority is unreachable.
     pub(super) fn from_front_only(lease: &Lease, end: &Settlement, told: Instant) -> Self {
         Self::new(lease, end, told, Some(lease.request.token))
     }
@@ -60,7 +60,7 @@ impl FrontSettlement {
         Self { settlement, sent_at }
     }
 
-    /// What `last` has remembered, as it said at `told` or later.
+    /// Copies an answer that the authority returned at `sent_at` or later.
     pub(super) fn from_completed(finished: &CompletedEntry, sent_at: Instant) -> Self {
         let settlement = Settlement::Complete {
             failed: finished.failed,
@@ -75,7 +75,8 @@ impl FrontSettlement {
         Self { settlement: Settlement::Release, sent_at: Instant::now() }
     }
 
-    /// What to tell `first` now. What `last` has forgotten by then ends at once there too.
+    /// Returns the settlement with its ttl reduced by the time since `sent_at`. An answer that the authority has
+    /// dropped by then expires in the front at once.
     pub(super) fn adjusted_for_delay(&self) -> Settlement {
         let late = self.sent_at.elapsed();
         match &self.settlement {
@@ -94,8 +95,8 @@ impl FrontSettlement {
     }
 }
 
-/// A finished answer of `first`. A record without a head is somebody's who used `first` alone before: it is given as it
-/// is.
+/// Decodes a completed answer of the front. A record without a header predates the tiered setup, and is returned
+/// unchanged.
 pub(super) fn decode(mut finished: CompletedEntry) -> FrontCopy {
     let record = &finished.record;
     let (head, solo) = match record.strip_prefix(&MAGIC).and_then(|rest| rest.first()) {
@@ -116,7 +117,7 @@ pub(super) fn decode(mut finished: CompletedEntry) -> FrontCopy {
     FrontCopy { entry: finished, front_only_token: solo }
 }
 
-/// A record behind a head that says whose it is in `last`, which has it.
+/// Prefixes a record that the authority has with its header.
 pub(super) fn encode_confirmed(fence: Fence, attempt: u32, fingerprint: Fingerprint, record: &Bytes) -> Bytes {
     encode(fence, attempt, fingerprint, None, record)
 }

@@ -1,4 +1,4 @@
-//! Claims that run on `first` alone, and the markers that say so.
+//! Front-only claims and their markers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,19 +14,19 @@ use sha2::{Digest, Sha256};
 
 use super::{TieredInner, background::BackgroundTask, front_copy};
 
-/// A marker outlives the claim that it is about: no operation runs for longer than this, or than several times its
-/// own retention.
+/// Minimum ttl of a marker. A marker outlives its claim: no operation runs longer than this, or than several times its
+/// own ttl.
 const MIN_MARKER_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// A marker is held for so long, and from then on there: then the next one may take its place.
+/// Lease of a marker's own entry. Once it has expired, the next holder can take the marker over.
 const MARKER_LEASE: Duration = Duration::from_millis(1);
 
 impl TieredInner {
-    /// `last` has provably not applied the claim: runs it on `first` alone, if it is certain that nobody else will.
+    /// Grants the claim on the front alone, if no other claim can run. The authority has provably not applied it.
     pub(super) async fn run_front_only(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease, why: StoreError,
     ) -> Result<ClaimOutcome, StoreError> {
         let extended = match self.write_marker(&mine).await {
-            // After the marker: who takes over from here on finds it, who took over before has made this fail.
+            // The marker comes first: a later takeover finds it, and an earlier takeover makes this extend fail.
             Ok(()) => self.front.extend(&mine, ask.lease).await,
             Err(error) => Err(error),
         };
@@ -42,14 +42,14 @@ impl TieredInner {
                 ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => (Ok(*found), false),
                 ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => (Err(why), false),
             },
-            // It was gone: others may have come and gone, and the marker with it.
+            // The claim was gone: other claims may have run since, and removed the marker.
             Ok(SettleOutcome::Restored) => (Err(why), true),
             Err(error) => {
                 self.report_front_error("claim", &error);
                 (Err(why), true)
             }
         };
-        // It does not run: nobody is to believe that it did.
+        // The claim does not run, so its marker must go.
         let at = ask.address;
         drop(self.spawn_background(if is_there {
             BackgroundTask::Abandon(mine)
@@ -59,7 +59,8 @@ impl TieredInner {
         found
     }
 
-    /// Says in `first` that its holder may run solo. There is one marker per address, and it names the latest to say so.
+    /// Writes the marker of a holder that is about to run front-only. There is one per address, naming the latest
+    /// holder.
     async fn write_marker(&self, mine: &Lease) -> Result<(), StoreError> {
         let ask = &mine.request;
         let keep = ask.lease.saturating_add(ask.ttl).saturating_mul(4).max(MIN_MARKER_TTL);
@@ -75,7 +76,8 @@ impl TieredInner {
         };
         let mut found = self.front.claim(&Arc::new(marker.clone())).await?;
         if let ClaimOutcome::OutcomeUnknown(before) = found {
-            // Somebody who has gone since did not take it away. In one step, so that what it does late misses this one.
+            // A previous holder left its marker. Replace it in one step, so that its late removal does not affect this
+            // one.
             found = self.front.claim(&Arc::new(ClaimRequest { take_over: Some(before.fence), ..marker })).await?;
         }
         match found {
@@ -90,10 +92,10 @@ impl TieredInner {
         }
     }
 
-    /// Who has said that it may run solo here, and has not taken that back.
+    /// Returns the marker of an address.
     ///
-    /// It speaks for whoever holds the entry now: the one that it names may have been taken over by somebody who gave
-    /// that back, or died.
+    /// It applies to any current holder of the entry: the holder that it names may have been taken over by a claim that
+    /// gave the entry back, or crashed.
     pub(super) async fn find_marker(&self, at: &Address) -> Result<Option<FrontOnlyMarker>, StoreError> {
         Ok(match self.front.get(&marker_address(at)).await? {
             Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => {
@@ -103,7 +105,7 @@ impl TieredInner {
         })
     }
 
-    /// The holder with this fence does not run solo, or `last` knows of it.
+    /// Removes the marker of the holder with this fence, which does not run front-only or is known to the authority.
     pub(super) async fn remove_marker(&self, at: &Address, fence: Fence) -> Result<(), StoreError> {
         let at = marker_address(at);
         if let Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) =
@@ -116,7 +118,7 @@ impl TieredInner {
     }
 }
 
-/// Whom a marker names: the holder's token and its fence in `first`.
+/// Identifies the holder: its token and its fence in the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrontOnlyMarker {
     pub(super) token: ClaimToken,
@@ -124,7 +126,7 @@ pub(super) struct FrontOnlyMarker {
 }
 
 impl FrontOnlyMarker {
-    /// A marker is an entry that nobody holds; all that a look at one shows of its owner is the fingerprint.
+    /// Encodes the marker as a fingerprint, the only field of an entry that a read returns.
     fn encode(self) -> Fingerprint {
         let mut digest = [0; 32];
         digest[..16].copy_from_slice(&self.token.0);
@@ -138,12 +140,11 @@ impl FrontOnlyMarker {
     }
 }
 
-/// The lease of a claim that runs solo: `first`'s fence names it.
+/// The lease of a front-only claim. It has the front's fence.
 pub(super) fn front_only_lease(ask: &Arc<ClaimRequest>, mine: &Lease) -> Lease {
     Lease { request: ask.clone(), fence: mine.fence, attempt: mine.attempt, front_only: true }
 }
 
-/// Where the marker of an address lives.
 fn marker_address(at: &Address) -> Address {
     Address(Sha256::new().chain_update(b"solo").chain_update(at.0).finalize().into())
 }

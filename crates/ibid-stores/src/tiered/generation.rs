@@ -1,10 +1,10 @@
-//! Whether what `first` remembers as finished may be believed.
+//! Decides whether completed answers in the front can be trusted.
 //!
-//! A forget that could not reach `first` would leave an answer there that nobody is to get any more. So it raises a
-//! number in `last`, the generation, which is part of every key in `first`: all that was there is out of sight.
-//! Everybody reads the number at the start and every few seconds ([`follow`]), whether or not anything is looked up: who
-//! does not know it when `last` goes away could not tell what runs on `first` alone. And it is read before `first` is
-//! believed again after it could not be reached.
+//! A forget that cannot reach the front would leave its answer there. Instead it raises a number in the authority, the
+//! generation, which is part of every key name in the front: all earlier entries become invisible. Every process reads
+//! the generation at start and every few seconds ([`refresh_periodically`]), even if idle: a process without the
+//! generation could not find front-only claims once the authority is unreachable. It is also read before the front is
+//! trusted again after an error.
 
 use std::{
     sync::{
@@ -23,28 +23,28 @@ use tokio::{
 
 use super::TieredInner;
 
-/// How long the generation is believed without reading it again.
+/// How long a generation is trusted before it is read again.
 const GENERATION_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The number under which `first` keeps everything.
+/// Persists the generation: the number under which the front stores all entries.
 pub trait GenerationCounter: Send + Sync + 'static {
-    /// Reads it from `last`.
+    /// Reads the generation from the authority.
     fn read(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// Raises it in `last`. Returns what it is now.
+    /// Raises the generation in the authority, and returns the new one.
     fn raise(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// From now on `first` is used under this number. It only goes up: a lower one is ignored.
+    /// Switches the front to this generation. A lower one than before is ignored.
     fn apply(&self, generation: u64);
 }
 
 pub(super) struct GenerationTracker {
     counter: Option<Arc<dyn GenerationCounter>>,
-    /// `first` could not be reached since the number was last read, or it never was.
+    /// The front failed since the generation was last read, or it was never read.
     is_front_unconfirmed: AtomicBool,
-    /// When it was last read and what it was. Locked while somebody reads it, so that one does.
+    /// Time and value of the last read. Locked during a read, so that only one runs at a time.
     last_read: Mutex<Option<(Instant, u64)>>,
-    /// How often another was applied.
+    /// Number of generation changes applied.
     epoch: AtomicU64,
 }
 
@@ -62,8 +62,8 @@ impl GenerationTracker {
         self.is_front_unconfirmed.store(true, SeqCst);
     }
 
-    /// Whether an answer that `first` gave before this call may be believed. If not, `first` may be asked again: it is
-    /// under the right number by then, unless that could not be read.
+    /// Whether an answer that the front gave before this call can be trusted. If not, the front can be asked again: it
+    /// uses the current generation by then, unless that could not be read.
     pub(super) async fn is_front_current(&self, parts: &TieredInner) -> bool {
         let Some(generations) = &self.counter else { return true };
         let mut read = self.last_read.lock().await;
@@ -74,10 +74,10 @@ impl GenerationTracker {
         self.reload(parts, &**generations, &mut read).await
     }
 
-    /// Reads the number, whether or not somebody needs it now.
+    /// Reads the generation, even if no call needs it now.
     pub(super) async fn refresh(&self, parts: &TieredInner) {
         let Some(generations) = &self.counter else { return };
-        // A number that is read while `first` cannot be reached does not make it credible afterwards.
+        // A generation read while the front is unreachable does not make the front trustworthy afterwards.
         let is_out_of_sight =
             self.is_front_unconfirmed.load(SeqCst) && parts.front.get(&Address([0; 32])).await.is_err();
         let mut read = self.last_read.lock().await;
@@ -87,7 +87,7 @@ impl GenerationTracker {
         }
     }
 
-    /// Whether the number is what it was, or may be taken to be.
+    /// Reads the generation. Returns whether it is unchanged, or can be assumed to be.
     async fn reload(
         &self, parts: &TieredInner, generations: &dyn GenerationCounter,
         read: &mut MutexGuard<'_, Option<(Instant, u64)>>,
@@ -104,7 +104,7 @@ impl GenerationTracker {
                 is_same
             }
             Err(error) => {
-                // At the start others say that it cannot be reached.
+                // Before the first read, other calls report that the authority is unreachable.
                 if read.is_some() {
                     parts.observer.on_event(&ibid::EngineEvent::StoreFailed { call: "generation", error: &error });
                 }
@@ -112,13 +112,13 @@ impl GenerationTracker {
                     self.is_front_unconfirmed.store(true, SeqCst);
                     return false;
                 }
-                // Nobody forgets anything while `last` is away.
+                // No forget succeeds while the authority is unreachable.
                 true
             }
         }
     }
 
-    /// Puts all that is in `first` out of sight.
+    /// Makes all entries in the front invisible.
     pub(super) async fn raise(&self, why: StoreError) -> Result<(), StoreError> {
         let Some(generations) = &self.counter else { return Err(why) };
         let mut read = self.last_read.lock().await;
@@ -134,13 +134,13 @@ impl GenerationTracker {
     }
 
     fn apply(&self, generations: &dyn GenerationCounter, generation: u64) {
-        // Before: what is under way finds it changed, or goes where nobody looks any more.
+        // Increment first: running tasks see the change, or write under a generation that is no longer read.
         self.epoch.fetch_add(1, SeqCst);
         generations.apply(generation);
     }
 }
 
-/// Keeps the number known for as long as the store lives.
+/// Refreshes the generation for as long as the store lives.
 pub(super) async fn refresh_periodically(parts: Weak<TieredInner>) {
     loop {
         sleep(GENERATION_REFRESH_INTERVAL).await;

@@ -1,4 +1,4 @@
-//! How claims are kept alive and ended: `last` before the answer, `first` behind it.
+//! Extends and settles claims: the authority before the caller gets the result, the front afterwards.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,6 @@ use super::{
     front_copy::{self, FrontSettlement},
 };
 
-/// What a holder says.
 #[derive(Clone, Copy)]
 enum LeaseUpdate<'a> {
     Extend(Duration),
@@ -32,7 +31,8 @@ impl TieredInner {
             match self.update_authority(lease, LeaseUpdate::Extend(hold)).await {
                 Ok(held) => {
                     self.note_known_to_authority(lease, &held);
-                    // From now on it can be taken over there, so that `first` alone must not end it.
+                    // From now on the claim can be taken over in the authority, so it must not be settled in the front
+                    // alone.
                     self.mark_ambiguous(&lease.request);
                     if !matches!(held, SettleOutcome::ClaimLost(_)) {
                         drop(self.spawn_background(errand()));
@@ -51,7 +51,7 @@ impl TieredInner {
         if let Ok(held) = &held {
             self.note_restored(lease, held);
         }
-        // Also if `last` is away: `first` is to show that somebody runs.
+        // Also if the authority is unreachable: the front must show that the claim is running.
         if !matches!(held, Ok(SettleOutcome::ClaimLost(_))) && lease.fence != Fence::UNSEEN {
             drop(self.spawn_background(errand()));
         }
@@ -76,7 +76,7 @@ impl TieredInner {
             self.forget_token(&lease.request);
         }
         let copied = match &held {
-            // Nobody knows under which fence it is remembered; the next to ask brings a copy.
+            // The fence of the stored answer is unknown; the next claim copies it.
             SettleOutcome::Applied | SettleOutcome::Restored
                 if lease.fence == Fence::UNSEEN && matches!(end, Settlement::Complete { .. }) =>
             {
@@ -88,8 +88,8 @@ impl TieredInner {
             SettleOutcome::ClaimLost(found) => match &**found {
                 ClaimOutcome::Completed(finished) => Some(FrontSettlement::from_completed(finished, told)),
                 ClaimOutcome::TokenSpent => Some(FrontSettlement::release()),
-                // A release that came too late where it counts still stands in `first`. Loose leaves that to lapse: free,
-                // it would invite a second run while `last` is away.
+                // A release that came too late for the authority still applies to the front. Loose mode lets the lease
+                // expire instead: a released entry would allow a second run while the authority is unreachable.
                 ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) | ClaimOutcome::Granted(_) => {
                     (matches!(end, Settlement::Release) && !self.is_loose()).then(FrontSettlement::release)
                 }
@@ -111,7 +111,7 @@ impl TieredInner {
         Ok(held)
     }
 
-    /// `last` is away: the claim goes on in `first`.
+    /// The authority is unreachable: extends the claim in the front.
     async fn extend_front_only(
         &self, lease: &Lease, hold: Duration, why: StoreError,
     ) -> Result<SettleOutcome, StoreError> {
@@ -125,11 +125,12 @@ impl TieredInner {
         }
     }
 
-    /// `last` is away: `first` remembers the end, and the error goes up, so that it is journaled for `last`.
+    /// The authority is unreachable: settles the front and returns the error, so that the engine journals the
+    /// settlement.
     async fn settle_front_only(
         &self, lease: &Lease, end: &Settlement, why: StoreError,
     ) -> Result<SettleOutcome, StoreError> {
-        // `last` may know the claim, and may have let somebody take it over: its word alone counts.
+        // The authority may know the claim, and may have granted a takeover: only it can decide.
         if self.is_ambiguous(&lease.request) {
             return Err(why);
         }
@@ -151,7 +152,8 @@ impl TieredInner {
                 ClaimOutcome::Completed(finished) => {
                     Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::Completed(front_copy::decode(finished).entry))))
                 }
-                // Somebody took over there, and may have given up since: what happened is told to `last` all the same.
+                // Another claim took over in the front, and may have given up since. The engine still reports the
+                // settlement to the authority.
                 ClaimOutcome::InProgress(_)
                 | ClaimOutcome::OutcomeUnknown(_)
                 | ClaimOutcome::Granted(_)
@@ -164,8 +166,8 @@ impl TieredInner {
         }
     }
 
-    /// An answer that ran solo and of which `last` has not said that it has it. Told to `last` now: what that says,
-    /// counts. `in_first` is the entry's fence there.
+    /// Reports a front-only answer to the authority, whose response counts. `in_first` is the fence of the entry in the
+    /// front.
     pub(super) async fn confirm_front_only(
         &self, ask: &Arc<ClaimRequest>, in_first: Fence, token: ClaimToken, finished: CompletedEntry,
     ) -> Result<ClaimOutcome, StoreError> {
@@ -184,17 +186,17 @@ impl TieredInner {
             Ok(SettleOutcome::ClaimLost(found)) => match *found {
                 ClaimOutcome::Completed(theirs) => theirs,
                 ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => return Ok(*found),
-                // `last` has nothing, and does not take it: an operator is forgetting it right now.
+                // The authority has no entry and does not accept this one: an operator is forgetting it right now.
                 ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => return Ok(ClaimOutcome::Completed(finished)),
             },
-            // All that anybody knows.
+            // The front's answer is the best information available.
             Err(_) if self.is_loose() => return Ok(ClaimOutcome::Completed(finished)),
             Err(error) => return Err(error),
         };
         if answer.fence != finished.fence {
             self.observer.on_event(&EngineEvent::ClaimLost(&ask.address));
         }
-        // The entry keeps the life of the solo answer, which ended at about the same time.
+        // The front's entry keeps the ttl of the front-only answer, which was settled at about the same time.
         let record = front_copy::encode_confirmed(answer.fence, answer.attempt, answer.fingerprint, &answer.record);
         if let Err(error) = self.front.admin().replace_record(&ask.address, in_first, record).await {
             self.report_front_error("replace", &error);
@@ -202,7 +204,8 @@ impl TieredInner {
         Ok(ClaimOutcome::Completed(answer))
     }
 
-    /// Tells `last` about a claim that it did not grant. What is absent there is put back, under `first`'s fence.
+    /// Sends an update to the authority for a claim that it did not grant. An absent entry is restored under the
+    /// front's fence.
     async fn update_authority(&self, lease: &Lease, says: LeaseUpdate<'_>) -> Result<SettleOutcome, StoreError> {
         match says {
             LeaseUpdate::Extend(hold) => self.authority.extend(lease, hold).await,
@@ -210,14 +213,14 @@ impl TieredInner {
         }
     }
 
-    /// A claim that was put back in `last` is not in `first` for certain: somebody else may be there by now.
+    /// After a restore in the authority, the front's entry may belong to another holder.
     fn note_restored(&self, lease: &Lease, held: &SettleOutcome) {
         if *held == SettleOutcome::Restored {
             self.mark_ambiguous(&lease.request);
         }
     }
 
-    /// A solo claim that `last` knows is solo no more.
+    /// Removes the marker of a front-only claim that the authority now knows.
     fn note_known_to_authority(self: &Arc<Self>, lease: &Lease, held: &SettleOutcome) {
         if *held == SettleOutcome::Restored {
             drop(self.spawn_background(BackgroundTask::RemoveMarker(lease.request.address, lease.fence)));
@@ -225,7 +228,8 @@ impl TieredInner {
     }
 }
 
-/// While `last` is away, `first` says who lost. That it has forgotten the claim says nothing: `last` will decide.
+/// Handles a claim lost in the front while the authority is unreachable. A missing entry there proves nothing: the
+/// authority will decide.
 fn lost_in_front(found: Box<ClaimOutcome>, why: StoreError) -> Result<SettleOutcome, StoreError> {
     match *found {
         ClaimOutcome::Completed(finished) => {

@@ -228,7 +228,7 @@ impl FaultProxy {
 impl fmt::Debug for FaultProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let server = *self.state.server.lock();
-        f.debug_struct("Link")
+        f.debug_struct("FaultProxy")
             .field("addr", &self.addr)
             .field("server", &server)
             .field("counts", &self.counts())

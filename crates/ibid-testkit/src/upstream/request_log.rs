@@ -76,7 +76,7 @@ impl LoggedRequest {
 impl fmt::Debug for LoggedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let start = to_text(&self.body[..self.body.len().min(200)]);
-        f.debug_struct("Seen")
+        f.debug_struct("LoggedRequest")
             .field("request", &format_args!("{} {} {:?}", self.method, self.target, self.version))
             .field("execution", &self.execution)
             .field("connection", &self.connection)

@@ -1,8 +1,8 @@
-//! Shadow mode: a request runs as if nobody were there. Beside it, in a task of its own, its claim is made and recorded,
-//! to see what enforcement would have done.
+//! Shadow mode forwards every request unchanged. A background task claims and records in parallel, to find out what
+//! enforcement would have done.
 //!
-//! Invariant: nothing here can delay, refuse, replay or fail the request. Whoever runs it only says how it ended, by
-//! [`ShadowClaim::end`].
+//! Invariant: nothing here can delay, refuse, replay or fail the request. The code that runs the request only reports
+//! its outcome, with [`ShadowClaim::end`].
 
 use std::{pin::pin, sync::Arc};
 
@@ -22,18 +22,18 @@ use crate::{
     store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, SettleOutcome, Settlement},
 };
 
-/// How a run that was observed ended.
+/// The outcome of an observed run.
 #[derive(Debug)]
 pub enum ShadowRunOutcome {
-    /// With an answer that would be remembered.
+    /// The policy would remember this answer.
     Complete(CompletedAnswer),
-    /// With an answer that would not be, or it did not start.
+    /// The policy would not remember the answer, or the operation did not start.
     Release,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Park,
 }
 
-/// A claim that is being made beside a run. Dropped without an end, the run's outcome is unknown.
+/// A claim that is made in parallel to a run. If it is dropped before [`end`](Self::end), the run's outcome is unknown.
 #[derive(Debug)]
 #[must_use]
 pub struct ShadowClaim {
@@ -43,7 +43,7 @@ pub struct ShadowClaim {
 }
 
 impl ShadowClaim {
-    /// Says how the run ended: before its client can know.
+    /// Reports how the run ended. Call it before the client can see the end of the response.
     pub fn end(self, finish: ShadowRunOutcome) {
         self.recording.pending.lock().push(self.run);
         if self.outcome_sender.send(finish).is_err() {
@@ -52,11 +52,10 @@ impl ShadowClaim {
     }
 }
 
-/// One run, by its address and its token.
 type RunId = (Address, ClaimToken);
 
-/// Runs that have ended and are being recorded. Enforced, they would have been recorded before their clients had the
-/// answer: so a request that comes right after one of them has to be compared with the record, and not with the run.
+/// Runs that have ended and are being recorded. Under enforcement they would be recorded before their clients get the
+/// response. A request that follows one of them is therefore compared with the record, not with the run.
 #[derive(Debug, Default)]
 pub(super) struct PendingRecordings {
     pending: Mutex<Vec<RunId>>,
@@ -69,12 +68,10 @@ impl PendingRecordings {
         self.changed.notify_waiters();
     }
 
-    /// The runs at an address that are being recorded now.
     fn runs_at(&self, address: &Address) -> Vec<RunId> {
         self.pending.lock().iter().filter(|(at, _)| at == address).copied().collect()
     }
 
-    /// Returns once these are recorded.
     async fn wait_recorded(&self, runs: &[RunId]) {
         while !runs.is_empty() {
             let changed = self.changed.notified();
@@ -88,18 +85,18 @@ impl PendingRecordings {
     }
 }
 
-/// What was seen beside a run.
+/// What the background task observed about one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShadowResult {
-    /// What became of its record, or what it would have got.
+    /// How the run was recorded, or what enforcement would have returned.
     pub outcome: RequestOutcome,
-    /// Which run of its operation it was, if it would have run.
+    /// The number of the run, from 1, if enforcement would have run it.
     pub attempt: Option<u32>,
 }
 
 impl Engine {
-    /// Observes a request that runs in any case. `by_version` is the request's fingerprint by the rules of other versions;
-    /// `report` is called once, after the run has ended and what it left is recorded.
+    /// Observes a request that runs in any case. `by_version` computes the request's fingerprint by the rules of other
+    /// versions. `report` is called once, after the run has ended and is recorded.
     pub fn observe(
         &self, policy: CheckedPolicy, ask: ClaimRequest,
         by_version: impl Fn(u8) -> Option<Fingerprint> + Send + Sync + 'static, slot: Option<RunSlot>,
@@ -137,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// What enforcement would do: run it, under this lease, or something else.
+    /// Claims the address. `Err` contains what enforcement would have done instead of running the operation.
     async fn shadow_claim(
         &self, policy: &CheckedPolicy, mut ask: Arc<ClaimRequest>, by_version: impl Fn(u8) -> Option<Fingerprint>,
     ) -> Result<Lease, ShadowOutcome> {
@@ -158,7 +155,7 @@ impl Engine {
         if let Some(refused) = self.check_quota(&ask).await {
             return refusal(refused.reason);
         }
-        // An operator may forget the claim while its answer is on the way: then it is made once more.
+        // Claims once more if an operator forgot the claim before its response arrived.
         for _ in 0..2 {
             let (claim, doubtful) = self.claim(&ask, Instant::now()).await;
             if doubtful
@@ -189,7 +186,7 @@ impl Engine {
         refusal(RefusalReason::InProgress)
     }
 
-    /// Records how a run ended. Where the claim is lost, there is nothing to record.
+    /// Records the outcome of a run. A lost claim records nothing.
     async fn record_shadow_outcome(
         &self, policy: &CheckedPolicy, lease: &Lease, finish: Option<ShadowRunOutcome>,
     ) -> RequestOutcome {
@@ -199,7 +196,7 @@ impl Engine {
                 (Settlement::Complete { failed, record, summary, ttl: policy.ttl }, stored)
             }
             Some(ShadowRunOutcome::Release) => (Settlement::Release, RequestOutcome::Released),
-            // What was given up may still be running.
+            // The run was abandoned and may still be going on.
             None => (
                 Settlement::Park { ttl: policy.ttl.max(policy.lease), retry_in: policy.lease },
                 RequestOutcome::Unknown,

@@ -1,12 +1,12 @@
 //! Canonical form of `application/x-www-form-urlencoded` bodies.
 //!
 //! Clients that build a form from a map send the names in any order, and libraries differ in what they escape and how.
-//! Neither changes what the server is told. But order has a meaning where a name repeats or nests: Rack reads
-//! `i[][n]=a&i[][p]=1&i[][n]=b` as a list of two items, and PHP takes the last of `a.b` and `a_b` for both.
+//! Neither changes what the server reads. But order has a meaning if a name repeats or nests: Rack reads
+//! `i[][n]=a&i[][p]=1&i[][n]=b` as a list of two items, and PHP uses the last of `a.b` and `a_b` for both.
 //!
 //! Invariant: two forms have equal canonical forms only if they have the same decoded pairs, in the same order except
-//! for names that are plain and occur once. Every name and value is preceded by its length, so no choice of bytes can
-//! imitate a delimiter. A form that servers could take apart in different ways has no canonical form.
+//! for plain names that occur once. Every name and value is preceded by its length, so no bytes can imitate a
+//! delimiter. A form that servers could split differently has no canonical form.
 //!
 //! ```text
 //! b=2&a=x%20y   =>   (1)a(3)x y(1)b(1)2   <=   a=x+y&b=%32
@@ -14,20 +14,20 @@
 
 use std::borrow::Cow;
 
-/// How the pairs of a canonical form are ordered.
+/// The order of the pairs in a canonical form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PairOrder {
-    /// All names are plain, have a value and occur once: sorted by name.
+    /// Sorted by name: all names are plain, have a value and occur once.
     Sorted,
-    /// Names that repeat or nest are in the order in which they were sent, behind those that do not.
+    /// Names that repeat or nest follow the others, in the order in which they were sent.
     PartlySorted,
 }
 
-/// A name and its value. `a` has none, which Rack tells from `a=`.
+/// A name and its value. `a` has none, which Rack distinguishes from `a=`.
 type FormPair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
 
-/// Appends the canonical form of a form to `out`. `None` means that the body has to be compared byte by byte: it has an
-/// invalid escape, an empty pair, or a `;`, which some servers take for `&`.
+/// Appends the canonical form of a form to `out`. Returns `None` if the raw bytes must be compared: the form contains
+/// an invalid escape, an empty pair, or a `;`, which some servers treat as `&`.
 pub(super) fn canonical(body: &[u8], out: &mut Vec<u8>) -> Option<PairOrder> {
     if body.is_empty() {
         return Some(PairOrder::Sorted);
@@ -67,12 +67,12 @@ fn pair(piece: &[u8]) -> Option<FormPair<'_>> {
     })
 }
 
-/// Whether no server takes the name for a path into something nested, or for another spelling of another name.
+/// Whether no server reads the name as a nested path or as another spelling of another name.
 fn is_plain(name: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(byte))
 }
 
-/// The names that occur more than once, in lower case and sorted. Some servers do not tell `A` from `a`.
+/// The names that occur more than once, in lower case and sorted. Some servers treat `A` and `a` as equal.
 fn repeated_names(pairs: &[FormPair<'_>]) -> Vec<Vec<u8>> {
     let mut names: Vec<_> = pairs.iter().map(|(name, _)| name.to_ascii_lowercase()).collect();
     names.sort_unstable();

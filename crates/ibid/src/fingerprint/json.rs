@@ -1,25 +1,19 @@
-//! Canonical JSON: one spelling for every document that means the same.
+//! Canonical JSON: one spelling for all documents with the same meaning.
 //!
-//! A client that retries may serialise its request afresh: members in another
-//! order, other spacing, `\u0041` for `A`. Such a retry is the same request and
-//! must get the same fingerprint, while anything a server could tell apart must
-//! not.
+//! A retry may serialize its request again: members in another order, other spacing, `\u0041` for `A`. Such a retry is
+//! the same request and must get the same fingerprint. Documents that a server could tell apart must not.
 //!
-//! Invariant: two bodies have equal canonical forms exactly when they are the
-//! same JSON document, where objects are unordered, strings are equal by code
-//! points and **numbers are equal only when written alike** (`1` is not `1.0`:
-//! deciding otherwise would need a number type, and every number type loses
-//! something). A body which servers may read in different ways (duplicate
-//! members, lone surrogates, not JSON at all) has no canonical form; its caller
-//! compares the raw bytes.
+//! Invariant: two bodies have equal canonical forms exactly when they are the same JSON document, where objects are
+//! unordered, strings are equal by code points and **numbers are equal only when written alike** (`1` is not `1.0`:
+//! deciding otherwise would need a number type, and every number type loses something). A body that servers may read in
+//! different ways (duplicate members, lone surrogates, invalid JSON) has no canonical form; its raw bytes are compared.
 //!
 //! ```text
 //! { "b": 1.0, "\u0061": [true, "\/"] }   =>   {"a":[true,"/"],"b":1.0}
 //! ```
 //!
-//! The work is split in two: [`reader`] checks the document and notes where its
-//! members are, without copying; this module then writes them in order. A body
-//! that is canonical already is handed back as it is.
+//! [`reader`] validates the document and records the positions of its members, without copying; this module then writes
+//! them in order. A body that is already canonical is returned as it is.
 
 mod document;
 mod pointer;
@@ -35,22 +29,21 @@ use std::borrow::Cow;
 use document::{JsonDocument, JsonKind, JsonSpan, JsonValue};
 pub use pointer::{JsonPointer, JsonPointerError};
 
-/// Which names of one object are the same.
+/// Which names of one object are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameEquality {
-    /// Those that are written alike.
+    /// Names that are written alike.
     Exact,
-    /// Those that differ in case only are the same to some servers (Go, .NET), for which then the last one counts. An
-    /// object with such names has no canonical form, unless its members are sorted already.
+    /// Names that differ only in case, too: some servers (Go, .NET) treat them as equal and use the last. An object
+    /// with such names has no canonical form, unless its members are already sorted.
     IgnoreCase,
 }
 
-/// The canonical form of `body` without what `ignore` points at, or `None` when
-/// the body has to be compared byte by byte.
+/// Returns the canonical form of `body` without the values that `ignore` points at, or `None` if the raw bytes must be
+/// compared.
 ///
-/// A member that is ignored is as good as absent, and an ignored array element
-/// is dropped; several pointers into one array all count positions in the array
-/// as it was sent. An ignored member still counts as a duplicate of its twin.
+/// An ignored member counts as absent, and an ignored array element is removed; several pointers into one array count
+/// positions in the array as sent. An ignored member still counts as a duplicate of another with its name.
 pub(crate) fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) -> Option<Cow<'a, [u8]>> {
     let mut document = JsonDocument::read_for(body, !ignore.is_empty(), names)?;
     for pointer in ignore {
@@ -66,22 +59,21 @@ pub(crate) fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameE
     Some(Cow::Owned(CanonicalWriter::write(&document)))
 }
 
-/// What [`find`] saw at the place it was told to look.
+/// The result of [`find`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JsonLookup<'a> {
-    /// A string, with its escapes resolved.
+    /// A string with its escapes resolved.
     String(Cow<'a, str>),
-    /// A number, as it was written.
+    /// A number as written.
     Number(&'a str),
-    /// Nothing is there.
+    /// No value exists there.
     Absent,
-    /// Something is there, but neither a string nor a number.
+    /// A value that is neither a string nor a number.
     OtherType,
 }
 
-/// Looks up the string or number at a pointer; `None` when the body has no
-/// canonical form (so that a key is never read out of a document that two
-/// parsers could read in two ways).
+/// Looks up the string or number at a pointer. Returns `None` if the body has no canonical form, so that a key is never
+/// read from an ambiguous document.
 pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
     let document = JsonDocument::read_every_node(body)?;
     let Some(node) = document.find_node(at) else {
@@ -103,11 +95,10 @@ pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a
     })
 }
 
-/// The same object with its top-level member `name` set to the JSON `value`.
+/// Sets the top-level member `name` of an object to the JSON `value`.
 ///
-/// An existing member keeps its place and only its value is replaced; a new one
-/// goes right after the last member. No other byte changes. `None` when the
-/// body is not a JSON object with a canonical form, or `value` is not JSON.
+/// An existing member keeps its position; a new one is added after the last member. No other byte changes. Returns
+/// `None` if the body is not a JSON object with a canonical form, or `value` is not JSON.
 pub(crate) fn splice_member(body: &[u8], name: &str, value: &[u8]) -> Option<Vec<u8>> {
     JsonDocument::read(value)?;
     let place = reader::find_member(body, &text::quoted(name))?;
@@ -132,21 +123,19 @@ pub(crate) fn splice_member(body: &[u8], name: &str, value: &[u8]) -> Option<Vec
     Some(out)
 }
 
-/// Writes the canonical form of a document that was read.
 struct CanonicalWriter<'d, 'a> {
     document: &'d JsonDocument<'a>,
-    /// Allocated for the whole output and a little more; see [`Writer::put`].
+    /// Allocated for the whole output and one block more; see [`write_span`](Self::write_span).
     out: Vec<u8>,
     len: usize,
 }
 
-/// How much [`Writer::put`] copies at once; most members are shorter.
+/// How many bytes [`write_span`](CanonicalWriter::write_span) copies at once; most members are shorter.
 const COPY_BLOCK_BYTES: usize = 32;
 
 impl<'d, 'a> CanonicalWriter<'d, 'a> {
     fn write(document: &'d JsonDocument<'a>) -> Vec<u8> {
-        // No canonical spelling is longer than what it stands for, so that the
-        // length of the body is always enough.
+        // No canonical spelling is longer than its source, so the length of the body always suffices.
         let out = vec![0; document.source.len() + COPY_BLOCK_BYTES];
         let mut writer = CanonicalWriter { document, out, len: 0 };
         writer.value(document.root);
@@ -170,7 +159,7 @@ impl<'d, 'a> CanonicalWriter<'d, 'a> {
             let JsonSpan { start, end } = node.value.span();
             match node.value.kind() {
                 JsonKind::Dropped => continue,
-                // `"name":text` stands in the source like that: one copy.
+                // The source already contains `"name":text`: one copy.
                 JsonKind::Text if start == name.end + 1 => {
                     self.byte(before);
                     self.write_span(JsonSpan { start: name.start, end });
@@ -213,9 +202,8 @@ impl<'d, 'a> CanonicalWriter<'d, 'a> {
 
     /// Appends the text of a span.
     ///
-    /// Short texts are copied as one block of fixed size, which is a few
-    /// instructions where a copy of any size is a call. What is copied too much
-    /// is overwritten by the next text or cut off at the end.
+    /// Short texts are copied as one block of fixed size, which takes a few instructions instead of a call. The next
+    /// text overwrites the surplus, or it is cut off at the end.
     #[inline]
     fn write_span(&mut self, span: JsonSpan) {
         let from = self.document.bytes_from(span);

@@ -1,5 +1,5 @@
-//! Content-Type as it is compared: the media type and its parameters, without what changes on every send and without
-//! what is the default anyway.
+//! Content-Type as it is compared: the media type and its parameters, without those that change on every request or are
+//! the default.
 //!
 //! ```text
 //! Multipart/Form-Data; boundary=x7       =>   multipart/form-data
@@ -9,11 +9,9 @@
 
 use std::borrow::Cow;
 
-/// A Content-Type that was taken apart.
 pub(super) struct MediaType<'a> {
-    /// Type and subtype.
     essence: &'a [u8],
-    /// The parameters, each as sent. Their order and their quotes stay: servers differ in what they make of them.
+    /// The parameters, each as sent. Order and quotes stay, because servers interpret them differently.
     parameters: Vec<&'a [u8]>,
 }
 
@@ -28,7 +26,7 @@ impl<'a> MediaType<'a> {
         self.essence.get(..10).is_some_and(|start| start.eq_ignore_ascii_case(b"multipart/"))
     }
 
-    /// Whether it names a character set besides UTF-8, or several.
+    /// Whether it names a character set other than UTF-8, or several.
     pub(super) fn has_other_charset(&self) -> bool {
         let mut charsets = self.parameters.iter().filter(|parameter| parameter_value(parameter, b"charset").is_some());
         match (charsets.next(), charsets.next()) {
@@ -38,9 +36,9 @@ impl<'a> MediaType<'a> {
         }
     }
 
-    /// What is compared of it.
+    /// The text that is compared.
     pub(super) fn canonical(&self) -> Cow<'a, [u8]> {
-        // The same to gRPC.
+        // gRPC treats both media types as the same.
         let is_plain_grpc = self.essence.eq_ignore_ascii_case(b"application/grpc+proto");
         let essence = if is_plain_grpc { &b"application/grpc"[..] } else { self.essence };
         if self.parameters.is_empty() && !essence.iter().any(u8::is_ascii_uppercase) {
@@ -60,7 +58,7 @@ impl<'a> MediaType<'a> {
     }
 }
 
-/// Splits parameters at semicolons that are not quoted. Empty ones mean nothing.
+/// Splits parameters at unquoted semicolons. Empty ones are skipped.
 fn split_parameters(text: &[u8]) -> Vec<&[u8]> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     let at_semicolon = |byte: &u8| {
@@ -76,7 +74,7 @@ fn split_parameters(text: &[u8]) -> Vec<&[u8]> {
     text.split(at_semicolon).map(<[u8]>::trim_ascii).filter(|piece| !piece.is_empty()).collect()
 }
 
-/// The value of a parameter, if this is its name.
+/// The value of the parameter, if it has this name.
 fn parameter_value<'a>(parameter: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let equals = parameter.iter().position(|&byte| byte == b'=')?;
     let is_it = parameter[..equals].trim_ascii().eq_ignore_ascii_case(name);

@@ -1,15 +1,12 @@
 //! Canonical form of `multipart/form-data` bodies.
 //!
-//! The boundary between the parts is drawn at random by most clients each time
-//! they send the form, so that the raw bytes of a retry differ always. What
-//! counts are the parts.
+//! Most clients choose a random boundary for each request, so the raw bytes of a retry always differ. Only the parts
+//! count.
 //!
-//! Invariant: two bodies have equal canonical forms exactly when they have the
-//! same parts in the same order: name, file name, content type, other headers
-//! and bytes. Each piece is preceded by its length, and what is absent differs
-//! from what is empty. A body that servers could take apart in different ways
-//! has no canonical form; since version 2 of the fingerprint, [`strict`] decides
-//! about more of those.
+//! Invariant: two bodies have equal canonical forms exactly when they have the same parts in the same order: name, file
+//! name, content type, other headers and bytes. Each piece is preceded by its length, and absent differs from empty. A
+//! body that servers could split differently has no canonical form; since version 2 of the fingerprint, [`strict`]
+//! rejects more of those.
 //!
 //! ```text
 //! --XyZ                                              name  "a"
@@ -23,11 +20,11 @@ pub(super) use self::strict::parse_strict;
 
 mod strict;
 
-/// No form of a person or an API has that many fields.
+/// The maximum number of parts of a body with a canonical form.
 const MAX_PARTS: usize = 1024;
 
-/// Appends the canonical form of a body to `out`. `false`, and nothing appended,
-/// means that the body has to be compared byte by byte.
+/// Appends the canonical form of a body to `out`. Returns `false` and appends nothing if the raw bytes must be
+/// compared.
 pub(crate) fn canonical(content_type: &str, body: &[u8], out: &mut Vec<u8>) -> bool {
     let before = out.len();
     let written = boundary(content_type).and_then(|boundary| write_parts(&boundary, body, out));
@@ -51,8 +48,7 @@ fn boundary(content_type: &str) -> Option<Vec<u8>> {
 
 fn write_parts(boundary: &[u8], body: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let delimiter = [b"\r\n--", boundary].concat();
-    // The line end before a boundary belongs to it, but the first boundary has
-    // none if the body starts with it.
+    // The line end before a boundary belongs to it, except for a boundary at the start of the body.
     let mut rest = match body.strip_prefix(&delimiter[2..]) {
         Some(rest) => rest,
         None => split_at_delimiter(body, &delimiter)?.1,
@@ -62,8 +58,7 @@ fn write_parts(boundary: &[u8], body: &[u8], out: &mut Vec<u8>) -> Option<()> {
             let epilogue = trim_start(epilogue);
             return (epilogue.is_empty() || epilogue.starts_with(b"\r\n")).then_some(());
         }
-        // Anything else after the boundary is a longer boundary to some parsers
-        // and this one to others.
+        // Some parsers read other text after the boundary as a longer boundary, and some ignore it.
         let content = trim_start(rest).strip_prefix(b"\r\n")?;
         let (part, after) = split_at_delimiter(content, &delimiter)?;
         write_part(part, out)?;
@@ -72,10 +67,10 @@ fn write_parts(boundary: &[u8], body: &[u8], out: &mut Vec<u8>) -> Option<()> {
     None
 }
 
-/// What is before and after the first delimiter.
+/// Splits at the first delimiter.
 ///
-/// Linear: a carriage return can only be the first byte of the delimiter, so
-/// that no byte is compared for more than one candidate.
+/// Linear: a carriage return can only be the first byte of the delimiter, so no byte is compared for more than one
+/// candidate.
 fn split_at_delimiter<'a>(bytes: &'a [u8], delimiter: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     let mut from = 0;
     loop {
@@ -89,8 +84,7 @@ fn split_at_delimiter<'a>(bytes: &'a [u8], delimiter: &[u8]) -> Option<(&'a [u8]
 
 /// The position of the first such byte.
 fn find(bytes: &[u8], wanted: u8) -> Option<usize> {
-    // Files are long and have few of them: look at blocks first, where the test
-    // is done on many bytes at a time.
+    // Files are long and contain few of them: check blocks first, where one test covers many bytes.
     let (blocks, _) = bytes.as_chunks::<32>();
     let free = |block: &&[u8; 32]| block.iter().fold(true, |free, &byte| free & (byte != wanted));
     let skip = 32 * blocks.iter().take_while(free).count();
@@ -98,7 +92,7 @@ fn find(bytes: &[u8], wanted: u8) -> Option<usize> {
 }
 
 fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    // A part without headers begins with the empty line, and has no name.
+    // A part without headers starts with the empty line, and has no name.
     let end = part.windows(4).position(|four| four == b"\r\n\r\n")?;
     let (headers, content) = (&part[..end], &part[end + 4..]);
     let mut disposition = None;
@@ -126,7 +120,7 @@ fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {
     frame(&name, out);
     frame_option(file_name.as_deref(), out);
     frame_option(content_type, out);
-    // Rare, but they may change what the bytes mean (an encoding, say).
+    // Rare, but they may change the meaning of the bytes (an encoding, say).
     out.extend_from_slice(&(others.len() as u64).to_le_bytes());
     for (name, value) in others {
         frame(&name, out);
@@ -136,8 +130,8 @@ fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// The lines of a header block; `None` if one is folded or has a stray `\r` or
-/// `\n` in it, where parsers disagree.
+/// Splits a header block into lines. Returns `None` if a line is folded or contains a stray `\r` or `\n`, where parsers
+/// disagree.
 fn split_lines(headers: &[u8]) -> Option<Vec<&[u8]>> {
     let mut lines = Vec::new();
     let mut rest = headers;
@@ -159,8 +153,7 @@ fn split_lines(headers: &[u8]) -> Option<Vec<&[u8]>> {
 fn disposition_names(disposition: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
     let (mut name, mut file_name) = (None, None);
     for (parameter, value) in parameters(disposition, b"form-data")? {
-        // Others, such as `filename*`, would change what some servers see and
-        // others not.
+        // Other parameters, such as `filename*`, would change what only some servers see.
         let slot = match parameter {
             p if p.eq_ignore_ascii_case(b"name") => &mut name,
             p if p.eq_ignore_ascii_case(b"filename") => &mut file_name,
@@ -175,8 +168,7 @@ fn disposition_names(disposition: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
 
 type HeaderParameters<'a> = Vec<(&'a [u8], Vec<u8>)>;
 
-/// The parameters of a header such as `form-data; name="a"`, if its main value
-/// is the expected one.
+/// The parameters of a header such as `form-data; name="a"`, if its main value is the expected one.
 fn parameters<'a>(header: &'a [u8], expected: &[u8]) -> Option<HeaderParameters<'a>> {
     let end = header.iter().position(|&byte| byte == b';').unwrap_or(header.len());
     let (main, mut rest) = header.split_at(end);
@@ -187,7 +179,7 @@ fn parameters<'a>(header: &'a [u8], expected: &[u8]) -> Option<HeaderParameters<
     while let Some(parameter) = rest.strip_prefix(b";") {
         let parameter = trim_start(parameter);
         if parameter.is_empty() {
-            // A semicolon at the end is common and harmless.
+            // A trailing semicolon is common and harmless.
             return Some(parameters);
         }
         let equals = parameter.iter().position(|&byte| byte == b'=')?;
@@ -212,10 +204,9 @@ fn parameters<'a>(header: &'a [u8], expected: &[u8]) -> Option<HeaderParameters<
     rest.is_empty().then_some(parameters)
 }
 
-/// Reads a quoted string whose opening quote is gone; returns what follows too.
+/// Reads a quoted string after its opening quote; also returns the rest.
 ///
-/// Only `\"` and `\\` are escapes. Browsers write a backslash in a file name as
-/// it is, so `a\b` has to differ from `ab`.
+/// Only `\"` and `\\` are escapes. Browsers write a backslash in a file name as it is, so `a\b` must differ from `ab`.
 fn unquote(quoted: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut plain = Vec::new();
     let mut at = 0;

@@ -218,7 +218,7 @@ fn hex(fingerprint: &Fingerprint) -> String {
     crate::key::hex(&fingerprint.digest)
 }
 
-/// Digests that were computed by another program from the description of version 1.
+/// Digests that another program computed from the description of version 1.
 #[test]
 fn version_1_is_computed_as_it_always_was() {
     let (policy, mut today) = (Policy::ietf(), Policy::ietf());

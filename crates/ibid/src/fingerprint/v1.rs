@@ -1,6 +1,6 @@
-//! Version 1 of the rules, kept so that what was recorded by them can still be compared. It must never change.
+//! Version 1 of the rules, for comparison with old records. It must never change.
 //!
-//! It knew no media types, trailers and method overrides, took the path with its trailing slash, and read forms and
+//! It ignores media types, trailers and method overrides, uses the path with its trailing slash, and parses forms and
 //! multipart bodies less strictly.
 
 use http::{HeaderMap, header};

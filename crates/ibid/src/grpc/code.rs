@@ -1,4 +1,4 @@
-//! The seventeen codes, and what each says about the operation: the settle table of gRPC.
+//! The seventeen status codes, and what each says about the outcome of a call.
 
 use http::StatusCode;
 
@@ -7,7 +7,7 @@ use crate::{
     policy::{Policy, Remember},
 };
 
-/// Told apart from HTTP statuses, which have three digits, where both are kept in one number.
+/// Separates gRPC codes from HTTP statuses (three digits) if both share a field.
 const GRPC_SUMMARY_OFFSET: u16 = 1000;
 
 /// A gRPC status code.
@@ -33,14 +33,14 @@ pub enum GrpcStatusCode {
     Unauthenticated,
 }
 
-/// What a status says about the operation, if its server keeps to what the codes mean.
+/// What a code says about the outcome, if the server uses codes as specified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CodeMeaning {
     /// The same call would get the same answer again.
     Final,
-    /// It was turned away before it did anything, and may go better another time.
+    /// The call was rejected before it had any effect and may succeed later.
     Retryable,
-    /// It may have taken effect.
+    /// The call may have taken effect.
     OutcomeUnknown,
 }
 
@@ -65,7 +65,7 @@ const CODES: [CodeInfo; 17] = [
     CodeInfo { code: GrpcStatusCode::FailedPrecondition, name: "FAILED_PRECONDITION", http: 400, meaning: CodeMeaning::Final },
     CodeInfo { code: GrpcStatusCode::Aborted,            name: "ABORTED",             http: 409, meaning: CodeMeaning::Retryable },
     CodeInfo { code: GrpcStatusCode::OutOfRange,         name: "OUT_OF_RANGE",        http: 400, meaning: CodeMeaning::Final },
-    // Nobody ran it; the next release of the server may.
+    // The call did not run; the next release of the server may support it.
     CodeInfo { code: GrpcStatusCode::Unimplemented,      name: "UNIMPLEMENTED",       http: 501, meaning: CodeMeaning::Retryable },
     CodeInfo { code: GrpcStatusCode::Internal,           name: "INTERNAL",            http: 500, meaning: CodeMeaning::OutcomeUnknown },
     CodeInfo { code: GrpcStatusCode::Unavailable,        name: "UNAVAILABLE",         http: 503, meaning: CodeMeaning::Retryable },
@@ -74,42 +74,42 @@ const CODES: [CodeInfo; 17] = [
 ];
 
 impl GrpcStatusCode {
-    /// All of them, by number.
+    /// All codes, by number.
     pub fn all() -> impl Iterator<Item = Self> {
         CODES.iter().map(|row| row.code)
     }
 
-    /// The code of that number. Numbers that nobody has given a meaning are `UNKNOWN`, as the protocol says.
+    /// Returns the code with this number. Undefined numbers are `UNKNOWN`, as the protocol specifies.
     pub fn from_number(number: u32) -> Self {
         CODES.get(number as usize).map_or(Self::Unknown, |row| row.code)
     }
 
-    /// The code of that name, such as `NOT_FOUND`.
+    /// Returns the code with this name, such as `NOT_FOUND`.
     pub fn from_name(name: &str) -> Option<Self> {
         CODES.iter().find(|row| row.name == name).map(|row| row.code)
     }
 
-    /// Its number.
+    /// The number, 0 to 16.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// Its name, such as `NOT_FOUND`.
+    /// The name, such as `NOT_FOUND`.
     pub fn name(self) -> &'static str {
         self.info().name
     }
 
-    /// The HTTP status of the same meaning: what lists of statuses in a policy say about it.
+    /// The corresponding HTTP status, which the status lists of a policy refer to.
     pub fn status(self) -> StatusCode {
         StatusCode::from_u16(self.info().http).expect("the table holds valid codes")
     }
 
-    /// How it is kept where HTTP statuses are: 1000 and its number. See [`Outline`](crate::store::RecordSummary).
+    /// The value in fields for HTTP statuses: 1000 plus the number. See [`RecordSummary`](crate::store::RecordSummary).
     pub fn outline(self) -> u16 {
         GRPC_SUMMARY_OFFSET + u16::from(self.number())
     }
 
-    /// The code that [`outline`](Self::outline) wrote; `None` for an HTTP status.
+    /// The inverse of [`outline`](Self::outline); `None` for an HTTP status.
     pub fn from_summary_status(status: u16) -> Option<Self> {
         CODES.get(usize::from(status.checked_sub(GRPC_SUMMARY_OFFSET)?)).map(|row| row.code)
     }
@@ -125,19 +125,19 @@ impl std::fmt::Display for GrpcStatusCode {
     }
 }
 
-/// What becomes of a call that ended with a status.
+/// What happens to a call that ended with a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// Its answer is remembered.
+    /// The answer is remembered.
     Remembered,
-    /// A retry runs it again.
+    /// The claim is released: a retry runs the call again.
     Released,
-    /// Nobody knows whether it took effect.
+    /// The outcome is unknown.
     OutcomeUnknown,
 }
 
 impl CallOutcome {
-    /// By the policy's `remember` and `unknown_status`.
+    /// Applies the policy's `remember` and `unknown_status`.
     pub fn of(policy: &Policy, code: GrpcStatusCode) -> Self {
         match classify_code(policy, code) {
             ResponseMeaning::Remember => Self::Remembered,
@@ -147,8 +147,8 @@ impl CallOutcome {
     }
 }
 
-/// What a complete answer means. `unknown_status` wins over `remember`; what is not remembered and may have taken
-/// effect is unknown, whatever the policy.
+/// Classifies a complete response. `unknown_status` takes precedence over `remember`. A call that is not remembered and
+/// may have taken effect has an unknown outcome under every policy.
 pub(crate) fn classify_code(policy: &Policy, code: GrpcStatusCode) -> ResponseMeaning {
     let says = code.info().meaning;
     let remembered = match &policy.remember {
@@ -174,7 +174,7 @@ mod tests {
         Policy { remember, unknown_status: Vec::new(), ..Policy::ietf() }
     }
 
-    /// The names of the codes that mean this.
+    /// The names of the codes with this meaning.
     fn those(policy: &Policy, meaning_is: ResponseMeaning) -> Vec<&'static str> {
         GrpcStatusCode::all()
             .filter(|code| classify_code(policy, *code) == meaning_is)

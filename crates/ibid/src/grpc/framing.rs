@@ -1,7 +1,7 @@
-//! The one message of a unary call: its frame, and what makes two of them the same.
+//! The single message of a unary call: its frame, and its fingerprint.
 //!
-//! A frame is a flag (compressed or not), a length in four bytes, and the message. A unary call is exactly one frame;
-//! whatever else a body holds is refused, because the server might read another call in it than we compare.
+//! A frame is a flag (compressed or not), a length in four bytes, and the message. A unary call has exactly one frame.
+//! Any other body is refused, because the server might read a different call than the one that is compared.
 
 use std::io::{self, Read};
 
@@ -18,14 +18,14 @@ use crate::{
 
 /// Flag and length.
 const FRAME_HEADER_BYTES: usize = 5;
-/// What is inflated at a time: nothing is kept of it but its hash.
+/// The buffer for inflating. Only the hash of the output is kept.
 const INFLATE_CHUNK_BYTES: usize = 8 << 10;
 
-/// What makes two calls the same: the policy's parts, with the message as it is without compression. A client that
-/// compresses and one that does not send the same call. `None` if the version of the rules is not known.
+/// Computes the fingerprint with the decompressed message, so that a compressed and an uncompressed call are the same.
+/// Returns `None` if the version of the rules is unknown.
 ///
 /// # Errors
-/// The body is not one message, or inflates to more than `max_request`.
+/// The body is not a single message, or inflates to more than `max_request`.
 pub(crate) fn fingerprint(
     version: u8, policy: &Policy, input: &FingerprintInput<'_>,
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
@@ -37,7 +37,7 @@ pub(crate) fn fingerprint(
     Ok(input.with_body(version, policy, |printing| printing.framed(b'g', &digest)))
 }
 
-/// The message of a body that has exactly one, and whether it is compressed.
+/// Returns the message of a body with exactly one, and whether it is compressed.
 fn single_message(body: &[u8]) -> Result<(bool, &[u8]), Refusal> {
     let ambiguous = |what: &str| {
         let detail = format!("{what}; the body of a unary call is exactly one length-prefixed message");
@@ -59,8 +59,8 @@ fn single_message(body: &[u8]) -> Result<(bool, &[u8]), Refusal> {
     }
 }
 
-/// The hash of a message as the server will read it. One in a coding that is not known here, or that does not decode
-/// cleanly to its last byte, is hashed as it came, together with the name of its coding.
+/// Hashes a message as the server will read it. If its coding is unknown here, or it does not decode cleanly to its
+/// last byte, the raw bytes are hashed together with the name of the coding.
 fn message_digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most: u64) -> Result<[u8; 32], Refusal> {
     let mut hash = Sha256::new();
     if !compressed {
@@ -98,8 +98,8 @@ fn message_digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most
 
 struct InflatedTooLarge;
 
-/// Hashes what a decoder gives. `false` if it fails, or leaves something of the message: some servers would read that,
-/// others not.
+/// Hashes the output of a decoder. Returns `false` if it fails or leaves trailing bytes, which some servers would read
+/// and others would not.
 fn hash_inflated<'a, D: Read>(
     hash: &mut Sha256, mut decoder: D, rest: fn(D) -> &'a [u8], at_most: u64,
 ) -> Result<bool, InflatedTooLarge> {

@@ -1,6 +1,6 @@
-//! How text and bytes are written into headers: percent-encoding and base64.
+//! Encodes text and bytes for headers: percent-encoding and base64.
 
-/// `grpc-message`: visible ASCII as it is, everything else (and `%`) as the bytes of its UTF-8.
+/// Encodes `grpc-message`: visible ASCII except `%` stays, everything else is escaped as UTF-8 bytes.
 pub(super) fn percent_encode(text: &str) -> String {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = String::with_capacity(text.len());
@@ -17,7 +17,7 @@ pub(super) fn percent_encode(text: &str) -> String {
     out
 }
 
-/// The value of a `-bin` header: standard base64 without padding, as the protocol asks for.
+/// Encodes a `-bin` header: standard base64 without padding, as the protocol requires.
 pub(super) fn base64_encode(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

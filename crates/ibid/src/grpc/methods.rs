@@ -1,4 +1,4 @@
-//! Which methods of a server are unary, by name or from its descriptors.
+//! The unary methods of a server, by name or from its descriptors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,51 +7,52 @@ use std::{
 
 use super::proto::{ProtoFields, ProtoValue};
 
-/// Which methods are unary: one message there, one message back. Only these are covered.
+/// The unary methods of a server: one request message, one response message. Only these are covered.
 ///
 /// ```
-/// use ibid::grpc::Unary;
+/// use ibid::grpc::UnaryMethods;
 ///
-/// let unary = Unary::methods(["shop.Orders/Create", "shop.Orders/Cancel"]);
-/// assert!(unary.has("/shop.Orders/Create"));
-/// assert!(!unary.has("/shop.Orders/Watch"));
+/// let unary = UnaryMethods::methods(["shop.Orders/Create", "shop.Orders/Cancel"]);
+/// assert!(unary.contains("/shop.Orders/Create"));
+/// assert!(!unary.contains("/shop.Orders/Watch"));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnaryMethods {
-    /// By path: `/shop.Orders/Create`.
+    /// By path, such as `/shop.Orders/Create`.
     methods: BTreeMap<String, MethodKind>,
 }
 
-/// Packages of services that servers have about themselves.
+/// Packages of services about the server itself.
 const SERVER_INTERNAL_PACKAGES: [&str; 2] = ["grpc.health", "grpc.reflection"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MethodKind {
     Covered,
-    /// Unary, and nothing to protect: it declares that it has no effect, or it is about the server's own health.
+    /// A unary method that needs no protection: it declares that it has no side effects, or it is about the server's
+    /// health.
     NoSideEffects,
     Streaming,
 }
 
-/// A name that is no unary method.
+/// A name that is not a unary method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MethodNameError(String);
 
-/// Bytes that are no descriptor set.
+/// Why bytes are not a usable descriptor set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// They are no `google.protobuf.FileDescriptorSet`.
+    /// The bytes are not a `google.protobuf.FileDescriptorSet`.
     #[error("it is no FileDescriptorSet; make one with protoc --descriptor_set_out, or buf build -o FILE.binpb")]
     Malformed,
-    /// There is nothing to cover in it.
+    /// The set contains no service.
     #[error("it has no service in it")]
     NoService,
 }
 
 impl UnaryMethods {
-    /// These methods, each as `package.Service/Method`, with or without a slash before it.
+    /// Lists methods as `package.Service/Method`, with or without a leading slash.
     ///
     /// # Panics
     /// If a name has another form: it would never match, and its calls would run unprotected.
@@ -60,14 +61,14 @@ impl UnaryMethods {
         Self { methods: names.into_iter().map(path).collect() }
     }
 
-    /// The unary methods of all services in a `google.protobuf.FileDescriptorSet`, as protoc, buf, protox and tonic's
-    /// build write it, and as a server [tells it](super::fetch_descriptors).
+    /// Reads the unary methods of all services in a `google.protobuf.FileDescriptorSet`, as written by protoc, buf,
+    /// protox and tonic's build, or [fetched](super::fetch_descriptors) from a server.
     ///
-    /// Left out, and passed through untouched, are methods with `option idempotency_level = NO_SIDE_EFFECTS` (as GET
-    /// requests are), and the services `grpc.health.*` and `grpc.reflection.*`.
+    /// Methods with `option idempotency_level = NO_SIDE_EFFECTS` and the services `grpc.health.*` and
+    /// `grpc.reflection.*` are not covered and pass through unchanged, like GET requests.
     ///
     /// # Errors
-    /// If the bytes are no such set, or have no service in them.
+    /// If the bytes are not such a set, or contain no service.
     pub fn from_descriptor_set(bytes: &[u8]) -> Result<Self, DescriptorError> {
         let mut methods = BTreeMap::new();
         for file in message_fields(bytes, 1)? {
@@ -85,7 +86,7 @@ impl UnaryMethods {
         if methods.is_empty() { Err(DescriptorError::NoService) } else { Ok(Self { methods }) }
     }
 
-    /// Only these of them, each as `package.Service/Method` or, for a whole service, `package.Service/*`.
+    /// Keeps only these methods, each as `package.Service/Method` or, for a whole service, `package.Service/*`.
     ///
     /// # Errors
     /// If one of them is not known to be unary.
@@ -110,7 +111,7 @@ impl UnaryMethods {
                                 "{name:?} is a streaming method; only unary ones are covered"
                             )));
                         }
-                        // Who names it wants it.
+                        // A method without side effects is covered if it is named explicitly.
                         Some(kind) => *kind = MethodKind::Covered,
                     }
                     kept.insert(path);
@@ -121,7 +122,7 @@ impl UnaryMethods {
         Ok(self)
     }
 
-    /// Whether nothing is known.
+    /// Whether no method is known.
     pub fn is_empty(&self) -> bool {
         self.methods.is_empty()
     }
@@ -131,8 +132,8 @@ impl UnaryMethods {
         self.methods.get(path) == Some(&MethodKind::Covered)
     }
 
-    /// Whether it is known what the method with this path is, be it covered or not. The services `grpc.health.*` and
-    /// `grpc.reflection.*` always are.
+    /// Whether the method with this path is known, covered or not. Methods of `grpc.health.*` and `grpc.reflection.*`
+    /// always are.
     pub fn is_known(&self, path: &str) -> bool {
         let of_server = SERVER_INTERNAL_PACKAGES.iter().any(|own| {
             let rest = path.strip_prefix('/').and_then(|name| name.strip_prefix(own));
@@ -156,7 +157,7 @@ impl UnaryMethods {
         self.paths().filter(move |path| is_in_service(path, service))
     }
 
-    /// The paths of all methods of a service that are known, streaming ones too.
+    /// The paths of all known methods of a service, including streaming ones.
     pub fn known_in_service(&self, service: &str) -> impl Iterator<Item = &str> {
         self.methods.keys().map(String::as_str).filter(move |path| is_in_service(path, service))
     }
@@ -176,7 +177,7 @@ impl fmt::Display for UnaryMethods {
     }
 }
 
-/// `/package.Service/Method`, of a name with or without that slash.
+/// Converts a name with or without leading slash to `/package.Service/Method`.
 fn method_path(name: &str) -> Result<String, String> {
     let bare = name.strip_prefix('/').unwrap_or(name);
     let word = |word: &str| {
@@ -191,7 +192,7 @@ fn method_path(name: &str) -> Result<String, String> {
     }
 }
 
-/// Of a MethodDescriptorProto: `client_streaming = 5`, `server_streaming = 6`, `options = 4`, therein
+/// Reads a MethodDescriptorProto: `client_streaming = 5`, `server_streaming = 6`, and in `options = 4`
 /// `idempotency_level = 34`.
 fn method_kind(method: &[u8], package: &str) -> Result<MethodKind, DescriptorError> {
     const NO_SIDE_EFFECTS: u64 = 1;
@@ -211,7 +212,7 @@ fn is_name_boundary(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with('.')
 }
 
-/// The fields of one number that hold messages or texts.
+/// The values of all message or text fields with this number.
 fn message_fields(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorError> {
     let mut found = Vec::new();
     for field in ProtoFields(bytes) {
@@ -224,7 +225,7 @@ fn message_fields(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorErr
     Ok(found)
 }
 
-/// The last one wins, as everywhere in protobuf.
+/// The last occurrence wins, as everywhere in protobuf.
 fn text_field(bytes: &[u8], wanted: u32) -> Result<&str, DescriptorError> {
     let last = message_fields(bytes, wanted)?.pop().unwrap_or_default();
     std::str::from_utf8(last).map_err(|_| DescriptorError::Malformed)

@@ -1,11 +1,10 @@
-//! As much of the protobuf wire format as descriptors and error details need.
+//! The part of the protobuf wire format that descriptors and error details need.
 
-/// Writes fields one after the other.
 #[derive(Debug, Default)]
 pub(super) struct ProtoWriter(Vec<u8>);
 
 impl ProtoWriter {
-    /// A number; zero is what is left out.
+    /// Writes a number, unless it is zero.
     pub(super) fn number(mut self, field: u32, value: u64) -> Self {
         if value != 0 {
             self.varint(u64::from(field) << 3);
@@ -14,12 +13,12 @@ impl ProtoWriter {
         self
     }
 
-    /// A text; an empty one is left out.
+    /// Writes a text, unless it is empty.
     pub(super) fn text(self, field: u32, text: &str) -> Self {
         if text.is_empty() { self } else { self.bytes(field, text.as_bytes()) }
     }
 
-    /// Bytes, or a message, be it empty.
+    /// Writes bytes or a message, even if empty.
     pub(super) fn bytes(mut self, field: u32, bytes: &[u8]) -> Self {
         self.varint(u64::from(field) << 3 | 2);
         self.varint(bytes.len() as u64);
@@ -40,16 +39,15 @@ impl ProtoWriter {
     }
 }
 
-/// One field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProtoValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Of a kind that nobody here reads.
+    /// A wire type that is not read here.
     Other,
 }
 
-/// Reads the fields of a message. `None` in the iterator's items: the bytes are no message.
+/// Iterates over the fields of a message. An item is `None` if the bytes are not a message.
 pub(super) struct ProtoFields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for ProtoFields<'a> {
@@ -79,7 +77,7 @@ impl<'a> ProtoFields<'a> {
                 ProtoValue::Bytes(self.take(usize::try_from(length).ok()?)?)
             }
             5 => self.take(4).map(|_| ProtoValue::Other)?,
-            // Groups are in no message that is read here.
+            // Groups do not occur in the messages that are read here.
             _ => return None,
         };
         Some((field, value))

@@ -1,4 +1,4 @@
-//! A server's descriptors, as it tells them itself: `grpc.reflection.v1`, or `v1alpha` where that is all it has.
+//! Fetches a server's descriptors by `grpc.reflection.v1`, or `v1alpha` if the server has no `v1`.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -14,33 +14,34 @@ use super::{
 };
 
 const REFLECTION_VERSIONS: [&str; 2] = ["v1", "v1alpha"];
-/// What one answer may hold.
+/// The maximum size of one response.
 const MAX_RESPONSE_BYTES: usize = 32 << 20;
 /// Flag and length of a message.
 const FRAME_HEADER_BYTES: usize = 5;
 
-/// Why a server did not tell its descriptors.
+/// Why a server's descriptors could not be fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReflectionError {
-    /// It was not reached, or the answer broke off. It may be asked again.
+    /// The server was not reached, or the response broke off. The call may be repeated.
     #[error("it could not be asked: {0}")]
     Unreachable(String),
-    /// It has no reflection service.
+    /// The server has no reflection service.
     #[error("it has no reflection service (grpc.reflection.v1); add one, or name a file of descriptors")]
     Unimplemented,
-    /// It answered with something else.
+    /// The server sent another response.
     #[error("its reflection service answered {0}")]
     Refused(String),
 }
 
-/// Asks a server which services it has, and for their descriptors: a `google.protobuf.FileDescriptorSet`, for
+/// Fetches the descriptors of all services of a server: a `google.protobuf.FileDescriptorSet` for
 /// [`UnaryMethods::from_descriptor_set`](super::UnaryMethods::from_descriptor_set).
 ///
-/// `server` takes requests whose URI is a path only. A tonic service in this process will do, and a client of one elsewhere.
+/// `server` accepts requests whose URI is only a path, such as a tonic service in this process or a client of a remote
+/// one.
 ///
 /// # Errors
-/// It cannot be asked, or does not tell.
+/// The server cannot be reached, or sends no descriptors.
 pub async fn fetch_descriptors<S, B>(server: &mut S) -> Result<Bytes, ReflectionError>
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error: fmt::Display>,
@@ -66,7 +67,7 @@ where
     Err(ReflectionError::Unimplemented)
 }
 
-/// One call with all these requests, and the responses to them.
+/// Sends all these requests in one call and returns the responses.
 async fn call_reflection<S, B>(
     server: &mut S, version: &str, requests: impl IntoIterator<Item = Vec<u8>>,
 ) -> Result<Vec<Bytes>, ReflectionError>
@@ -128,7 +129,7 @@ fn unframe(mut frames: Bytes) -> Result<Vec<Bytes>, ReflectionError> {
     Ok(messages)
 }
 
-/// The status in a head or in trailers, where there is one.
+/// Checks the status in a head or in trailers, if present.
 fn check_status(fields: &HeaderMap) -> Result<(), ReflectionError> {
     let Some(status) = fields.get("grpc-status") else { return Ok(()) };
     match status.to_str().ok().and_then(|status| status.parse().ok()) {
@@ -142,7 +143,7 @@ fn malformed() -> ReflectionError {
     ReflectionError::Refused("what is no answer to that".into())
 }
 
-/// The fields of one number that hold messages or texts.
+/// The values of all message or text fields with this number.
 fn message_fields(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionError> {
     let mut found = Vec::new();
     for field in ProtoFields(message) {
@@ -154,7 +155,7 @@ fn message_fields(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionE
     Ok(found)
 }
 
-/// Of `ListServiceResponse`: `service = 1`, therein `name = 1`. Reflection itself need not be asked about.
+/// Reads a `ListServiceResponse`: `service = 1`, and in it `name = 1`. Skips the reflection service.
 fn services(answers: &[Bytes]) -> Result<BTreeSet<Vec<u8>>, ReflectionError> {
     let mut names = BTreeSet::new();
     for answer in answers {
@@ -169,7 +170,7 @@ fn services(answers: &[Bytes]) -> Result<BTreeSet<Vec<u8>>, ReflectionError> {
     Ok(names)
 }
 
-/// Of `FileDescriptorResponse`: `file_descriptor_proto = 1`, each once, as the field `file = 1` of a set.
+/// Reads each `FileDescriptorResponse` (`file_descriptor_proto = 1`) and writes each file once, as `file = 1` of a set.
 fn descriptor_set(answers: &[Bytes]) -> Result<Bytes, ReflectionError> {
     let mut files = BTreeSet::new();
     for answer in answers {
@@ -181,7 +182,7 @@ fn descriptor_set(answers: &[Bytes]) -> Result<Bytes, ReflectionError> {
     Ok(files.into_iter().fold(ProtoWriter::default(), |set, file| set.bytes(1, file)).finish().into())
 }
 
-/// `error_response = 7`, therein `error_message = 2`.
+/// Checks for `error_response = 7`, and in it `error_message = 2`.
 fn check_no_error(answer: &[u8]) -> Result<(), ReflectionError> {
     let Some(error) = message_fields(answer, 7)?.pop() else { return Ok(()) };
     let message = message_fields(error, 2)?.pop().map(String::from_utf8_lossy).unwrap_or_default();
@@ -263,7 +264,7 @@ mod tests {
         let mut gone = service_fn(|_| async { Err::<Response<Full<Bytes>>, _>("no route to host") });
         let told = fetch_descriptors(&mut gone).await.unwrap_err();
         assert_eq!(told.to_string(), "it could not be asked: no route to host");
-        // An answer without its end is no answer.
+        // A response without its end is incomplete.
         let mut cut = service_fn(|_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))) });
         assert!(matches!(fetch_descriptors(&mut cut).await, Err(ReflectionError::Unreachable(_))));
     }

@@ -1,8 +1,8 @@
-//! Refusals as gRPC answers: always trailers-only, which is what lets stock clients retry on them.
+//! Refusals as gRPC responses: always trailers-only, so that stock clients can retry on them.
 //!
-//! The status is told three times: `grpc-status` and `grpc-message` for everybody, and `grpc-status-details-bin` with
-//! the error model of `google.rpc` for programs: an `ErrorInfo` with the refusal's name, a `RetryInfo` where it makes
-//! sense to come back, a `BadRequest` where the key is at fault.
+//! `grpc-status` and `grpc-message` are for all clients. `grpc-status-details-bin` contains the error model of
+//! `google.rpc` for programs: an `ErrorInfo` with the refusal's name, a `RetryInfo` if a retry makes sense, and a
+//! `BadRequest` if the key is invalid.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// The domain of every `ErrorInfo`.
 const DOMAIN: &str = "ibid";
 
-/// A refusal as a trailers-only answer. `key` is masked here; empty if there is none.
+/// Builds a refusal as a trailers-only response. `key` is masked here; empty without a key.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
     let masked = if key.is_empty() { String::new() } else { mask(key) };
     refusal_with_masked_key(refusal, policy, &masked)
@@ -53,20 +53,20 @@ pub(crate) fn refusal_with_masked_key<B>(
     answer
 }
 
-/// An answer for something that is no refusal of the table, by the HTTP status that it has elsewhere.
+/// Builds a response for an error outside of the refusal table, by its HTTP status.
 pub(crate) fn status_response<B>(status: StatusCode, detail: &str) -> Response<ResponseBody<B>> {
     let (code, name) = match status {
         StatusCode::REQUEST_TIMEOUT => (GrpcStatusCode::DeadlineExceeded, "REQUEST_TIMEOUT"),
         StatusCode::BAD_REQUEST => (GrpcStatusCode::InvalidArgument, "REQUEST_BROKEN_OFF"),
         StatusCode::BAD_GATEWAY => (GrpcStatusCode::Unavailable, "UPSTREAM_UNREACHABLE"),
-        // The handler failed: nobody knows how far it got.
+        // The handler failed, and it is unknown how far it got.
         _ => (GrpcStatusCode::Unknown, "HANDLER_FAILED"),
     };
     trailers_only(code, detail, &[error_info(name, &[])])
 }
 
-/// In place of an answer that was too large to keep: the call took place, and its answer is lost to everybody but the
-/// one who made it first. Trying again will not help, so it is no code that a client retries.
+/// Replaces a response that was too large to store: the call took place, but only its first caller got the response. A
+/// retry does not help, so the code is not one that clients retry.
 pub(super) fn body_not_kept<B>(length: u64, sha256: &str) -> Response<ResponseBody<B>> {
     let message = format!(
         "the call took place with status OK, and its answer of {length} bytes was too large to be remembered; \
@@ -92,7 +92,7 @@ fn trailers_only<B>(code: GrpcStatusCode, message: &str, details: &[Vec<u8>]) ->
     answer
 }
 
-/// `in-progress` → `IN_PROGRESS`.
+/// Converts `in-progress` to `IN_PROGRESS`.
 fn to_upper_snake_case(name: &str) -> String {
     name.replace('-', "_").to_ascii_uppercase()
 }
@@ -111,7 +111,7 @@ fn error_info(reason: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
 }
 
 fn retry_info(after: Duration) -> Vec<u8> {
-    // The longest that google.protobuf.Duration holds.
+    // The maximum of google.protobuf.Duration.
     let seconds = after.as_secs().min(315_576_000_000);
     let delay = ProtoWriter::default().number(1, seconds).number(2, after.subsec_nanos().into()).finish();
     any("RetryInfo", &ProtoWriter::default().bytes(1, &delay).finish())
@@ -131,7 +131,7 @@ mod tests {
 
     type TestGrpcResponse = Response<ResponseBody<http_body_util::Empty<bytes::Bytes>>>;
 
-    /// google.rpc, as another implementation writes it.
+    /// The google.rpc messages, as another implementation encodes them.
     mod rpc {
         use std::collections::BTreeMap;
 

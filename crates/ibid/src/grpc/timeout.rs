@@ -1,21 +1,21 @@
-//! `grpc-timeout`: how long the client of a call waits.
+//! Parses and formats `grpc-timeout`: how long the client of a call waits.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 
-/// Longer than anybody waits, and short enough to be added to any moment.
+/// The maximum timeout. Adding it to any instant does not overflow.
 const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Until when the client of a call that has just arrived waits. `None` if it does not say, or not in a way that can
-/// be understood: servers ignore that, too.
+/// The deadline of a call that has just arrived. `None` if the header is missing or invalid; servers ignore it then,
+/// too.
 pub(crate) fn deadline(headers: &HeaderMap) -> Option<Instant> {
     let value = headers.get("grpc-timeout")?.to_str().ok()?;
     Some(Instant::now() + parse_timeout(value)?.min(MAX_TIMEOUT))
 }
 
-/// 1 to 8 digits and a unit.
+/// Parses 1 to 8 digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let at = text.len().checked_sub(1)?;
     let (digits, unit) = (text.get(..at)?, text.get(at..)?);
@@ -34,7 +34,7 @@ fn parse_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-/// The same in the finest unit that has room for it, never shorter than it is.
+/// Formats a timeout in the finest unit that fits, rounded up.
 pub(super) fn format_timeout(timeout: Duration) -> HeaderValue {
     const MOST: u128 = 99_999_999;
     let seconds = u128::from(timeout.as_secs()) + u128::from(timeout.subsec_nanos() > 0);

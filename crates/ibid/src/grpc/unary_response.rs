@@ -1,4 +1,4 @@
-//! The reply of a unary call: its status, what is remembered of it, and what a replay can give where not all was kept.
+//! The response of a unary call: its status, its record, and its replay if the message was not stored.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, header, response::Parts};
@@ -18,11 +18,11 @@ use crate::{
     time::now_ms,
 };
 
-/// A frame with nothing in it: every message type reads it.
+/// The frame of an empty message, which is valid for every message type.
 const EMPTY_MESSAGE: &[u8] = &[0; 5];
 
-/// The status that a whole reply ends with: in its trailers, or in its headers if there is nothing else. `None` if it
-/// has none that can be read in one way: then it is not complete, whatever its bytes look like.
+/// The status of a whole response: in its trailers, or in its headers if there is no body. `None` if the status is
+/// missing or ambiguous; the response is then incomplete.
 pub(crate) fn status_of(headers: &HeaderMap, trailers: Option<&HeaderMap>, has_body: bool) -> Option<GrpcStatusCode> {
     let ends_with = match trailers.filter(|trailers| !trailers.is_empty()) {
         Some(trailers) => trailers,
@@ -35,7 +35,7 @@ pub(crate) fn status_of(headers: &HeaderMap, trailers: Option<&HeaderMap>, has_b
     another.is_none().then_some(GrpcStatusCode::from_number(digits.parse().ok()?))
 }
 
-/// What is remembered of a reply. With `remember_body = false` that is its status, over an empty message.
+/// Builds what is remembered of a response. With `remember_body = false` that is its status and an empty message.
 pub(crate) fn completed_answer(
     policy: &Policy, parts: &Parts, code: GrpcStatusCode, body: RecordBody, trailers: Option<&HeaderMap>,
     requested_at_ms: u64, started: Instant,
@@ -63,8 +63,8 @@ fn status_only(code: GrpcStatusCode, headers: &mut HeaderMap, trailers: &mut Hea
     RecordBody::Whole(if code == GrpcStatusCode::Ok { Bytes::from_static(EMPTY_MESSAGE) } else { Bytes::new() })
 }
 
-/// What a replay gives of a reply whose message was too large to keep: a failure is still told by its trailers, an OK
-/// would be a lie without its message.
+/// Replays a response whose message was too large to store. A failure is replayed by its trailers; an OK without its
+/// message would be wrong.
 pub(crate) fn replay_without_message<B>(
     headers: HeaderMap, trailers: HeaderMap, length: u64, sha256: &[u8; 32],
 ) -> Response<ResponseBody<B>> {

@@ -1,8 +1,8 @@
-//! Requests that the app might read in another way than we do are refused.
+//! Refuses requests that the app might read differently than the layer.
 //!
-//! Some servers turn `X_User_Id` into the same variable as `X-User-Id`; some take the first of two headers, some the
-//! last; a proxy may remove what `Connection` names. For the headers that decide about keys, callers and comparison,
-//! none of that is allowed.
+//! Some servers map `X_User_Id` and `X-User-Id` to the same variable; some use the first of two headers, some the last;
+//! a proxy may remove headers that `Connection` lists. None of this is allowed for headers that determine key, caller
+//! or fingerprint.
 
 use http::{HeaderMap, Uri, header};
 
@@ -14,7 +14,7 @@ use crate::{
     scope::{Credentials, ScopePart},
 };
 
-/// Refuses what can be read in more than one way.
+/// Refuses ambiguous headers.
 pub(super) fn check_headers(policy: &Policy, credentials: &Credentials, headers: &HeaderMap) -> Result<(), Refusal> {
     let decides = |name: &str| is_decisive_header(policy, credentials, name);
     let any_repeated = headers.len() > headers.keys_len();
@@ -40,8 +40,8 @@ pub(super) fn check_headers(policy: &Policy, credentials: &Credentials, headers:
     Ok(())
 }
 
-/// Refuses a path that has a second spelling. A signature does not cover the path, so that somebody who has got hold of a
-/// delivery could otherwise have it run again under another name of the same place.
+/// Refuses a path that has a second spelling. A signature does not cover the path, so an attacker with a copied
+/// delivery could otherwise run it again under another spelling.
 pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
     let mut bytes = path.bytes();
     while let Some(byte) = bytes.next() {
@@ -51,7 +51,7 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
                     let digit = bytes.next().filter(|digit| !digit.is_ascii_lowercase());
                     digit.and_then(|digit| char::from(digit).to_digit(16))
                 };
-                // What can stand in a path as it is must.
+                // Characters that need no escape must not be escaped.
                 matches!((digit(), digit()), (Some(high), Some(low))
                     if matches!(high * 16 + low, 0..=0x20 | 0x23 | 0x25 | 0x3f | 0x7f..))
             }
@@ -65,8 +65,8 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The target with one spelling for all paths that an app could take for the same one: in lower case, without parameters,
-/// empty segments and a slash at the end. `None` if it has that spelling.
+/// Normalizes the path, so that all spellings that an app could treat as equal are the same: lower case, without
+/// parameters, empty segments and a trailing slash. Returns `None` if the path is already normalized.
 pub(super) fn normalized_uri(uri: &Uri) -> Option<Uri> {
     let path = uri.path();
     let mut plain = String::with_capacity(path.len());
@@ -89,7 +89,7 @@ pub(super) fn normalized_uri(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// Whether a header decides about keys, callers or comparison. `name` is in lower case.
+/// Whether a header determines key, caller or fingerprint. `name` is in lower case.
 fn is_decisive_header(policy: &Policy, credentials: &Credentials, name: &str) -> bool {
     let is_scope = |part: &ScopePart| match part.part() {
         ScopePart::Header(header) => header == name,

@@ -1,10 +1,11 @@
-//! An anonymous caller under the scope `credential`, and how it is recognised when it comes back with cookies.
+//! Anonymous callers under the scope `credential`, and how they are recognized when they return with cookies.
 //!
-//! A request with cookies but without a credential is refused: which cookie names the caller is not configured. One case
-//! is clear nevertheless: the first request was anonymous, its answer set cookies (a load balancer's, say), and the retry
-//! sends exactly such cookies. So the cookies that an answer to an anonymous caller sets are kept, hashed: in the record,
-//! if the answer is remembered; else each in an entry of its own, which only marks that it was set. A retry whose every
-//! cookie was set by an answer to the same request counts as anonymous. A session that began elsewhere does not.
+//! A request with cookies but without a credential is refused, because it is not configured which cookie identifies the
+//! caller. One case is unambiguous: the first request was anonymous, its response set cookies (of a load balancer,
+//! say), and the retry sends exactly such cookies. The layer therefore stores hashes of the cookies that a response to
+//! an anonymous caller sets: in the record if the response is remembered, otherwise each in its own marker entry. A
+//! retry counts as anonymous if all its cookies were set by a response to the same request. A session that started
+//! elsewhere does not.
 
 use std::sync::Arc;
 
@@ -23,27 +24,26 @@ use crate::{
     time::now_ms,
 };
 
-/// Of one answer, at most so many cookies are kept; a request with more is not recognised.
+/// The maximum number of cookies stored per response. A request with more is not recognized.
 const MAX_RECORDED_COOKIES: usize = 32;
 
-/// An anonymous caller and its request.
 pub(super) struct AnonymousCaller {
-    /// Without a token of its own.
+    /// A template; each marker claim gets its own token.
     request: ClaimRequest,
     secret: Option<AddressSecret>,
-    /// Cookies that the answer of this run set and its record does not hold; with the answer's status.
+    /// Cookies that the response set and its record does not contain, with the response's status.
     unrecorded_cookies: Mutex<Option<(StatusCode, Vec<[u8; 32]>)>>,
 }
 
 impl AnonymousCaller {
-    /// `None` if the caller is known by a credential, or need not be known.
+    /// Returns `None` if a credential identifies the caller, or the scope needs none.
     pub(super) fn of(
         kind: CallerKind, ask: &ClaimRequest, policy: &Policy, secret: Option<&AddressSecret>,
     ) -> Option<Arc<Self>> {
         if kind == CallerKind::Named {
             return None;
         }
-        // Not forgotten before the answer itself, which is settled a little later.
+        // Must outlive the answer itself, which is settled a little later.
         let keep = policy.ttl.saturating_add(policy.lease);
         Some(Arc::new(Self {
             request: ClaimRequest { ttl: keep, ..ask.clone() },
@@ -52,7 +52,7 @@ impl AnonymousCaller {
         }))
     }
 
-    /// The cookies that an answer sets, hashed. They count as unrecorded until [`mark_recorded`](Self::mark_recorded) is called.
+    /// Hashes the cookies that a response sets. They count as unrecorded until [`mark_recorded`](Self::mark_recorded).
     pub(super) fn cookies_set_by(&self, answer: &Parts) -> Vec<[u8; 32]> {
         let set = cookies_set(&answer.headers).take(MAX_RECORDED_COOKIES);
         let set: Vec<_> = set.map(|(name, value)| self.hashed(name, value)).collect();
@@ -62,7 +62,7 @@ impl AnonymousCaller {
         set
     }
 
-    /// The record of the answer holds its cookies.
+    /// The record of the response contains its cookies.
     pub(super) fn mark_recorded(&self) {
         *self.unrecorded_cookies.lock() = None;
     }
@@ -71,8 +71,8 @@ impl AnonymousCaller {
         self.unrecorded_cookies.lock().is_some()
     }
 
-    /// Keeps the cookies of an answer that is not remembered. A store that cannot do so now does not fail the request:
-    /// then the retry is refused, and nothing runs twice.
+    /// Stores the cookies of a response that is not remembered. A store error does not fail the request: the retry is
+    /// then refused, and nothing runs twice.
     pub(super) async fn store_cookies(&self, engine: &Engine) {
         let Some((status, set)) = self.unrecorded_cookies.lock().take() else { return };
         for cookie in set {
@@ -116,11 +116,11 @@ impl AnonymousCaller {
     }
 }
 
-/// Whether every cookie of a request was set by an answer to an anonymous caller's request at this address; with a
-/// fingerprint: to the same request. Without one it can be asked before the body is read.
+/// Checks that every cookie of a request was set by a response to an anonymous request at this address; with a
+/// fingerprint, to the same request. Without one, the check works before the body is read.
 ///
 /// # Errors
-/// The refusal, if not.
+/// A refusal, if another cookie was sent.
 pub(super) async fn check_cookies(
     shared: &LayerState, headers: &HeaderMap, at: &Address, fingerprint: Option<&Fingerprint>,
 ) -> Result<(), Refusal> {
@@ -151,7 +151,7 @@ pub(super) async fn check_cookies(
     Ok(())
 }
 
-/// How a cookie of an answer stands in its record, and where it is kept if there is none.
+/// The hash of a cookie in a record, and the address of its marker entry.
 fn hashed(at: &Address, name: &[u8], value: &[u8], secret: Option<&AddressSecret>) -> [u8; 32] {
     at.of_cookie(name, value, secret).0
 }

@@ -1,4 +1,4 @@
-//! The bodies that the layer hands on: untouched, whole, or streamed with its end held back.
+//! The bodies that the layer passes on: untouched, whole, or streamed with the end held back.
 
 use std::{
     error::Error,
@@ -18,15 +18,15 @@ use super::{
     shadow::ResponseTap,
 };
 
-/// Answers go out in pieces of this size, so that a client that does not read holds back the body itself, with the
-/// memory that is reserved for it.
+/// The chunk size of responses in bytes. With small chunks, a client that does not read keeps the body here, where its
+/// memory is accounted for.
 pub(crate) const CHUNK_BYTES: usize = 16 << 10;
 
 /// Any error of an inner body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 pin_project! {
-    /// The body of a request towards the inner service.
+    /// The body of a request to the inner service.
     #[derive(Debug)]
     pub struct RequestBody<B> {
         first: Option<Bytes>,
@@ -38,17 +38,17 @@ pin_project! {
 }
 
 impl<B> RequestBody<B> {
-    /// Nothing was read of it.
+    /// Creates a body of which nothing was read.
     pub fn untouched(body: B) -> Self {
         Self { first: None, untouched: Some(body), rest: None, trailers: None }
     }
 
-    /// All of it was read.
+    /// Creates a body that was read completely.
     pub fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self { first: Some(body).filter(|body| !body.is_empty()), untouched: None, rest: None, trailers }
     }
 
-    /// Its beginning was read.
+    /// Creates a body whose beginning was read.
     pub fn begun(first: Bytes, rest: Pin<Box<B>>) -> Self {
         let first = Some(first).filter(|first| !first.is_empty());
         Self { first, untouched: None, rest: Some(rest), trailers: None }
@@ -94,7 +94,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         if self.trailers.is_some() {
-            // Left open: HTTP/1.1 can only send trailers behind a chunked body.
+            // No exact size: HTTP/1.1 can send trailers only after a chunked body.
             return SizeHint::default();
         }
         let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
@@ -109,7 +109,7 @@ where
 }
 
 pin_project! {
-    /// The body of an answer.
+    /// The body of a response.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -129,7 +129,7 @@ pin_project! {
     }
 }
 
-/// Of a streamed answer. If the channel closes before its end, the client must see a broken answer.
+/// A message of a streamed response. If the channel closes before the end, the client must see a truncated response.
 #[derive(Debug)]
 pub(crate) enum StreamChunk {
     Data(Bytes),
@@ -137,17 +137,17 @@ pub(crate) enum StreamChunk {
     End,
 }
 
-/// An answer that broke off: its end was lost, or must not be seen.
+/// The response was truncated: its end was lost, or must not be sent.
 #[derive(Debug, Clone, Copy)]
 pub struct TruncatedResponse;
 
 impl<B> ResponseBody<B> {
-    /// The inner service's own body.
+    /// Wraps the inner service's body.
     pub fn untouched(body: B) -> Self {
         Self { inner: ResponseBodyKind::Untouched { body } }
     }
 
-    /// The inner service's own body, which is watched while it passes.
+    /// Wraps the inner service's body and observes its frames.
     pub(super) fn with_tap(body: B, mut tap: Box<ResponseTap>) -> Self
     where
         B: Body,
@@ -158,20 +158,20 @@ impl<B> ResponseBody<B> {
         Self { inner: ResponseBodyKind::Tapped { body, tap } }
     }
 
-    /// A body that is all there.
+    /// Creates a body that is complete.
     pub fn whole(data: impl Into<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data.into()).filter(|data: &Bytes| !data.is_empty());
         let trailers = trailers.filter(|trailers| !trailers.is_empty());
         Self { inner: ResponseBodyKind::Whole { data, trailers, held: None } }
     }
 
-    /// A body whose beginning was read, and the memory that is reserved for the beginning.
+    /// Creates a body whose beginning was read, with the memory reserved for it.
     pub fn begun(first: Bytes, held: Option<MemoryReservation>, rest: Self) -> Self {
         let first = Some(first).filter(|first| !first.is_empty());
         Self { inner: ResponseBodyKind::Begun { first, held, rest: Box::pin(rest) } }
     }
 
-    /// The length of a body that is all there.
+    /// The length of a complete body.
     pub(crate) fn whole_length(&self) -> u64 {
         match &self.inner {
             ResponseBodyKind::Whole { data: Some(data), .. } => data.len() as u64,
@@ -179,14 +179,14 @@ impl<B> ResponseBody<B> {
         }
     }
 
-    /// The memory that is reserved for a body that is all there.
+    /// Attaches the memory reservation of a complete body.
     pub(crate) fn attach_reservation(&mut self, reservation: TransferReservation) {
         if let ResponseBodyKind::Whole { held, .. } = &mut self.inner {
             *held = Some(reservation);
         }
     }
 
-    /// The trailers of a body that is all there.
+    /// The trailers of a complete body.
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
             ResponseBodyKind::Whole { trailers, .. } => trailers.as_ref(),
@@ -275,7 +275,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             ResponseBodyKind::Untouched { body } | ResponseBodyKind::Tapped { body, .. } => body.size_hint(),
-            // With trailers the length stays open: HTTP/1.1 can only send them behind a chunked body.
+            // No exact size with trailers: HTTP/1.1 can send them only after a chunked body.
             ResponseBodyKind::Whole { trailers: Some(_), .. } => SizeHint::default(),
             ResponseBodyKind::Whole { data, .. } => {
                 SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64))
@@ -294,7 +294,7 @@ where
     }
 }
 
-/// The next piece of a body that is all there. Its memory is given back as a whole, with the last piece.
+/// Takes the next chunk of a complete body. The memory is released with the last chunk.
 fn next_chunk(data: &mut Option<Bytes>, held: &mut Option<TransferReservation>) -> Option<Bytes> {
     let Some(holds) = held else { return data.take() };
     let all = data.as_mut()?;
@@ -302,7 +302,7 @@ fn next_chunk(data: &mut Option<Bytes>, held: &mut Option<TransferReservation>) 
         holds.record_progress(CHUNK_BYTES as u64);
         return Some(all.split_to(CHUNK_BYTES));
     }
-    // A copy: a client that never reads its last piece must not keep the whole record in memory.
+    // Copied, so that a client that never reads its last chunk does not keep the whole record in memory.
     let last = Bytes::copy_from_slice(all);
     (*data, *held) = (None, None);
     Some(last)

@@ -1,11 +1,11 @@
-//! The memory that buffered bodies may take, all together, and how much of it one client may hold.
+//! Bounds the memory of all buffered bodies, and the share of each client.
 //!
-//! Memory is reserved as bytes arrive, never by a declared length. A connection may hold an eighth of the budget, and a
-//! client address a quarter (a trusted proxy speaks for many clients, so only its connections are bounded); a single
+//! Memory is reserved as bytes arrive, never by a declared length. A connection may use an eighth of the budget, and a
+//! client address a quarter (a trusted proxy represents many clients, so only its connections are bounded); a single
 //! body may always use what is free. When the budget is exhausted, the slowest transfers are evicted first: a request
-//! whose body is still arriving is refused, and an answer that its client does not read is cut off. A transfer that has
-//! just begun, or is faster than [`SAFE_BYTES_PER_SECOND`], is not evicted for a newcomer. Answers of operations that ran are
-//! counted, never refused.
+//! whose body is still arriving is refused, and a response that its client does not read is aborted. A transfer that
+//! has just started, or is faster than [`SAFE_BYTES_PER_SECOND`], is not evicted for a new one. Responses of operations
+//! that ran are counted, never refused.
 
 use std::{
     collections::HashMap,
@@ -28,23 +28,24 @@ use super::{
 };
 use crate::scope::TrustedProxies;
 
-/// A transfer that waits for its client holds at least this: about what its task takes up.
+/// The minimum size of a transfer that waits for its client, in bytes: about what its task needs.
 const MIN_TRANSFER_BYTES: u64 = 4 << 10;
-/// Nobody is evicted earlier than this after its transfer began.
+/// The minimum age of a transfer that is evicted.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
-/// The same for clients that hold much, when the memory is needed by one that does not: they must not fill it again and again.
+/// The minimum age if the evicted client is heavy and the memory is for a light one. Heavy clients must not refill the
+/// memory at once.
 const HEAVY_EVICTION_GRACE: Duration = Duration::from_millis(100);
-/// Faster transfers, in bytes per second, are evicted only for faster ones.
+/// Transfers above this rate are evicted only for faster ones.
 const SAFE_BYTES_PER_SECOND: u64 = 64 << 10;
-/// The speed of a transfer is measured over this time.
+/// The time over which the rate of a transfer is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(2);
-/// How long a replay waits until others have been read, or were evicted.
+/// How long a replay waits for memory.
 const MAX_RESPONSE_WAIT: Duration = Duration::from_secs(5);
-/// How long it waits before it looks again.
+/// The first delay between two attempts to reserve memory for a replay.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF: Duration = Duration::from_millis(320);
 
-/// The budget. Cheap to clone.
+/// The memory budget. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct MemoryBudget(Arc<MemoryBudgetState>);
 
@@ -53,11 +54,11 @@ struct MemoryBudgetState {
     limit: u64,
     used: AtomicU64,
     trusted: TrustedProxies,
-    /// Transfers that can be evicted.
+    /// The transfers that can be evicted.
     transfers: Mutex<TransferTable>,
-    /// What client addresses hold. Entries whose account is gone are removed now and then.
+    /// The accounts of client addresses. Dead entries are removed occasionally.
     addresses: Mutex<HashMap<IpAddr, Weak<MemoryAccount>>>,
-    /// Answers to clients whose connection is not known wait here, one after the other.
+    /// Responses to clients without a known connection wait here, one after the other.
     wait_queue: tokio::sync::Mutex<()>,
 }
 
@@ -67,15 +68,15 @@ struct TransferTable {
     by_id: HashMap<u64, Arc<Transfer>>,
 }
 
-/// What one connection or one client address holds, in bytes.
+/// The bytes used by one connection or client address.
 #[derive(Debug, Default)]
 pub(super) struct MemoryAccount {
     used: AtomicU64,
-    /// Of a connection: its answers that wait for room stand here, one after the other.
+    /// The connection's responses wait here for memory, one after the other.
     wait_queue: tokio::sync::Mutex<()>,
 }
 
-/// Whom memory is held for.
+/// The client that memory is reserved for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BudgetClient {
     address: Option<IpAddr>,
@@ -83,15 +84,14 @@ pub(crate) struct BudgetClient {
     abort: Option<ResponseAbort>,
 }
 
-/// A part of the memory for buffered bodies, until it is dropped; see [`Ibid::reserve`](super::Ibid::reserve).
+/// A reserved part of the memory for buffered bodies, released on drop. See [`Ibid::reserve`](super::Ibid::reserve).
 #[derive(Debug)]
 pub struct MemoryReservation {
     budget: Arc<MemoryBudgetState>,
     bytes: u64,
 }
 
-/// A part of the budget that is held for a client: for a body that it sends, or for an answer that it reads. Until it is
-/// dropped.
+/// Memory reserved for one transfer of a client, a request or a response body. Released on drop.
 #[derive(Debug)]
 pub(crate) struct TransferReservation(Arc<Transfer>);
 
@@ -112,13 +112,14 @@ struct TransferState {
     evicted: bool,
     waker: Option<Waker>,
     began_at: Instant,
-    /// When the present window of `RATE_WINDOW` began, the bytes in it, and those in the one before.
+    /// The start of the current window of [`RATE_WINDOW`]; the next two fields count its bytes and those of the window
+    /// before.
     window_start: Instant,
     window_bytes: u64,
     previous_window_bytes: u64,
 }
 
-/// The order of eviction: the slowest first, and of equally slow ones that which holds most.
+/// The eviction order: the slowest first, and of equally slow transfers the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct EvictionRank {
     /// The binary logarithm of the bytes per second.
@@ -126,7 +127,7 @@ struct EvictionRank {
     held_bytes: std::cmp::Reverse<u64>,
 }
 
-/// There is no room, or the transfer was evicted.
+/// The budget is exhausted, or the transfer was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
@@ -146,17 +147,17 @@ impl MemoryBudget {
         self.0.limit
     }
 
-    /// Reserves for nobody in particular.
+    /// Reserves memory that belongs to no client.
     pub(crate) fn reserve(&self, bytes: u64) -> Option<MemoryReservation> {
         self.0.try_take(bytes).then(|| MemoryReservation { budget: self.0.clone(), bytes })
     }
 
-    /// Begins to receive a body.
+    /// Starts a request body.
     pub(crate) fn begin_receive(&self, client: &BudgetClient) -> TransferReservation {
         self.begin_transfer(client, false)
     }
 
-    /// Begins to send an answer.
+    /// Starts a response body.
     pub(crate) fn send(&self, client: &BudgetClient) -> TransferReservation {
         self.begin_transfer(client, true)
     }
@@ -185,8 +186,8 @@ impl MemoryBudget {
         TransferReservation(transfer)
     }
 
-    /// Reserves for an answer that can still be refused. Waits for a while until there is room; of one connection only one
-    /// answer at a time looks for it.
+    /// Reserves memory for a response that can still be refused. Waits up to [`MAX_RESPONSE_WAIT`]; only one response
+    /// per connection tries at a time.
     pub(crate) async fn answer(
         &self, client: &BudgetClient, bytes: u64,
     ) -> Result<TransferReservation, BudgetExhausted> {
@@ -211,7 +212,7 @@ impl MemoryBudget {
 }
 
 impl MemoryBudgetState {
-    /// Whether there was room.
+    /// Returns whether enough memory was free.
     fn try_take(&self, bytes: u64) -> bool {
         if self.used.fetch_add(bytes, Relaxed) + bytes > self.limit {
             self.used.fetch_sub(bytes, Relaxed);
@@ -224,7 +225,7 @@ impl MemoryBudgetState {
         self.used.fetch_sub(bytes, Relaxed);
     }
 
-    /// The account of a client address. Of IPv6 a client has a whole /64.
+    /// The account of a client address. An IPv6 client is identified by its /64.
     fn account(&self, address: IpAddr) -> Arc<MemoryAccount> {
         let address = match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
@@ -244,7 +245,8 @@ impl MemoryBudgetState {
 }
 
 impl MemoryAccount {
-    /// Whether `bytes` more fit under `bound`. Those who hold nothing else (`own` is theirs) may hold more.
+    /// Reserves `bytes` if they fit under `bound`. A transfer that is the account's only one (`own` is its size) may
+    /// exceed the bound.
     fn try_take(&self, bytes: u64, own: u64, bound: u64) -> bool {
         let before = self.used.fetch_add(bytes, Relaxed);
         if before + bytes > bound && before > own {
@@ -264,7 +266,7 @@ impl MemoryAccount {
 }
 
 impl BudgetClient {
-    /// As the server says in a request's extensions.
+    /// Reads the client from a request's extensions.
     pub(crate) fn of(request: &Extensions) -> Self {
         Self {
             address: request.get::<PeerAddress>().map(|peer| peer.0),
@@ -275,7 +277,7 @@ impl BudgetClient {
 }
 
 impl MemoryReservation {
-    /// Reserves more. `false` if there is no room: then nothing changes.
+    /// Reserves more memory. Returns `false` and changes nothing if too little is free.
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
         let has_room = self.budget.try_take(bytes);
@@ -283,12 +285,12 @@ impl MemoryReservation {
         has_room
     }
 
-    /// Begins to send an answer, of which nothing can be refused.
+    /// Starts a response that cannot be refused.
     pub(crate) fn send(&self, client: &BudgetClient) -> TransferReservation {
         MemoryBudget(self.budget.clone()).send(client)
     }
 
-    /// Counts bytes that can no longer be refused.
+    /// Counts bytes that cannot be refused.
     pub(crate) fn count(&mut self, bytes: u64) {
         self.budget.used.fetch_add(bytes, Relaxed);
         self.bytes += bytes;
@@ -302,10 +304,10 @@ impl Drop for MemoryReservation {
 }
 
 impl TransferReservation {
-    /// Reserves up to `bytes` in all; evicts slower transfers if there is no room.
+    /// Grows the reservation to `bytes` in total. Evicts slower transfers if needed.
     pub(crate) fn grow_to(&self, bytes: u64) -> Result<(), BudgetExhausted> {
         let bytes = bytes.max(MIN_TRANSFER_BYTES);
-        // Whoever else comes may take what was freed: three tries.
+        // Another transfer may take the freed memory: three attempts.
         for _ in 0..3 {
             match self.0.grow_to(bytes) {
                 Ok(()) => return Ok(()),
@@ -316,12 +318,12 @@ impl TransferReservation {
         Err(BudgetExhausted)
     }
 
-    /// Counts bytes that can no longer be refused.
+    /// Counts bytes that cannot be refused.
     pub(crate) fn count(&self, bytes: u64) {
         self.0.count(bytes);
     }
 
-    /// Gives a part back, which was sent to the client.
+    /// Releases memory of bytes that were sent to the client.
     pub(crate) fn release_sent(&self, bytes: u64) {
         self.record_progress(bytes);
         let mut state = self.0.state.lock();
@@ -329,21 +331,21 @@ impl TransferReservation {
         self.0.release(&mut state, bytes);
     }
 
-    /// So many bytes were received.
+    /// Records received bytes.
     pub(crate) fn record_progress(&self, bytes: u64) {
         self.0.state.lock().record_progress(bytes);
     }
 
-    /// The transfer is complete: its memory stays reserved, and it is not evicted any more.
+    /// Completes the transfer: its memory stays reserved, and it can no longer be evicted.
     ///
     /// # Errors
-    /// If it was evicted already.
+    /// If it was already evicted.
     pub(crate) fn complete(&self) -> Result<(), BudgetExhausted> {
         self.0.unregister();
         if self.0.state.lock().evicted { Err(BudgetExhausted) } else { Ok(()) }
     }
 
-    /// Ready once it was evicted.
+    /// Ready once the transfer is evicted.
     pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.0.state.lock();
         if state.evicted {
@@ -355,7 +357,7 @@ impl TransferReservation {
         Poll::Pending
     }
 
-    /// For whoever adds to what is sent.
+    /// Returns a counter for the task that queues response chunks.
     pub(crate) fn in_flight_counter(&self) -> InFlightCounter {
         InFlightCounter(self.0.clone())
     }
@@ -367,12 +369,12 @@ impl Drop for TransferReservation {
         let mut state = self.0.state.lock();
         let held = state.held_bytes;
         self.0.release(&mut state, held);
-        // What is counted from now on belongs to nobody.
+        // Ignore later counts, because nothing would release them.
         state.evicted = true;
     }
 }
 
-/// Counts what is on its way to a client, for a [`TransferReservation`] that gives it back.
+/// Counts bytes in flight to a client; its [`TransferReservation`] releases them.
 #[derive(Debug)]
 pub(crate) struct InFlightCounter(Arc<Transfer>);
 
@@ -391,13 +393,13 @@ impl Transfer {
         self.budget.limit / 4
     }
 
-    /// Whether its client holds much.
+    /// Whether the client uses a large share.
     fn is_heavy(&self) -> bool {
         let accounts = self.connection.iter().chain(&self.address);
         accounts.into_iter().any(|account| account.used.load(Relaxed) > self.budget.limit / 64)
     }
 
-    /// `Err(None)` if it was evicted; else the account that is at its bound, or that there is no room at all.
+    /// `Err(None)` if the transfer was evicted, otherwise the bound that was reached.
     fn grow_to(&self, bytes: u64) -> Result<(), Option<BudgetBound>> {
         let mut state = self.state.lock();
         if state.evicted {
@@ -453,7 +455,7 @@ impl Transfer {
         let own_rank = self.state.lock().rank(now, EVICTION_GRACE).unwrap_or(newcomer);
         let is_light = !self.is_heavy();
         if self.is_response && !is_light && at_bound == BudgetBound::Budget {
-            // It waits for its turn.
+            // The response waits in its queue.
             return Err(BudgetExhausted);
         }
         let mut slower: Vec<(EvictionRank, Arc<Transfer>)> = {
@@ -471,7 +473,7 @@ impl Transfer {
             ranked.collect()
         };
         slower.sort_unstable_by_key(|(rank, _)| *rank);
-        // A little more than is needed, because this is not cheap.
+        // Free some more than needed, because this search is expensive.
         let wanted = bytes.max(self.budget.limit / 64);
         let mut freed = 0;
         for (_, other) in slower {
@@ -483,7 +485,7 @@ impl Transfer {
         if freed == 0 { Err(BudgetExhausted) } else { Ok(()) }
     }
 
-    /// Its memory is free at once; whoever serves it learns of that.
+    /// Frees the transfer's memory immediately and wakes the task that serves it.
     fn evict(&self) -> u64 {
         let mut state = self.state.lock();
         let held = state.held_bytes;
@@ -500,7 +502,7 @@ impl Transfer {
     }
 }
 
-/// Why there is no room.
+/// The bound that was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BudgetBound {
     Connection,
@@ -523,7 +525,7 @@ impl TransferState {
         }
     }
 
-    /// `None` if it cannot be evicted.
+    /// Returns `None` if the transfer cannot be evicted.
     fn rank(&mut self, now: Instant, grace: Duration) -> Option<EvictionRank> {
         if self.evicted || self.held_bytes == 0 || now.saturating_duration_since(self.began_at) < grace {
             return None;
@@ -535,7 +537,7 @@ impl TransferState {
     }
 }
 
-/// Rounded up; 0 of nothing.
+/// The number of significant bits; 0 for 0.
 fn log2_ceil(number: u64) -> u32 {
     u64::BITS - number.leading_zeros()
 }

@@ -1,4 +1,4 @@
-//! What the client gets: first answers, replays, refusals, and the envelope around them.
+//! Builds what the client gets: first responses, replays, refusals, and the envelope around them.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
@@ -26,10 +26,10 @@ const STORED_HEADER: HeaderName = HeaderName::from_static("idempotency-stored");
 const GUARANTEE_HEADER: HeaderName = HeaderName::from_static("idempotency-guarantee");
 const BODY_HEADER: HeaderName = HeaderName::from_static("idempotency-body");
 
-/// What only this layer may say about an answer.
+/// Response headers that only the layer may set.
 const OWN_HEADERS: [HeaderName; 3] = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER];
 
-/// Say nothing any more once the body has changed.
+/// Headers that describe the exact body bytes. They are removed when the layer changes the body.
 const BODY_DIGEST_HEADERS: [HeaderName; 5] = [
     header::ETAG,
     HeaderName::from_static("digest"),
@@ -38,22 +38,21 @@ const BODY_DIGEST_HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("content-md5"),
 ];
 
-/// What is told about one request besides its answer.
 #[derive(Debug, Clone)]
 pub(super) struct ResponseContext {
     pub(super) requested_at_ms: u64,
-    /// The client's, or a new one.
+    /// The client's request id, or a new one.
     pub(super) request_id: HeaderValue,
     pub(super) origin: Option<HeaderValue>,
     pub(super) protocol: Protocol,
     /// Whether large answers are compressed in the store.
     pub(super) compress: bool,
-    /// The key as it was sent, where answers repeat it.
+    /// The key header as sent, for refusal styles that echo it.
     pub(super) sent_key: Option<(HeaderName, HeaderValue)>,
 }
 
 impl ResponseContext {
-    /// For an answer of which only the policy is known.
+    /// The context of a response for which only the policy is known.
     fn minimal(requested_at_ms: u64, protocol: Protocol) -> Self {
         let request_id = request_id(&HeaderMap::new());
         Self { requested_at_ms, request_id, origin: None, protocol, compress: false, sent_key: None }
@@ -63,8 +62,8 @@ impl ResponseContext {
         self.request_id.to_str().expect("visible ASCII")
     }
 
-    /// What is to be recorded. Only for what the layer records itself: what a handler's transaction has recorded is not
-    /// compressed, because SQL functions read it.
+    /// Compresses an answer that the layer records itself. An answer recorded by a handler's transaction stays
+    /// uncompressed, because SQL functions read it.
     pub(super) fn compress(&self, complete: CompletedAnswer) -> CompletedAnswer {
         match self.compress {
             true => CompletedAnswer { record: record::compress(complete.record), ..complete },
@@ -79,7 +78,7 @@ impl ResponseContext {
     }
 }
 
-/// Says what a client cannot rely on.
+/// Adds headers that tell what a client cannot rely on.
 fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
     if matches!(stored, StoredAs::Pending | StoredAs::FrontOnly) {
         headers.insert(STORED_HEADER, HeaderValue::from_static("pending"));
@@ -92,7 +91,7 @@ fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
     }
 }
 
-/// The answer of a run that just ended.
+/// Builds the response of a run that just ended.
 pub(super) fn first_response<B>(
     mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<StoredAs>,
     telling: &mut ResponseContext,
@@ -120,18 +119,18 @@ pub(super) fn first_response<B>(
     answer
 }
 
-/// Removes from the app's answer what only this layer may say.
+/// Removes headers that only the layer may set from the app's response.
 pub(super) fn remove_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
     own.iter().chain(policy.replay_only_headers()).for_each(|name| drop(headers.remove(name)));
 }
 
-/// Whether a header of an answer is this layer's to set, whatever the policy says.
+/// Whether only the layer may set this response header, regardless of the policy.
 pub(super) fn is_own(name: &HeaderName) -> bool {
     OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-")
 }
 
-/// Sets the policy's own headers. Ids and times are only made for those that show them.
+/// Sets the policy's headers. Ids and times are only formatted if a header contains them.
 fn set_policy_headers(
     headers: &mut HeaderMap, told: &[(HeaderName, HeaderTemplate)], telling: &mut ResponseContext, original_ms: u64,
 ) {
@@ -144,7 +143,7 @@ fn set_policy_headers(
     }
 }
 
-/// The remembered answer.
+/// Builds the response from a record.
 pub(super) fn replay_response<B>(
     record: Record, policy: &Policy, stored: StoredAs, telling: &mut ResponseContext,
 ) -> Response<ResponseBody<B>> {
@@ -195,7 +194,7 @@ pub(super) fn replay_response<B>(
     answer
 }
 
-/// A refusal in the shape that the policy asks for. `key` is masked here; empty if there is none.
+/// Builds a refusal in the policy's format. `key` is masked here; empty without a key.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
     let requested_at_ms = crate::time::now_ms();
     let mut telling = ResponseContext::minimal(requested_at_ms, Protocol::Http);
@@ -203,7 +202,7 @@ pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Res
     refusal_with_context(refusal, policy, &masked, &mut telling)
 }
 
-/// An answer for something that is no refusal of the table, such as a body that did not arrive in time.
+/// Builds a response for an error outside of the refusal table, such as a body that did not arrive in time.
 pub fn plain_response<B>(
     status: StatusCode, detail: &str, policy: &Policy, protocol: Protocol,
 ) -> Response<ResponseBody<B>> {
@@ -260,7 +259,7 @@ pub(super) fn refusal_with_context<B>(
     answer
 }
 
-/// An answer for something that is no refusal of the table.
+/// Builds a response for an error outside of the refusal table.
 pub(super) fn plain_with_context<B>(
     status: StatusCode, detail: &str, policy: &Policy, telling: &ResponseContext,
 ) -> Response<ResponseBody<B>> {
@@ -279,7 +278,7 @@ pub(super) fn plain_with_context<B>(
     answer
 }
 
-/// The headers of answers that a script may want to read.
+/// The response headers that scripts may read.
 fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> {
     let own = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER, header::RETRY_AFTER, header::LINK];
     let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
@@ -293,7 +292,7 @@ fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> {
         .into_iter()
 }
 
-/// The body with its member `metadata` set, if it is a JSON object.
+/// Sets the member `metadata`, if the body is a JSON object.
 fn with_metadata(
     headers: &HeaderMap, body: &Bytes, cached: bool, telling: &mut ResponseContext, original_ms: Option<u64>,
 ) -> Option<Bytes> {
@@ -307,19 +306,19 @@ fn with_metadata(
     json::splice_member(body, "metadata", metadata.as_bytes()).map(Bytes::from)
 }
 
-/// `{"success":true,"data":…}`: what an app answers under the envelope; `metadata` is added on the way out.
+/// Builds `{"success":true,"data":…}`, a success under the envelope; the layer adds `metadata`.
 ///
 /// `data` must be JSON.
 pub fn success_answer(data: &str) -> String {
     format!("{{\"success\":true,\"data\":{data}}}")
 }
 
-/// `{"success":false,"error":{…}}`: the same for a failure.
+/// Builds `{"success":false,"error":{…}}`, a failure under the envelope.
 pub fn error_answer(code: &str, message: &str) -> String {
     format!("{{\"success\":false,\"error\":{{\"code\":{},\"message\":{}}}}}", json_string(code), json_string(message))
 }
 
-/// A JSON string.
+/// Formats a JSON string.
 pub(super) fn json_string(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

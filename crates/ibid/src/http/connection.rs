@@ -1,4 +1,4 @@
-//! What the server tells the layer about the connection of a request, in the request's extensions.
+//! Information about a request's connection, which the server passes to the layer in the request's extensions.
 
 use std::{
     fmt,
@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 
 use super::budget::MemoryAccount;
 
-/// One connection of a client. The server puts a clone into the extensions of every request of the connection: then the
-/// connection may hold only a part of the memory for bodies. Without it there is no bound per connection.
+/// One connection of a client. The server puts a clone into the extensions of each of its requests. It limits the
+/// memory for bodies per connection; without it there is no such limit.
 #[derive(Clone, Default)]
 pub struct PeerConnection(pub(super) Arc<MemoryAccount>);
 
-/// Lets the layer abort the answer to a request whose client does not read it. The server puts one into the extensions
-/// of the request, and drops the connection, or the HTTP/2 stream, once [`poll_aborted`](Self::poll_aborted) is ready. Without
-/// it an answer is aborted when its body is next polled.
+/// Lets the layer abort a response that its client does not read. The server puts one into the request's extensions,
+/// and closes the connection or resets the HTTP/2 stream once [`poll_aborted`](Self::poll_aborted) is ready. Without
+/// it, a response is aborted when its body is next polled.
 #[derive(Clone, Default)]
 pub struct ResponseAbort(Arc<Mutex<ResponseAbortState>>);
 
@@ -28,19 +28,19 @@ struct ResponseAbortState {
 }
 
 impl PeerConnection {
-    /// A new connection.
+    /// Creates a handle for a new connection.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
 impl ResponseAbort {
-    /// Not cut yet.
+    /// Creates a handle that is not aborted.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Aborts the answer.
+    /// Aborts the response.
     pub fn cut(&self) {
         let waker = {
             let mut state = self.0.lock();
@@ -50,7 +50,7 @@ impl ResponseAbort {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Ready once the answer is to be aborted. Only the last one who asked is woken.
+    /// Ready once the response must be aborted. Only the last caller is woken.
     pub fn poll_aborted(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.0.lock();
         if state.is_aborted {
@@ -65,12 +65,12 @@ impl ResponseAbort {
 
 impl fmt::Debug for PeerConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.0).finish()
+        f.debug_tuple("PeerConnection").field(&self.0).finish()
     }
 }
 
 impl fmt::Debug for ResponseAbort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cut").field("is_cut", &self.0.lock().is_aborted).finish()
+        f.debug_struct("ResponseAbort").field("is_cut", &self.0.lock().is_aborted).finish()
     }
 }

@@ -1,21 +1,21 @@
-//! Answers that browsers on other origins may read.
+//! Makes responses readable for browsers on other origins.
 //!
-//! A replay was recorded for one origin and may be asked for by another, so its `Access-Control-*` headers are made
-//! anew for the present one. Refusals never saw the app, so they get theirs here too.
+//! A replay was recorded for one origin and may be requested by another, so its `Access-Control-*` headers are set
+//! anew. Refusals never reach the app, so they get theirs here too.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts};
 
-/// Origins whose scripts may read answers.
+/// Origins whose scripts may read responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cors {
     origins: Vec<HeaderValue>,
 }
 
 impl Cors {
-    /// These origins, such as `https://shop.example.com`.
+    /// Parses origins such as `https://shop.example.com`.
     ///
     /// # Errors
-    /// Names the one that is none.
+    /// Names the invalid origin.
     pub fn parse<'a>(origins: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let origin = |text: &str| {
             let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
@@ -26,7 +26,7 @@ impl Cors {
         Ok(Self { origins: origins.into_iter().map(origin).collect::<Result<_, _>>()? })
     }
 
-    /// The request's origin, if its scripts may read the answer.
+    /// The request's origin, if its scripts may read the response.
     pub(super) fn origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         headers.get(header::ORIGIN).filter(|origin| self.origins.contains(origin)).cloned()
     }
@@ -38,9 +38,9 @@ impl Cors {
     }
 }
 
-/// Makes an answer readable for this origin, the named headers included. What the app said of credentials stays; where it
-/// said nothing of origins, scripts that send cookies may read the answer too, as preflights promise: the origins are
-/// named one by one.
+/// Makes a response readable for this origin, including the exposed headers. If the app set no CORS headers,
+/// credentials are allowed as in preflights, which is safe because the origins are listed. Otherwise the app's setting
+/// stays.
 pub(super) fn set_cors_headers(
     headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl Iterator<Item = HeaderName>,
 ) {
@@ -52,7 +52,7 @@ pub(super) fn set_cors_headers(
     add_to_list(headers, &header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed.map(|name| name.as_str().to_owned()));
 }
 
-/// Completes the app's answer to a preflight, or makes one where the app has none.
+/// Completes the app's preflight response, or builds one if the app has none.
 pub(super) fn complete_preflight(
     headers: &mut HeaderMap, origin: &HeaderValue, asked: &Preflight, keys: impl Iterator<Item = HeaderName>,
 ) -> bool {
@@ -72,7 +72,7 @@ pub(super) fn complete_preflight(
     !app_allows
 }
 
-/// What a browser asks in a preflight.
+/// The headers of a preflight request.
 #[derive(Debug, Clone)]
 pub(super) struct Preflight {
     method: HeaderValue,
@@ -85,7 +85,7 @@ impl Preflight {
         Some(Self { method, headers: headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned() })
     }
 
-    /// What the browser is about to send.
+    /// The method of the announced request.
     pub(super) fn method(&self) -> Option<Method> {
         Method::from_bytes(self.method.as_bytes()).ok()
     }

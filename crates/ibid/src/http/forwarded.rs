@@ -1,5 +1,3 @@
-//! Where a request came from, past the proxies that are believed.
-
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, header};
@@ -8,9 +6,9 @@ use crate::scope::TrustedProxies;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The client's address: the last one of the chain that no trusted proxy has. The chain is `X-Forwarded-For`, or without it
-/// `Forwarded` (RFC 7239). Each proxy appends the address that it saw, so the chain is walked from its end, and only as far
-/// as those who wrote it are believed. An entry that is no address ends it.
+/// Finds the client's address: the last address in the chain that is not a trusted proxy. The chain is
+/// `X-Forwarded-For`, or without it `Forwarded` (RFC 7239). Each proxy appends the address that it saw, so the chain is
+/// walked from its end while its writers are trusted. An invalid entry ends it.
 pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted: &TrustedProxies) -> Option<IpAddr> {
     if !trusted.trusts(peer) {
         return peer;
@@ -31,7 +29,7 @@ pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted:
     client
 }
 
-/// The node that an element of `Forwarded` names.
+/// The node in an element of `Forwarded`.
 fn forwarded_for(element: &str) -> Option<&str> {
     element.split(';').find_map(|pair| {
         let (name, value) = pair.split_once('=')?;
@@ -39,7 +37,7 @@ fn forwarded_for(element: &str) -> Option<&str> {
     })
 }
 
-/// An address, with or without a port: `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]:80`.
+/// Parses an address with or without a port: `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]:80`.
 fn parse_node_address(node: &str) -> Option<IpAddr> {
     if let Ok(address) = node.parse() {
         return Some(address);

@@ -1,5 +1,5 @@
-//! The future of an answer. A client that hangs up drops it; work that has claimed then carries on in a task of its
-//! own, so that hanging up never cancels the operation or its record.
+//! The response future. If the client disconnects, it is dropped; claimed work then continues in its own task, so that
+//! disconnecting never cancels the operation or its record.
 
 use std::{
     future::Future,
@@ -23,11 +23,11 @@ use super::{
 };
 use crate::running::RunningOperations;
 
-/// The work on one covered request. Its output is `None` if the answer went out before the work was done.
+/// The work on one covered request. Its output is `None` if the response was sent before the work ended.
 pub(super) type RequestWork<B> = Pin<Box<dyn Future<Output = Option<Response<ResponseBody<B>>>> + Send>>;
 
 pin_project! {
-    /// The future of an answer.
+    /// The response future of [`IbidService`](super::IbidService).
     pub struct ResponseFuture<F, B> where B: 'static {
         #[pin]
         kind: ResponseFutureKind<F, B>,
@@ -43,18 +43,17 @@ pin_project! {
     }
 }
 
-/// What to do to the app's answer to a preflight.
 pub(super) struct PreflightPatch {
     pub(super) origin: http::HeaderValue,
     pub(super) preflight: Preflight,
     pub(super) key_headers: Vec<http::HeaderName>,
 }
 
-/// What the work and the future that drives it share.
+/// State shared by the work and the future that drives it.
 pub(super) struct WorkState<B> {
-    /// Set right before the claim: from then on the work must be finished.
+    /// Set immediately before the claim: from then on the work must finish.
     is_claimed: AtomicBool,
-    /// The head of an answer whose body is still being streamed.
+    /// The head of a response whose body is still being streamed.
     early_response: Mutex<Option<Response<ResponseBody<B>>>>,
 }
 
@@ -119,12 +118,12 @@ impl<B> WorkState<B> {
         Arc::new(Self { is_claimed: AtomicBool::new(false), early_response: Mutex::new(None) })
     }
 
-    /// From now on the work is finished even if its client leaves.
+    /// From now on the work finishes even if its client leaves.
     pub(super) fn mark_claimed(&self) {
         self.is_claimed.store(true, Relaxed);
     }
 
-    /// Answers before the work is done.
+    /// Sends the head before the work ends.
     pub(super) fn respond_early(&self, head: Response<ResponseBody<B>>) {
         *self.early_response.lock() = Some(head);
     }
@@ -132,7 +131,7 @@ impl<B> WorkState<B> {
 
 impl<B: 'static> CoveredWork<B> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Response<ResponseBody<B>>> {
-        // Out of its place while it is polled: work that panics is gone, and must not be detached.
+        // Taken out while it is polled: work that panics is dropped and must not be detached.
         let mut work = self.work.take().expect("polled after it was ready");
         let done = work.as_mut().poll(cx);
         self.work = Some(work);
@@ -166,7 +165,7 @@ impl<B: 'static> Drop for CoveredWork<B> {
     }
 }
 
-/// Work whose client has gone, or has the head of its answer.
+/// Work whose client has left, or already has the head of its response.
 struct DetachedWork<B>(RequestWork<B>);
 
 impl<B> Future for DetachedWork<B> {

@@ -1,7 +1,7 @@
-//! The claim under which a handler runs, for handlers that record their answer in a transaction of their own.
+//! The claim under which a handler runs, for handlers that record their answer in their own transaction.
 //!
-//! Invariant: once an answer was [entrusted](Claimed::entrust) to a transaction, only that transaction can make an answer
-//! remembered. The layer asks the store afterwards whether it did, and never writes one itself.
+//! Invariant: once an answer was [delegated](HandlerClaim::delegate) to a transaction, only that transaction can record
+//! it. The layer asks the store afterwards whether it did, and never records an answer itself.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{engine::CompletedAnswer, record::Record, store::Lease};
 
-/// The claim under which a handler runs, in the extensions of its request. Not of gRPC calls, whose answers are frames
-/// that their handlers do not see.
+/// The claim under which a handler runs, in its request's extensions. gRPC calls have none, because their responses are
+/// frames that their handlers do not see.
 ///
 /// `ibid_postgres_tx::complete_in` uses it to record the answer in the handler's own transaction.
 #[derive(Clone)]
@@ -28,11 +28,11 @@ struct HandlerClaimState {
     route: Arc<Route>,
     requested_at_ms: u64,
     started: Instant,
-    /// What a transaction was to record, last.
+    /// The last record that was delegated to a transaction.
     delegated_record: Mutex<Option<Bytes>>,
 }
 
-/// The policy does not remember such an answer.
+/// The policy does not remember responses with this status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the policy remembers no answer with status {0}; roll back, and answer with it")]
 pub struct NotRememberedError(pub StatusCode);
@@ -48,21 +48,21 @@ impl HandlerClaim {
         }))
     }
 
-    /// The claim.
+    /// The lease of the claim.
     pub fn lease(&self) -> &Lease {
         &self.0.lease
     }
 
-    /// How long its answer is to be remembered.
+    /// How long to remember the answer.
     pub fn ttl(&self) -> Duration {
         self.0.route.policy.ttl
     }
 
-    /// What a transaction is to record of an answer, as the layer would. From now on only that transaction can make an
-    /// answer remembered: call it right before the write.
+    /// Encodes the answer for a transaction, as the layer would. From now on only that transaction can record an
+    /// answer: call it immediately before the write.
     ///
     /// # Errors
-    /// If the policy does not remember such an answer; then nothing has changed.
+    /// If the policy does not remember such an answer. Nothing has changed then.
     pub fn delegate(&self, response: &Response<Bytes>) -> Result<CompletedAnswer, NotRememberedError> {
         let policy = &self.0.route.policy;
         if inner_response::classify_status(policy, response.status()) != ResponseMeaning::Remember {
@@ -73,7 +73,7 @@ impl HandlerClaim {
         Ok(complete)
     }
 
-    /// Whether an answer was entrusted to a transaction; and if so, whether it is this one, whenever it was given.
+    /// Returns `None` if no answer was delegated, otherwise whether `with` is that answer, ignoring times.
     pub(super) fn is_delegated(&self, with: Option<&Bytes>) -> Option<bool> {
         let entrusted = self.0.delegated_record.lock().clone()?;
         let timeless = |record: &Bytes| {
@@ -86,6 +86,6 @@ impl HandlerClaim {
 
 impl fmt::Debug for HandlerClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claimed").field("lease", &self.0.lease).finish_non_exhaustive()
+        f.debug_struct("HandlerClaim").field("lease", &self.0.lease).finish_non_exhaustive()
     }
 }

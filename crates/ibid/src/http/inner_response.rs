@@ -1,4 +1,4 @@
-//! Reads the reply of the inner service and says what it means: the status part of the settle table.
+//! Reads the inner service's response and classifies it by status.
 
 use std::{future::poll_fn, pin::Pin, time::Duration};
 
@@ -24,10 +24,9 @@ use crate::{
     time::now_ms,
 };
 
-/// How many pieces a streamed answer may be ahead of its client.
+/// The maximum number of chunks that a streamed response may be ahead of its client.
 const MAX_CHUNKS_AHEAD: usize = 16;
 
-/// What a complete reply means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseMeaning {
     Remember,
@@ -35,7 +34,7 @@ pub(crate) enum ResponseMeaning {
     Unknown,
 }
 
-/// `unknown_status` wins over `remember`.
+/// `unknown_status` takes precedence over `remember`.
 pub(super) fn classify_status(policy: &Policy, status: StatusCode) -> ResponseMeaning {
     if policy.unknown_status.contains(&status) {
         ResponseMeaning::Unknown
@@ -46,11 +45,10 @@ pub(super) fn classify_status(policy: &Policy, status: StatusCode) -> ResponseMe
     }
 }
 
-/// As much of a body as is kept in memory.
+/// A body, as far as it is buffered.
 pub(super) enum BufferedBody {
-    /// All of it.
     Whole(Bytes, Option<HeaderMap>),
-    /// It is longer than that; this is the beginning.
+    /// The body exceeds the limit; contains its beginning.
     TooLong(Bytes),
 }
 
@@ -59,7 +57,7 @@ pub(super) async fn read<B>(body: &mut Pin<Box<B>>, at_most: u64, live: bool) ->
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
-    // Most bodies are one frame: that one is handed on as it is, without a copy.
+    // Most bodies are a single frame, which is passed on without a copy.
     let mut only = Bytes::new();
     let mut more = BytesMut::new();
     let mut trailers = None;
@@ -94,26 +92,27 @@ where
     Some(frame.map(|frame| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))).map_err(Into::into))
 }
 
-/// A reply that goes to its client while it is still coming, its last frame held back.
+/// A response that is streamed to its client while it arrives, with the last frame held back.
 pub(super) struct ResponseStream {
-    /// `None` once the client has stalled or left; the rest is read all the same.
+    /// `None` once the client has stalled or left. The rest is still read.
     client: Option<mpsc::Sender<StreamChunk>>,
     hash: Sha256,
     length: u64,
-    /// Everything, while it is short enough to be kept.
+    /// The whole body, while it is short enough to store.
     kept: Option<BytesMut>,
     max_kept_bytes: u64,
-    /// Not sent on before the next one is there.
+    /// Sent when the next frame has arrived.
     held_back: Option<Bytes>,
-    /// Events must not wait for the next one: of these only the end itself is held back.
+    /// Events must not wait for the next one: only the end itself is held back.
     is_live: bool,
     trailers: Option<HeaderMap>,
     idle_timeout: Duration,
-    /// Counts the pieces that the client has not taken yet.
+    /// Counts the chunks that the client has not read yet.
     in_flight: Option<InFlightCounter>,
 }
 
-/// The end of a streamed answer: sent once the answer is recorded. Dropped, the client sees a broken answer.
+/// The end of a streamed response, sent once the answer is recorded. If it is dropped, the client sees a truncated
+/// response.
 pub(super) struct StreamTail {
     pub(super) status: StatusCode,
     client: Option<mpsc::Sender<StreamChunk>>,
@@ -142,7 +141,7 @@ impl ResponseStream {
         (stream, pieces)
     }
 
-    /// Reads the reply to its end. `Err` says why its end is unknown.
+    /// Reads the response to its end. `Err` contains why the outcome is unknown.
     pub(super) async fn pump<B>(&mut self, begun: Bytes, body: &mut Pin<Box<B>>) -> Result<(), UnknownCause>
     where
         B: Body<Data: Buf, Error: Into<BoxError>>,
@@ -178,7 +177,7 @@ impl ResponseStream {
         }
     }
 
-    /// In pieces, so that their number bounds their size.
+    /// Splits the data into chunks, so that their number bounds their size.
     async fn send(&mut self, mut data: Bytes) {
         while let (Some(client), false) = (&self.client, data.is_empty()) {
             let piece = data.split_to(data.len().min(CHUNK_BYTES));
@@ -206,7 +205,7 @@ impl StreamTail {
         self.trailers.as_ref()
     }
 
-    /// A client that stalls now is dropped like one that stalled before: it must not keep its slot for ever.
+    /// A client that stalls now is dropped like one that stalled before: it must not occupy its slot forever.
     pub(super) async fn send(self) {
         let Some(client) = self.client else { return };
         let pieces =
@@ -219,7 +218,7 @@ impl StreamTail {
     }
 }
 
-/// What is remembered of a reply.
+/// Builds what is remembered of a response.
 pub(super) fn completed_answer(
     policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, cookies: Vec<[u8; 32]>,
     requested_at_ms: u64, started: Instant,
@@ -242,7 +241,7 @@ pub(super) fn completed_answer(
     }
 }
 
-/// What is remembered of an answer that is there as a whole, as the layer would. `started`: when it began to be made.
+/// Builds what is remembered of a complete response, as the layer would. `started` is when its handler started.
 pub fn completed_answer_of(
     policy: &Policy, response: &Response<Bytes>, requested_at_ms: u64, started: Instant,
 ) -> CompletedAnswer {
@@ -257,7 +256,7 @@ pub fn completed_answer_of(
     completed_answer(policy, &parts, body, None, Vec::new(), requested_at_ms, started)
 }
 
-/// The headers that are stored.
+/// Selects the headers to store.
 pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
@@ -299,7 +298,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_stalls_before_the_end_is_dropped() {
         let (mut stream, mut pieces) = ResponseStream::new(&Policy::ietf(), false, None);
-        // As many as fit, and one held back.
+        // As many as fit, plus the one held back.
         for _ in 0..=MAX_CHUNKS_AHEAD {
             stream.push(Bytes::from_static(b"piece")).await;
         }

@@ -1,6 +1,6 @@
-//! Bounds how many operations are waited for beyond their `timeout`.
+//! Limits how many operations are awaited beyond their `timeout`.
 //!
-//! Such an operation still holds a connection to the app, so only so many are waited for; a newer one replaces the oldest.
+//! Such an operation still occupies a connection to the app. A newer one replaces the oldest.
 
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 
@@ -9,14 +9,14 @@ use tokio::{sync::Notify, time::timeout};
 
 use crate::engine::UnknownCause;
 
-/// The operations that are waited for beyond their `timeout`, oldest first.
+/// The operations awaited beyond their `timeout`, oldest first.
 #[derive(Debug)]
 pub(super) struct LateAnswerLimiter {
     max: usize,
     waiting: Mutex<VecDeque<Arc<Notify>>>,
 }
 
-/// One of them, until it is dropped.
+/// One awaited operation, until it is dropped.
 struct LateAnswerSlot<'a> {
     owner: &'a LateAnswerLimiter,
     evicted: Arc<Notify>,
@@ -27,8 +27,8 @@ impl LateAnswerLimiter {
         Self { max, waiting: Mutex::default() }
     }
 
-    /// Waits for an answer for at most `limit`, and no longer than until `max` newer ones are waited for. `Err` says why
-    /// the outcome is unknown.
+    /// Waits for an answer for at most `limit`, or until `max` newer ones are awaited. `Err` contains why the outcome
+    /// is unknown.
     pub(super) async fn wait<F: Future>(&self, limit: Duration, answer: F) -> Result<F::Output, UnknownCause> {
         let late = self.enter();
         tokio::select! {

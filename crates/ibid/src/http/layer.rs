@@ -1,5 +1,3 @@
-//! The layer and the service it makes.
-
 use std::{
     fmt, mem,
     sync::Arc,
@@ -14,14 +12,14 @@ use tower_service::Service;
 
 use super::{BoxError, LayerState, RequestBody, ResponseBody, ResponseFuture, Routing, service};
 
-/// Puts idempotency around a service. Made by [`Ibid::layer`](super::Ibid::layer).
+/// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).
 #[derive(Clone)]
 pub struct IbidLayer {
     pub(super) shared: Arc<LayerState>,
     pub(super) routing: Arc<dyn Routing>,
 }
 
-/// A service with idempotency around it.
+/// A service with idempotency.
 #[derive(Clone)]
 pub struct IbidService<S> {
     inner: S,
@@ -53,7 +51,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that was polled ready is the one to call.
+        // Calls the instance that was polled ready, and keeps the clone.
         let fresh = self.inner.clone();
         let inner = mem::replace(&mut self.inner, fresh);
         service::call(&self.shared, &*self.routing, inner, request)

@@ -1,4 +1,4 @@
-//! One HTTP request as the engine's operation: calls the inner service, reads its reply, says how it ended.
+//! One HTTP request as an engine operation: calls the inner service, reads its response and determines the outcome.
 
 use std::{
     future::{Future, poll_fn},
@@ -38,20 +38,18 @@ use crate::{
 const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("ibid-attempt");
 const FENCE_HEADER: HeaderName = HeaderName::from_static("ibid-fence");
 
-/// What the client gets of a run.
 pub(super) enum HttpRunResponse<B> {
-    /// All of it, undecorated; with the bytes again for the envelope.
+    /// The whole response, unmodified, and its bytes for the envelope.
     Whole(Response<ResponseBody<B>>, Bytes),
-    /// Its end: the rest is on the way already.
+    /// The end of a streamed response. The rest was already sent.
     Tail(StreamTail),
-    /// A refusal after the fact.
+    /// A refusal after the run.
     Refused(Refusal),
-    /// The handler panicked.
     Panicked,
 }
 
 impl<B> HttpRunResponse<B> {
-    /// Gives a whole answer its head.
+    /// Attaches the head to a whole response.
     fn with_head(mut self, head: http::response::Parts) -> Self {
         if let Self::Whole(answer, _) = &mut self {
             *answer.status_mut() = head.status;
@@ -66,14 +64,14 @@ pub(super) struct HttpOperation<'a, S, B, RB> {
     pub(super) shared: &'a LayerState,
     pub(super) context: &'a RequestContext,
     pub(super) inner: S,
-    /// Taken by the run.
+    /// The run takes this.
     pub(super) request: Option<(Parts, Bytes, Option<HeaderMap>)>,
     pub(super) key: String,
     pub(super) route: Arc<Route>,
     pub(super) work_state: Arc<WorkState<RB>>,
     pub(super) response_context: ResponseContext,
     pub(super) buffers: MemoryReservation,
-    /// Until when the client waits, if it says so.
+    /// The client's deadline, if it sent one.
     pub(super) deadline: Option<Instant>,
     /// The caller, if it is anonymous.
     pub(super) anonymous: Option<Arc<AnonymousCaller>>,
@@ -156,13 +154,14 @@ where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send>,
     S::Error: Into<BoxError>,
 {
-    /// The head of the app's reply, and until when its body must have come. `Err` says how the run ended without one.
+    /// Returns the head of the app's response and the deadline of its body. `Err` contains the outcome of a run without
+    /// a response.
     async fn call(
         &mut self, request: Request<RequestBody<B>>, lease: Option<&Lease>, unsent: &SendState, started: Instant,
     ) -> Result<(Response<RB>, Instant), RunOutcome<HttpRunResponse<RB>>> {
         let policy = &self.route.policy;
         let inner = &mut self.inner;
-        // The call itself may panic, before there is a future.
+        // The call itself may panic before it returns a future.
         let mut call = pin!(catch_panic(async move { inner.call(request).await }));
         let (called, deadline) = match timeout(policy.timeout, &mut call).await {
             Ok(called) => (called, started + policy.timeout),
@@ -176,7 +175,7 @@ where
                 let Some(lease) = lease.filter(|_| !late_answer.is_zero()) else {
                     return Err(RunOutcome::Park(HttpRunResponse::Refused(refusal), UnknownCause::TimedOut));
                 };
-                // The client gets its refusal now. The rest of the work goes on without it.
+                // The client is refused now; the work continues in the background.
                 self.context.timings.set(started.elapsed(), Some(lease.attempt));
                 self.context.timings.set_late();
                 self.work_state.respond_early(refuse_and_report(
@@ -202,10 +201,10 @@ impl<S, B, RB> HttpOperation<'_, S, B, RB>
 where
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    /// The request as the inner service gets it.
+    /// Builds the request for the inner service.
     fn prepare(&mut self, lease: Option<&Lease>) -> Request<RequestBody<B>> {
         let (mut parts, body, trailers) = self.request.take().expect("an operation runs once");
-        // What is stored must suit every client that may ask for it later.
+        // The stored response must be readable by every later client, whatever codings it accepts.
         parts.headers.remove(header::ACCEPT_ENCODING);
         parts.headers.remove(header::EXPECT);
         set_request_id(&mut parts.headers, &self.route.policy, &self.response_context.request_id);
@@ -226,7 +225,7 @@ where
         Request::from_parts(parts, RequestBody::whole(body, trailers))
     }
 
-    /// A probe carries the caller's headers, because it asks in the caller's name.
+    /// Builds the probe. It has the caller's headers, because it asks on the caller's behalf.
     fn probe_request(&self) -> Option<Request<RequestBody<B>>> {
         // Probes are HTTP requests.
         let probe = self.route.policy.resolve.as_ref().filter(|_| self.route.protocol == Protocol::Http)?;
@@ -238,7 +237,7 @@ where
         *request.uri_mut() = Uri::from_parts(uri).ok()?;
         *request.version_mut() = parts.version;
         *request.extensions_mut() = parts.extensions.clone();
-        // It belongs to a claim: a proxy does not take it for a request without a key.
+        // The probe belongs to a claim. Without this, a proxy would treat it as a request without a key.
         request.extensions_mut().insert(SendState::default());
         let about_body = |name: &HeaderName| {
             name.as_str().starts_with("content-") || matches!(name.as_str(), "transfer-encoding" | "expect" | "trailer")
@@ -251,7 +250,7 @@ where
         Some(request)
     }
 
-    /// What a reply means, once all of it has been read. Its body must end before the deadline.
+    /// Reads the whole response and classifies it. The body must end before the deadline.
     async fn read_outcome(
         &mut self, response: Response<RB>, started: Instant, deadline: Instant,
     ) -> RunOutcome<HttpRunResponse<RB>> {
@@ -319,13 +318,13 @@ where
         }
     }
 
-    /// Answers while the reply is still coming.
+    /// Responds while the body is still arriving.
     async fn stream(
         &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>,
     ) -> Result<(RecordBody, StreamTail), UnknownCause> {
         let is_event_stream = is_event_stream(&parts.headers);
         if self.context.timings.is_late() {
-            // Its client has been refused.
+            // The client was already refused.
             let (mut stream, _) = ResponseStream::new(&self.route.policy, is_event_stream, None);
             stream.pump(begun, body).await?;
             return Ok(stream.end(parts.status));
@@ -339,15 +338,15 @@ where
         *head.headers_mut() = parts.headers.clone();
         let head = client_response::first_response(head, None, &self.route.policy, None, &mut self.response_context);
         self.work_state.respond_early(head);
-        // Lets the one who polls this hand the head on and put the rest into a task.
+        // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
         stream.pump(begun, body).await?;
         Ok(stream.end(parts.status))
     }
 }
 
-/// If the handler wrote its answer in a transaction of its own, what it returns decides only what becomes of the claim if
-/// that transaction was rolled back.
+/// If the handler delegated its answer to a transaction, its return value only decides what happens to the claim after
+/// a rollback.
 fn delegated_outcome<B>(
     claimed: &HandlerClaim, ended: RunOutcome<HttpRunResponse<B>>,
 ) -> RunOutcome<HttpRunResponse<B>> {
@@ -368,7 +367,7 @@ fn delegated_outcome<B>(
     }
 }
 
-/// The output of a future, or `None` if it panicked.
+/// Returns the output of a future, or `None` if it panicked.
 async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {

@@ -1,5 +1,5 @@
-//! Work that is polled inside of something, such as the span of a trace, wherever it is polled: also in a task of its own,
-//! after its client has gone.
+//! Polls work inside a function of the server, such as one that enters a tracing span, also in a detached task after
+//! the client has left.
 
 use std::{
     fmt,
@@ -9,18 +9,19 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Put into a request's extensions: all work on it is polled by this function, which must call what it is given exactly once.
+/// A function that polls all work on a request, which has this in its extensions. It must call its argument exactly
+/// once.
 ///
-/// What an [`Observer`](crate::Observer) is told about the request it is told in there, but for what is known before there is
-/// any work: a request without a key, or one that is refused for its head.
+/// An [`Observer`](crate::Observer) is also called inside it, except for requests without a key and requests that are
+/// refused for their head: there is no work to poll for them.
 ///
 /// ```
-/// use ibid::http::Around;
+/// use ibid::http::PollHook;
 ///
-/// let around = Around::new(|poll| {
-///     // here the span is entered
+/// let hook = PollHook::new(|poll| {
+///     // enter the span here
 ///     poll();
-///     // and left again
+///     // and leave it here
 /// });
 /// ```
 #[derive(Clone)]
@@ -29,7 +30,7 @@ pub struct PollHook(Arc<PollHookFn>);
 type PollHookFn = dyn Fn(&mut dyn FnMut()) + Send + Sync;
 
 impl PollHook {
-    /// By this function.
+    /// Creates a hook from a function.
     pub fn new(poll: impl Fn(&mut dyn FnMut()) + Send + Sync + 'static) -> Self {
         Self(Arc::new(poll))
     }
@@ -37,11 +38,10 @@ impl PollHook {
 
 impl fmt::Debug for PollHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Around")
+        f.write_str("PollHook")
     }
 }
 
-/// Work inside of something.
 pub(super) struct HookedFuture<W> {
     pub(super) work: W,
     pub(super) hook: PollHook,

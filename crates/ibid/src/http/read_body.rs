@@ -1,4 +1,4 @@
-//! Reads a request's body: bounded by the policy, by the memory budget and in time.
+//! Reads a request's body within the limits of the policy, the memory budget and the body timeout.
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
@@ -15,23 +15,23 @@ use super::{
 };
 use crate::refusal::{Refusal, RefusalReason};
 
-/// Smaller bodies that are there at once are only counted; larger ones are charged to their client.
+/// Smaller bodies (in bytes) that arrive at once are only counted; larger ones are charged to their client.
 const MAX_UNCHARGED_BODY_BYTES: u64 = 16 << 10;
 
-/// Longer than anybody waits: what would overflow the clock.
+/// The maximum body timeout. A longer one could overflow the clock.
 const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A body, its trailers, and the memory that is counted until the operation ends.
 pub(super) type WholeBody = (Bytes, Option<HeaderMap>, MemoryReservation);
 
-/// What is known of a body so far. Most bodies are one frame: that one is handed on as it is, without a copy.
+/// The bytes read so far. Most bodies are a single frame, which is passed on without a copy.
 #[derive(Default)]
 struct PartialBody {
     first: Bytes,
     more: BytesMut,
 }
 
-/// A body's bytes and the memory that is reserved for them. The memory is given back when they have been sent on.
+/// A body with its reserved memory, which is released once the bytes were sent on.
 struct ReservedBytes {
     bytes: Bytes,
     _reservation: TransferReservation,
@@ -58,7 +58,7 @@ where
     }
     let mut trailers = None;
     let mut begun = PartialBody::default();
-    // None while nothing was waited for and little is here.
+    // `None` until the body is large or has to be awaited.
     let mut reservation: Option<TransferReservation> = None;
     let deadline = Instant::now() + shared.settings.body_timeout.min(MAX_BODY_TIMEOUT);
     loop {
@@ -97,7 +97,7 @@ where
     }
     match reservation {
         Some(reservation) if begun.len() > MAX_UNCHARGED_BODY_BYTES => {
-            // Evicted at the last moment: then its memory belongs to others.
+            // Evicted at the last moment: the memory is already used by others.
             let Some(counted) = reservation.complete().ok().and_then(|()| budget.reserve(0)) else {
                 return Err(ReadBodyError::Refused(evicted(), begun.bytes(), body));
             };
@@ -114,7 +114,7 @@ where
     }
 }
 
-/// After each frame: is it too long, and is there memory for it?
+/// Checks length and memory after each frame.
 fn check_growth(
     budget: &MemoryBudget, route: &Route, client: &BudgetClient, length: u64, declared: Option<u64>,
     reservation: &mut Option<TransferReservation>,
@@ -127,7 +127,7 @@ fn check_growth(
     reservation.grow_to(reservation_size(length, declared)).map_err(|_| overloaded())
 }
 
-/// What is reserved for so many bytes: buffers grow by doubling, up to the length that was declared.
+/// The size to reserve: buffers grow by doubling, up to the declared length.
 fn reservation_size(length: u64, declared: Option<u64>) -> u64 {
     let doubled = if length == 0 { 0 } else { length.next_power_of_two() };
     doubled.min(declared.unwrap_or(u64::MAX).max(length))

@@ -1,7 +1,7 @@
-//! How refusals are written: one [`RefusalStyle`] per value of the dial `refusals`.
+//! The formats of refusals: one [`RefusalStyle`] per value of the setting `refusals`.
 //!
-//! A shape is a media type, the members of a JSON object, and headers. To add one: a variant of [`Refusals`], its word in
-//! `policy/parse.rs`, and its entry here.
+//! A style has a media type, the members of a JSON object, and headers. To add one, add a variant to [`RefusalFormat`],
+//! its name to `policy/parse.rs`, and its entry here.
 
 use std::time::Duration;
 
@@ -14,33 +14,33 @@ use crate::{
 };
 
 const SHOULD_RETRY_HEADER: &str = "stripe-should-retry";
-/// SDKs wait for a `Retry-After` of up to this.
+/// The maximum `Retry-After` that SDKs obey.
 const MAX_SDK_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// What a refusal says, whatever its shape.
+/// The content of a refusal, independent of its style.
 pub(super) struct RefusalInfo<'a> {
-    /// None for what is no refusal of the table.
+    /// `None` for errors outside of the refusal table.
     reason: Option<RefusalReason>,
     status: StatusCode,
     detail: &'a str,
-    /// The key, masked; empty if there is none.
+    /// The masked key; empty without a key.
     masked_key: &'a str,
     retry_after: Option<Duration>,
 }
 
 pub(super) struct RefusalStyle {
     pub(super) content_type: &'static str,
-    /// The body, without its closing brace.
+    /// Writes the body, without its closing brace.
     pub(super) write_members: fn(&RefusalInfo<'_>) -> String,
-    /// Whether these have an `error` of their own, so that the envelope adds none.
+    /// Whether the members include `error`, so that the envelope adds none.
     pub(super) has_error: bool,
-    /// Whether all answers repeat the header that carries the key.
+    /// Whether all responses echo the key header.
     pub(super) echoes_key: bool,
-    /// Besides the headers that all refusals have.
+    /// Adds headers besides those of all refusals.
     pub(super) write_headers: fn(&RefusalInfo<'_>, &mut HeaderMap),
-    /// Of replays.
+    /// Adds headers to replays.
     pub(super) write_replay_headers: fn(StatusCode, &mut HeaderMap),
-    /// Those that a script may want to read.
+    /// Headers that scripts may read.
     pub(super) exposed_headers: &'static [&'static str],
 }
 
@@ -60,7 +60,7 @@ static STRIPE: RefusalStyle = RefusalStyle {
     has_error: true,
     echoes_key: true,
     write_headers: |told, headers| set_should_retry(headers, stripe_should_retry(told)),
-    // It will not change, however often it is asked for.
+    // A retry would get the same response.
     write_replay_headers: |status, headers| {
         if status.is_client_error() || status.is_server_error() {
             set_should_retry(headers, false);
@@ -94,7 +94,6 @@ impl<'a> RefusalInfo<'a> {
     }
 }
 
-/// RFC 9457.
 fn problem_members(told: &RefusalInfo<'_>) -> String {
     let (kind, title) = match told.reason {
         Some(reason) => (format!("/.well-known/idempotency#{}", reason.name()), reason.title()),
@@ -108,7 +107,7 @@ fn problem_members(told: &RefusalInfo<'_>) -> String {
     body
 }
 
-/// As Stripe's SDKs parse it. They choose the exception by status and type, and read `code` for programs.
+/// The format that Stripe's SDKs parse. They choose the exception by status and type, and pass `code` to programs.
 fn stripe_members(told: &RefusalInfo<'_>) -> String {
     let kind = match (told.reason, told.status.as_u16()) {
         (Some(RefusalReason::KeyReused), _) => "idempotency_error",
@@ -133,7 +132,7 @@ fn stripe_members(told: &RefusalInfo<'_>) -> String {
     format!("{{\"error\":{{\"type\":\"{kind}\"{code},\"message\":{}{doc_url}}}", json_string(told.detail))
 }
 
-/// Whether an SDK should send the request again by itself.
+/// Whether an SDK should retry automatically.
 fn stripe_should_retry(told: &RefusalInfo<'_>) -> bool {
     let helps = match told.reason {
         Some(
@@ -143,7 +142,7 @@ fn stripe_should_retry(told: &RefusalInfo<'_>) -> bool {
             | RefusalReason::QuotaExceeded
             | RefusalReason::UpstreamUnreachable,
         ) => true,
-        // Only a key keeps it from running twice.
+        // Without a key, a retry could run the operation twice.
         Some(RefusalReason::UpstreamLost | RefusalReason::UpstreamTimeout) => !told.masked_key.is_empty(),
         Some(_) => false,
         None => told.status == StatusCode::REQUEST_TIMEOUT,
@@ -155,7 +154,7 @@ fn set_should_retry(headers: &mut HeaderMap, retry: bool) {
     headers.insert(SHOULD_RETRY_HEADER, HeaderValue::from_static(if retry { "true" } else { "false" }));
 }
 
-/// The header that carried the key, to be repeated in the answer. None if it is not sent exactly once.
+/// The key header, to be echoed in the response. `None` unless it was sent exactly once.
 pub(super) fn sent_key(headers: &HeaderMap, names: &[HeaderName]) -> Option<(HeaderName, HeaderValue)> {
     let name = names.iter().find(|name| headers.contains_key(*name))?;
     let mut values = headers.get_all(name).iter();
@@ -163,7 +162,7 @@ pub(super) fn sent_key(headers: &HeaderMap, names: &[HeaderName]) -> Option<(Hea
     Some((name.clone(), value.clone()))
 }
 
-/// What every refusal is, besides its shape.
+/// Sets the headers that all refusals have.
 pub(super) fn set_common_headers(shape: &RefusalStyle, told: &RefusalInfo<'_>, headers: &mut HeaderMap) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(shape.content_type));
     (shape.write_headers)(told, headers);

@@ -1,5 +1,4 @@
-//! Judges a covered request before anything is read or claimed: its key, whose it is, and whether it can be read in
-//! only one way.
+//! Checks a covered request before anything is read or claimed: its key, its scope, and whether it is unambiguous.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -24,9 +23,9 @@ use crate::{
     store::{Address, ClaimRequest, ClaimToken, Fingerprint, Tags, key_hash},
 };
 
-/// What became of a covered request's head.
+/// The result of checking a request's head.
 pub(super) enum HeadCheck {
-    /// No key and none required: passes through.
+    /// The request has no key and needs none: it passes through.
     Keyless,
     Refused(Refusal, String),
     Keyed(KeyedRequest),
@@ -34,18 +33,18 @@ pub(super) enum HeadCheck {
 
 /// A request that will be claimed.
 pub(super) struct KeyedRequest {
-    /// `None` while it has to come from the body.
+    /// `None` if the key is in the body.
     key: Option<IdempotencyKey>,
     scope: Scope,
     pub(super) caller: CallerKind,
-    /// Who may name themselves in a key of the form `user:operation:resource:timestamp`.
+    /// The user who may own a key of the form `user:operation:resource:timestamp`.
     key_owner: Option<String>,
     tenant: String,
     user: String,
 }
 
-/// Whether a request carries a key by a policy's sources, whatever its form. Bodies are not looked into: where a key may
-/// be in one, it counts as carried.
+/// Whether a request carries a key from one of the policy's sources, in any format. Bodies are not read: a request
+/// whose body may contain a key counts as carrying one.
 pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> bool {
     let in_query = |name: &str| {
         let pairs = uri.query().unwrap_or_default().split('&');
@@ -59,11 +58,11 @@ pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> boo
     }) || may_have_key_in_body(policy, headers)
 }
 
-/// The route that governs a request, what became of its head under it, and the other routes by which it has a key.
+/// The governing route, the result of its head check, and the other routes under which the request has a key.
 pub(super) type RouteChoice = (Arc<Route>, HeadCheck, Vec<(Arc<Route>, KeyedRequest)>);
 
-/// As [`judge`], for a request that an app could take for one of several routes. What any of them requires is required;
-/// the first by which the request has a key governs it, an enforced one before one in shadow mode.
+/// Like [`check_head`], for a request that an app could match to several routes. The requirements of all routes apply.
+/// The first route under which the request has a key governs it; enforced routes precede those in shadow mode.
 pub(super) fn choose_route(
     shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts,
 ) -> RouteChoice {
@@ -116,7 +115,7 @@ pub(super) fn check_head(shared: &LayerState, route: &Route, parts: &Parts) -> H
             Err(refusal) => HeadCheck::Refused(refusal, String::new()),
         };
     }
-    // A signature does not cover the path: a copy of a delivery must not run again under another spelling of it.
+    // A signature does not cover the path: a copied delivery must not run again under another spelling of it.
     let signed = policy.signature.is_some() && policy.scope.contains(&ScopePart::Path);
     let plain = signed.then(|| ambiguity::normalized_uri(&parts.uri)).flatten();
     let caller = ScopeInput {
@@ -131,12 +130,12 @@ pub(super) fn check_head(shared: &LayerState, route: &Route, parts: &Parts) -> H
     };
     let scope = Scope::read(&policy.scope, &caller).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
     let scope = match scope {
-        // Calls have no cookies that an answer could set.
+        // Cookies of gRPC calls are not recorded, so such a caller cannot be recognized.
         Ok((_, CallerKind::CookiesOnly)) if route.protocol == Protocol::Grpc => Err(cookies_only()),
         scope => scope,
     };
     let judged = match scope {
-        // In the order of the table.
+        // Report the earliest reason in the table.
         Err(refusal) if refusal.reason > RefusalReason::RequestAmbiguous => {
             ambiguity::check_headers(policy, credentials, &parts.headers).and(Err(refusal))
         }
@@ -172,20 +171,20 @@ pub(super) fn check_head(shared: &LayerState, route: &Route, parts: &Parts) -> H
 }
 
 impl KeyedRequest {
-    /// The key, masked; empty while it has to come from the body.
+    /// The masked key; empty if it is in the body.
     pub(super) fn masked(&self) -> String {
         self.key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default()
     }
 
-    /// Where to look for the cookies of a caller who is known by nothing else; `None` for all others, and while the address
-    /// depends on the body.
+    /// The address at which to look up the cookies of a caller who has nothing else. `None` for all other callers, and
+    /// if the address depends on the body.
     pub(super) fn cookies_only_at(&self, shared: &LayerState, policy: &Policy) -> Option<Address> {
         let is_final = self.caller == CallerKind::CookiesOnly && policy.on_mismatch != OnMismatch::New;
         let key = self.key.as_ref().filter(|_| is_final)?;
         Some(self.scope.address(key.as_str(), None, shared.settings.address_secret.as_ref()))
     }
 
-    /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
+    /// Builds the claim once the body is read. Returns `None` if the request has no key and needs none.
     pub(super) fn prepare_claim(
         &self, shared: &LayerState, route: &Route, parts: &Parts, (body, trailers): RequestContent<'_>,
         requested_at_ms: u64,
@@ -195,7 +194,7 @@ impl KeyedRequest {
         let Some(asked) = self.prepare_claim_with(shared, route, parts, body, made, requested_at_ms)? else {
             return Ok(None);
         };
-        // The fingerprint is a part of the address: what was recorded by older rules is at another address.
+        // The address contains the fingerprint, so a record of older rules has another address.
         let policy = &route.policy;
         let depends = policy.on_mismatch == OnMismatch::New || policy.key.from.contains(&KeySource::Body);
         let before = if depends { fingerprint(1, route, parts, content)? } else { None };
@@ -228,7 +227,7 @@ impl KeyedRequest {
             LabelKeyDisplay::Masked => mask(&key),
         };
         let named;
-        // The name of a policy for everything says nothing about the request.
+        // A catch-all route name does not describe the request.
         let endpoint = if matches!(route.name.as_str(), "" | "*") {
             named = match route.protocol {
                 Protocol::Http => format!("{} {}", parts.method, path_pattern(parts.uri.path())),
@@ -257,21 +256,20 @@ impl KeyedRequest {
     }
 }
 
-/// A claim to make.
 pub(super) struct PreparedClaim {
     pub(super) request: ClaimRequest,
     pub(super) key: String,
     pub(super) digests: Option<PartDigests>,
-    /// The same by the rules of an older version of the fingerprint, where that is another address.
+    /// The same claim under version 1 of the fingerprint, if that has another address.
     pub(super) legacy: Option<Box<PreparedClaim>>,
 }
 
 impl PreparedClaim {
-    /// Of the two, the one at whose address there is something. Only a few requests have two: those whose address depends
-    /// on their fingerprint, and of these the ones that have another fingerprint than by the rules of before.
+    /// Returns the legacy claim if an entry exists at its address, otherwise this one. Only requests whose address
+    /// contains the fingerprint have both.
     ///
     /// # Errors
-    /// The store does not say, and nothing may run unprotected.
+    /// If the store call fails and `on_store_down` is closed.
     pub(super) async fn choose_existing(mut self, shared: &LayerState, policy: &Policy) -> Result<Self, Refusal> {
         let Some(older) = self.legacy.take() else { return Ok(self) };
         match shared.engine.store().get(&older.request.address).await {
@@ -282,10 +280,10 @@ impl PreparedClaim {
     }
 }
 
-/// A body that was read, and its trailers.
+/// A body and its trailers.
 pub(super) type RequestContent<'a> = (&'a [u8], Option<&'a HeaderMap>);
 
-/// The fingerprint of a request by the rules of a version. `None` if that version is not known.
+/// Computes the fingerprint by the rules of `version`. Returns `None` if the version is unknown.
 pub(super) fn fingerprint(
     version: u8, route: &Route, parts: &Parts, (body, trailers): RequestContent<'_>,
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
@@ -297,7 +295,7 @@ pub(super) fn fingerprint(
     }
 }
 
-/// A path with `:id` for each segment that names one of many: a number, or a UUID.
+/// Replaces each path segment that is a number or a UUID with `:id`.
 fn path_pattern(path: &str) -> String {
     let is_id = |segment: &str| {
         let digits = !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit());
@@ -307,7 +305,8 @@ fn path_pattern(path: &str) -> String {
     segments.join("/")
 }
 
-/// A label needs its token, too: otherwise whoever leaves it away is somebody whom operators cannot name.
+/// A label that reads a token claim makes the token mandatory. Otherwise a caller could stay unnamed by omitting the
+/// token.
 fn check_identity(policy: &Policy, caller: &ScopeInput<'_>) -> Result<(), Refusal> {
     match caller.identity {
         Some(TokenVerification(Err(refusal))) if policy.claims().next().is_some() => Err(refusal.clone()),
@@ -315,7 +314,7 @@ fn check_identity(policy: &Policy, caller: &ScopeInput<'_>) -> Result<(), Refusa
     }
 }
 
-/// Who the caller is, for keys that name their user. A header that is not believed names nobody.
+/// The caller's user, for keys that contain it. A header that is not accepted identifies nobody.
 fn key_owner(policy: &Policy, caller: &ScopeInput<'_>) -> Result<Option<String>, Refusal> {
     let Some(part) = policy.user_part().filter(|_| policy.checks_key_owner()) else { return Ok(None) };
     match part.value(caller) {
@@ -325,7 +324,7 @@ fn key_owner(policy: &Policy, caller: &ScopeInput<'_>) -> Result<Option<String>,
     }
 }
 
-/// A key that names its user is good for that user only.
+/// A key that contains a user is valid for that user only.
 fn check_owner(owner: Option<&str>, key: &IdempotencyKey) -> Result<(), Refusal> {
     match (owner, key.as_str().split_once(':')) {
         (Some(owner), Some((user, _))) if user != owner => {
@@ -336,7 +335,7 @@ fn check_owner(owner: Option<&str>, key: &IdempotencyKey) -> Result<(), Refusal>
     }
 }
 
-/// Before anything is claimed: a forged delivery leaves nothing behind.
+/// Verifies the signature before the claim: a forged delivery leaves no entry.
 pub(super) fn check_signature(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<(), Refusal> {
     let Some(verifier) = &policy.signature else { return Ok(()) };
     let verified = verifier.verify(&parts.headers, body, SystemTime::now());
@@ -358,7 +357,7 @@ fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<IdempotencyKey
             }
             KeySource::Query(name) => key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?,
             KeySource::Json(_) if body_format(&parts.headers) != BodyFormat::Json => None,
-            // What stands behind it in the list is only looked at once the body is there.
+            // Sources after this one are checked once the body is read.
             KeySource::Json(_) | KeySource::Body => return Ok(None),
         };
         if found.is_some() {
@@ -409,7 +408,7 @@ fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
     })
 }
 
-/// The sources from the first that needs the body on.
+/// Tries the sources, starting with the first that needs the body.
 fn key_from_body(
     policy: &Policy, parts: &Parts, body: &[u8], fingerprint: &Fingerprint,
 ) -> Result<Option<IdempotencyKey>, Refusal> {
@@ -444,7 +443,7 @@ fn key_from_body(
     Ok(None)
 }
 
-/// The key of a request that was refused because of it: as it was sent, masked, without what a log could not show.
+/// The key of a request that was refused for its key: masked, without characters that logs cannot show.
 pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String {
     let sent = policy.key.from.iter().find_map(|source| match source {
         KeySource::Header(name) => {
@@ -472,13 +471,13 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
     }
 }
 
-/// The client's `X-Request-Id` if it is valid, else a new one.
+/// The client's `X-Request-Id` if it is valid, otherwise a new id.
 pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let new = || HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID");
     sent_request_id(headers).cloned().unwrap_or_else(new)
 }
 
-/// Tells the app what the request is called. A header that the key comes from stays as it was sent.
+/// Sets the request id for the app. A header that carries the key is not changed.
 pub(super) fn set_request_id(headers: &mut HeaderMap, policy: &Policy, id: &HeaderValue) {
     if !policy.key.from.contains(&KeySource::Header(REQUEST_ID)) {
         headers.insert(REQUEST_ID, id.clone());
@@ -488,7 +487,7 @@ pub(super) fn set_request_id(headers: &mut HeaderMap, policy: &Policy, id: &Head
 fn tags(policy: &Policy, caller: &ScopeInput<'_>, key: Option<&IdempotencyKey>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
-    // A scope of users only has no tenants beside them: then both are the same.
+    // A scope of users only has no separate tenant: both tags are then the same.
     let named = policy.scope.iter().find(|part| part.names_user());
     let user = policy.label.user.as_ref().or(named).or_else(|| who.next());
     let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller)).unwrap_or_default();
@@ -502,7 +501,7 @@ fn tags(policy: &Policy, caller: &ScopeInput<'_>, key: Option<&IdempotencyKey>) 
     (tag(tenant), user)
 }
 
-/// What operators see of a part. Secrets only as the beginning of their hash.
+/// The tag for operators. Of secrets, only a prefix of their hash.
 fn tag(part: &ScopePart, caller: &ScopeInput<'_>) -> String {
     let Ok(value) = part.value(caller) else { return String::new() };
     match part.part() {
@@ -537,14 +536,13 @@ fn key_invalid(detail: impl Into<String>) -> Refusal {
     Refusal::new(RefusalReason::KeyInvalid, detail)
 }
 
-/// A body that could not be read.
 #[derive(Debug)]
 pub(super) enum ReadBodyError<B> {
-    /// It is refused. With what was read of it and the rest, for shadow mode.
+    /// The request is refused. Contains the bytes read and the rest of the body, for shadow mode.
     Refused(Refusal, Bytes, B),
-    /// There is nothing to refuse: the client broke off.
+    /// The client broke off the request.
     Malformed(StatusCode, &'static str),
-    /// It did not arrive in time. With what was read of it and the rest, for shadow mode.
+    /// The body did not arrive in time. Contains the bytes read and the rest of the body, for shadow mode.
     TimedOut(Bytes, B),
 }
 

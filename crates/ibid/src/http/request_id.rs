@@ -1,7 +1,7 @@
-//! The id of the request that is worked on: for lines of a log that are written meanwhile.
+//! The id of the current request, for log lines.
 //!
-//! What an [`Observer`](crate::Observer) is told by the engine and the store names no request. The work on a request is
-//! polled with its id at hand instead, wherever it is polled: also in a task of its own, after its client has gone.
+//! Reports of the engine and the store to an [`Observer`](crate::Observer) do not name the request. The work on a
+//! request is therefore polled with its id in a thread-local, also in a detached task after the client has left.
 
 use std::{
     cell::RefCell,
@@ -17,13 +17,13 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 
 thread_local!(static CURRENT: RefCell<Option<HeaderValue>> = const { RefCell::new(None) });
 
-/// The id of the request with a key on whose behalf this is called, as in [`Answered`](crate::RequestReport). `None` outside the
-/// work on such a request.
+/// The id of the current request with a key, as in [`RequestReport`](crate::RequestReport). `None` outside of the work
+/// on such a request.
 pub fn current_request_id() -> Option<HeaderValue> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// The client's `X-Request-Id`, if it is one value of 1 to 128 visible ASCII characters.
+/// The client's `X-Request-Id`, if it is a single value of 1 to 128 visible ASCII characters.
 pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut sent = headers.get_all(REQUEST_ID).iter();
     let fits = |id: &&HeaderValue| {
@@ -34,7 +34,6 @@ pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
 }
 
 pin_project! {
-    /// Work on the request with this id.
     pub(crate) struct UnderRequestId<W> {
         #[pin]
         work: W,
@@ -48,7 +47,7 @@ impl<W> UnderRequestId<W> {
         Self { work, id: Some(id) }
     }
 
-    /// Work that belongs to the request that is worked on now, if there is one, and is polled elsewhere.
+    /// Attaches the current request id, if any, to work that is polled elsewhere.
     pub(crate) fn current(work: W) -> Self {
         Self { work, id: current_request_id() }
     }
@@ -58,7 +57,7 @@ impl<W: Future> Future for UnderRequestId<W> {
     type Output = W::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<W::Output> {
-        /// Puts both ids back, also when the work panics.
+        /// Restores both ids, even if the work panics.
         struct Leave<'a> {
             id: &'a mut Option<HeaderValue>,
             outer: Option<HeaderValue>,

@@ -1,4 +1,4 @@
-//! A request's way through the layer, top to bottom.
+//! The path of a request through the layer.
 
 use std::{
     sync::{
@@ -47,22 +47,22 @@ use crate::{
     time::now_ms,
 };
 
-/// Smaller answers are not counted: they take up less than the request's own task.
+/// Responses up to this size in bytes are not counted: they need less memory than the request's own task.
 const MAX_UNCOUNTED_RESPONSE_BYTES: u64 = 4 << 10;
-/// The status of what is told before there is an answer.
+/// The status in reports that precede the response.
 pub(super) const NO_RESPONSE_STATUS: u16 = 100;
 
-/// What the operation tells of its run.
+/// Timings of the run, set by the operation.
 #[derive(Debug, Default)]
 pub(super) struct RunTimings {
-    /// How long it took, and which attempt it was.
+    /// The duration, and the number of the run.
     duration_and_attempt: OnceLock<(Duration, Option<u32>)>,
-    /// The client was refused after `timeout`, and the answer is still waited for.
+    /// The client was refused after `timeout`, and the answer is still awaited.
     is_late: AtomicBool,
 }
 
 impl RunTimings {
-    /// The first one counts: of a run that is late, what it took until its client was refused.
+    /// Keeps the first value. For a late run, that is the time until its client was refused.
     pub(super) fn set(&self, took: Duration, attempt: Option<u32>) {
         let _ = self.duration_and_attempt.set((took, attempt));
     }
@@ -76,7 +76,7 @@ impl RunTimings {
     }
 }
 
-/// What is told about one request when it has been answered.
+/// The data for the report about one request.
 pub(super) struct RequestContext {
     pub(super) route: Arc<Route>,
     method: http::Method,
@@ -166,7 +166,7 @@ where
     }
 }
 
-/// A gRPC call that may be a stream, and so cannot be claimed.
+/// Handles a gRPC call that may be a stream and therefore cannot be claimed.
 fn handle_unknown_call<S, B, RB>(
     shared: &LayerState, mut inner: S, mut parts: Parts, body: B, route: &Arc<Route>,
 ) -> ResponseFuture<S::Future, RB>
@@ -199,8 +199,7 @@ where
     ResponseFuture::pass_through(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
 }
 
-/// Everything about a request with a key. Once `side` is told of the claim, it runs to its end whatever the client
-/// does.
+/// Handles a request with a key. After `side.mark_claimed()`, the work runs to its end even if the client leaves.
 #[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
 #[allow(clippy::too_many_arguments)]
 fn handle_keyed<S, B, RB>(
@@ -218,7 +217,7 @@ where
         let policy = &route.policy;
         let mut telling = response_context(&shared, &parts, route.protocol, policy, seen.request_id.clone());
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
-        // Before the body is read, where the key is known already: most of these requests are refused.
+        // Check before reading the body if the key is already known: most of these requests are refused.
         if let Some(at) = keyed.cookies_only_at(&shared, policy)
             && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, &at, None)).await
         {
@@ -241,7 +240,7 @@ where
                 return Some(refuse_and_report(&shared, &refusal, &seen, &mut telling));
             }
         };
-        // Routes in shadow mode require nothing, and do not govern.
+        // Routes in shadow mode require nothing and do not govern.
         let others: Vec<_> = others.into_iter().filter(|(other, _)| other.policy.mode == PolicyMode::Enforce).collect();
         let mut signed =
             std::iter::once(&route).chain(others.iter().map(|(other, _)| other)).map(|route| &route.policy);
@@ -251,7 +250,7 @@ where
         let (content, mut others) = ((&*body, trailers.as_ref()), others.into_iter());
         let asked = loop {
             match (keyed.prepare_claim(&shared, &seen.route, &parts, content, telling.requested_at_ms), others.next()) {
-                // It has no key by this route after all.
+                // The body contains no key under this route: try the next one.
                 (Ok(None), Some((other, next))) => (seen.route, keyed) = (other, next),
                 (asked, _) => break asked,
             }
@@ -281,7 +280,7 @@ where
                 return Some(refuse_and_report(&shared, &refusal, &seen, &mut telling));
             }
         };
-        // Not before the body is complete: those who send slowly take no slot from others.
+        // Only after the body is complete, so that slow senders do not occupy slots.
         let Some(_slot) = shared.engine.running().try_enter(shared.settings.max_running) else {
             return Some(refuse_and_report(&shared, &overloaded(), &seen, &mut telling));
         };
@@ -328,7 +327,6 @@ where
     }
 }
 
-/// What became of an operation whose client has been refused already.
 fn late_outcome<RB>(verdict: &Decision<HttpRunResponse<RB>>) -> RequestOutcome {
     match verdict {
         Decision::Ran(_, stored) => request_outcome(*stored),
@@ -337,7 +335,7 @@ fn late_outcome<RB>(verdict: &Decision<HttpRunResponse<RB>>) -> RequestOutcome {
     }
 }
 
-/// What the client gets for a verdict. `None` if it has its answer already.
+/// Builds the response for a decision. Returns `None` if the client already has it.
 async fn respond<RB>(
     shared: &LayerState, verdict: Decision<HttpRunResponse<RB>>, seen: &RequestContext, telling: &mut ResponseContext,
 ) -> Option<Response<ResponseBody<RB>>> {
@@ -421,7 +419,7 @@ fn request_outcome(stored: StoredAs) -> RequestOutcome {
     }
 }
 
-/// Refuses a request and tells so.
+/// Refuses a request and reports it.
 pub(super) fn refuse_and_report<RB>(
     shared: &LayerState, refusal: &Refusal, seen: &RequestContext, telling: &mut ResponseContext,
 ) -> Response<ResponseBody<RB>> {
@@ -430,7 +428,8 @@ pub(super) fn refuse_and_report<RB>(
     answer
 }
 
-/// The answer to a body that did not come to its end: what follows it on the connection cannot be told from the rest.
+/// Responds to an incomplete body. The connection must close, because the next request cannot be told from the rest of
+/// the body.
 pub(super) fn respond_to_incomplete_body<RB>(
     status: StatusCode, detail: &str, route: &Route, telling: &ResponseContext,
 ) -> Response<ResponseBody<RB>> {
@@ -452,7 +451,7 @@ pub(super) fn pass_through<RB, E>(
     }
 }
 
-/// What only we may say about a request.
+/// Removes headers that only the layer may set.
 fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     let own: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
     own.iter().chain(policy.replay_marker_headers()).for_each(|name| drop(headers.remove(name)));
@@ -499,7 +498,7 @@ impl RequestContext {
         request::set_request_id(headers, &self.route.policy, &self.request_id);
     }
 
-    /// The status of an answer, as it is told to operators: see [`Code::outline`].
+    /// The status for operators, see [`GrpcStatusCode::outline`](crate::grpc::GrpcStatusCode::outline).
     fn status<B>(&self, answer: &Response<ResponseBody<B>>) -> u16 {
         match self.route.protocol {
             Protocol::Http => answer.status().as_u16(),

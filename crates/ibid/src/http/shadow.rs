@@ -1,8 +1,8 @@
-//! Shadow mode on the way of a request: it reaches the app as it came, and its client gets what the app says, as it comes.
-//! What enforcement would have done is found out beside it ([`Engine::observe`](crate::Engine::observe)).
+//! Shadow mode for a request: the app gets it unchanged, and the client gets the app's response unchanged.
+//! [`Engine::observe`](crate::Engine::observe) finds out what enforcement would have done.
 //!
-//! The body of the request is read before it is passed on, as far as it is within the limits: without it there is no
-//! fingerprint. The body of the response is watched while it passes ([`ResponseTap`]).
+//! The request's body is read before it is passed on, within the limits, because the fingerprint needs it. The
+//! response's body is observed while it passes ([`ResponseTap`]).
 
 use std::{
     sync::{Arc, OnceLock},
@@ -38,7 +38,7 @@ use crate::{
     store::ClaimRequest,
 };
 
-/// Everything about a request with a key in shadow mode.
+/// Handles a request with a key in shadow mode.
 pub(super) async fn handle_keyed<S, B, RB>(
     shared: Arc<LayerState>, mut inner: S, mut parts: Parts, body: B, keyed: KeyedRequest, mut seen: RequestContext,
 ) -> Option<Response<ResponseBody<RB>>>
@@ -109,10 +109,10 @@ where
 /// Status and duration of the run, for the report.
 type ShadowRunReport = Arc<OnceLock<(u16, Duration)>>;
 
-/// What enforcement would do with a request before its claim.
+/// What enforcement would do before the claim.
 enum ShadowPlan {
     Claim(Box<ShadowRequest>),
-    /// It would not get that far. There is nothing to report of a body that comes too slowly.
+    /// Enforcement would not reach the claim. `None` for a body that arrives too slowly, which is not reported.
     Pass(Option<RequestOutcome>),
 }
 
@@ -124,7 +124,7 @@ struct ShadowRequest {
     trailers: Option<HeaderMap>,
 }
 
-/// Reads the body and what follows from it. `Err`: the body broke off, and there is nothing to pass on.
+/// Reads the body and plans accordingly. `Err`: the body broke off, and there is nothing to pass on.
 async fn plan<B>(
     shared: &Arc<LayerState>, parts: &Parts, body: B, keyed: KeyedRequest, seen: &mut RequestContext,
     requested_at_ms: u64,
@@ -180,7 +180,7 @@ where
 }
 
 impl ShadowRequest {
-    /// Makes the claim beside the run, and reports once that has ended.
+    /// Claims in parallel to the run, and reports once it has ended.
     fn observe(
         self, shared: &Arc<LayerState>, parts: &Parts, seen: RequestContext, answered: ShadowRunReport,
     ) -> ShadowClaim {
@@ -205,7 +205,7 @@ impl ShadowRequest {
     }
 }
 
-/// Watches a response pass, and says how it ended. Dropped before its end, the run's outcome is unknown.
+/// Observes a response and reports its outcome. If it is dropped before the end, the outcome is unknown.
 #[derive(Debug)]
 pub(super) struct ResponseTap {
     observation: Option<ShadowClaim>,
@@ -216,16 +216,16 @@ pub(super) struct ResponseTap {
     trailers: Option<HeaderMap>,
     response_context: ResponseContext,
     started: Instant,
-    /// The length of the body, if it is known. Servers do not always ask for an end that they expect.
+    /// The length of the body, if it is known: servers do not always poll for the end after the last byte.
     expected_length: Option<u64>,
     length: u64,
     hash: Sha256,
-    /// Everything, while it is short enough to be kept.
+    /// The whole body, while it is short enough to store.
     kept: Option<BytesMut>,
 }
 
 impl ResponseTap {
-    /// One frame has passed; `is_last` if the body says so.
+    /// Observes one frame; `is_last` if the body reports its end.
     pub(super) fn observe_frame(&mut self, frame: &Frame<Bytes>, is_last: bool) {
         if let Some(data) = frame.data_ref() {
             self.length += data.len() as u64;
@@ -244,7 +244,7 @@ impl ResponseTap {
         }
     }
 
-    /// The body has passed.
+    /// Called at the end of the body.
     pub(super) fn finish(&mut self) {
         let Some(observation) = self.observation.take() else { return };
         let (finish, status) = self.outcome();
@@ -252,7 +252,7 @@ impl ResponseTap {
         observation.end(finish);
     }
 
-    /// What the response means, and its status as operators see it.
+    /// Classifies the response. Also returns its status for operators.
     fn outcome(&mut self) -> (ShadowRunOutcome, u16) {
         let route = self.route.clone();
         let (policy, trailers) = (&route.policy, self.trailers.as_ref());
@@ -264,7 +264,7 @@ impl ResponseTap {
             },
         };
         let status = code.map_or(self.status.as_u16(), GrpcStatusCode::outline);
-        // The app answered this client: another one may not understand the coding.
+        // The coding was negotiated with this client; another client may not support it.
         let is_encoded = self.headers.contains_key(header::CONTENT_ENCODING);
         let body = match self.kept.take().filter(|_| !is_encoded) {
             Some(kept) => RecordBody::Whole(kept.freeze()),

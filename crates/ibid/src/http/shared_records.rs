@@ -1,5 +1,4 @@
-//! Shares the bytes of large records among the replays that are on their way to clients: however many there are, a record
-//! is in memory once, and a compressed one is decompressed once.
+//! Shares the bytes of large records among concurrent replays: each record is in memory once, and decompressed once.
 
 use std::{
     collections::HashMap,
@@ -11,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{record, store::Address};
 
-/// Smaller records are not worth the look-up.
+/// Records below this size in bytes are not shared.
 const MIN_SHARED_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Default)]
@@ -19,7 +18,7 @@ pub(super) struct SharedRecords(Mutex<HashMap<Address, Weak<SharedRecord>>>);
 
 #[derive(Debug)]
 struct SharedRecord {
-    /// As the store has it.
+    /// The record as stored.
     stored: Bytes,
     decompressed: Bytes,
 }
@@ -27,7 +26,8 @@ struct SharedRecord {
 struct SharedRecordBytes(Arc<SharedRecord>);
 
 impl SharedRecords {
-    /// The same record, decompressed if it is large; the bytes of an earlier replay, if that is still going on.
+    /// Returns a large record decompressed, sharing the bytes of an earlier replay that is still running. Returns a
+    /// small record unchanged.
     pub(super) fn share(&self, at: &Address, record: Bytes) -> Bytes {
         if record::decompressed_length(&record) < MIN_SHARED_BYTES {
             return record;

@@ -1,4 +1,4 @@
-//! Removes what has expired from the store, in the background.
+//! Removes expired entries from the store in the background.
 
 use std::{
     sync::{
@@ -12,16 +12,15 @@ use tokio::{runtime::Handle, sync::watch, time::sleep};
 
 use crate::{engine::Engine, store::Store};
 
-/// Entries that are removed in one call of the store.
+/// The maximum number of entries removed per store call.
 const SWEEP_BATCH_SIZE: u32 = 1000;
-/// Calls in one round: what is left waits for the next.
+/// The maximum number of store calls per round.
 const MAX_BATCHES_PER_ROUND: u32 = 100;
 
-/// A task that sweeps, for as long as this is not dropped.
+/// Runs the sweeping task until it is dropped.
 pub(super) struct Sweeper {
     interval: Option<Duration>,
     started: AtomicBool,
-    /// Ends the task when it is dropped.
     stop_on_drop: watch::Sender<()>,
 }
 
@@ -31,7 +30,7 @@ impl Sweeper {
         Self { interval, started: AtomicBool::new(interval.is_none()), stop_on_drop: watch::Sender::new(()) }
     }
 
-    /// Starts the task, unless it was started already or there is no runtime yet.
+    /// Starts the task, unless it is already running or there is no runtime yet.
     pub(super) fn start(&self, engine: &Engine) {
         if self.started.load(Relaxed) {
             return;
@@ -50,7 +49,7 @@ async fn run_sweeper(store: Arc<dyn Store>, every: Duration, mut alive: watch::R
             () = sleep(every) => {}
         }
         for _ in 0..MAX_BATCHES_PER_ROUND {
-            // A store that cannot sweep now is asked again in the next round.
+            // If the store call fails, the next round tries again.
             let Ok(swept) = store.sweep(SWEEP_BATCH_SIZE).await else { break };
             if !swept.more || alive.has_changed().is_err() {
                 break;

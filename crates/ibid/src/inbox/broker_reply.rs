@@ -2,33 +2,33 @@ use std::time::Duration;
 
 use crate::store::ClaimToken;
 
-/// What a broker is told about a delivery, once and last: never before its effect is recorded.
+/// The final reply to the broker about a delivery. Send it only after the outcome is recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "a delivery that is not answered comes again"]
 pub enum BrokerReply {
-    /// Handled, now or earlier. It must not come again.
+    /// The event is handled. The broker must not deliver it again.
     Acknowledge,
-    /// Not handled: it must come again, not before this long.
+    /// The event is not handled. The broker must deliver it again after this delay.
     Redeliver {
-        /// From now on.
+        /// The delay from now.
         after: Duration,
     },
-    /// Not handled, and coming again would not help: somebody must look at it.
+    /// The event is not handled, and another delivery would not help: an operator must inspect it.
     DeadLetter {
-        /// For whoever looks.
+        /// The reason, for the operator.
         why: String,
     },
 }
 
-/// No broker keeps a longer delay.
+/// The maximum delay of a redelivery. No broker keeps a longer one.
 const MAX_REDELIVERY_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long to wait before a failed event comes again: doubling, up to a limit, never all at the same moment.
+/// The delay before a failed event is delivered again. It doubles up to a maximum, with jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RedeliveryBackoff {
-    /// After the first failure, at most.
+    /// The maximum delay after the first failure.
     pub first: Duration,
-    /// After any failure, at most.
+    /// The maximum delay after any failure.
     pub most: Duration,
 }
 
@@ -39,8 +39,8 @@ impl Default for RedeliveryBackoff {
 }
 
 impl RedeliveryBackoff {
-    /// After the `attempt`th failure: between half of it and all of it, by chance, so that what failed together does
-    /// not come again together.
+    /// The delay after the `attempt`th failure: random between half and all of it, so that events that failed together
+    /// are not delivered together.
     pub fn after(&self, attempt: u32) -> Duration {
         let doubled = self.first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
         let span = doubled.min(self.most).min(MAX_REDELIVERY_DELAY);

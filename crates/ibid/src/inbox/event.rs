@@ -3,14 +3,14 @@ use std::{fmt, time::SystemTime};
 use super::identity;
 use crate::scope::Scope;
 
-/// The longest name of a consumer, in bytes.
+/// The maximum length of a consumer's name, in bytes.
 pub const MAX_CONSUMER_BYTES: usize = 128;
-/// The longest source and the longest id, in bytes: together they fit the index of a database.
+/// The maximum length of the source and of the id, in bytes. Together they fit a database index.
 pub const MAX_IDENTITY_PART_BYTES: usize = 1024;
 
-/// Which event it is, and for whom: two deliveries with the same consumer, source and id are one event.
+/// Identifies an event for a consumer: two deliveries with the same consumer, source and id are one event.
 ///
-/// Another consumer of the same event is independent: its name is part of the identity.
+/// Consumers of the same event are independent, because the consumer's name is part of the identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InboxEvent {
     consumer: String,
@@ -19,62 +19,62 @@ pub struct InboxEvent {
     time: Option<SystemTime>,
 }
 
-/// What a broker delivered, as far as it can say which event it is.
+/// The parts of a delivery that identify its event.
 #[derive(Debug, Clone, Copy)]
 pub struct DeliveredMessage<'a> {
-    /// All headers (application properties), as they came.
+    /// All headers (application properties) as received.
     pub headers: &'a [(&'a str, &'a [u8])],
-    /// The content type, where the broker keeps it apart from the headers.
+    /// The content type, if the broker keeps it apart from the headers.
     pub content_type: Option<&'a str>,
-    /// The content. Read only if the content type says that the event's attributes are in it.
+    /// The content. Read only if the content type says that it contains the event's attributes.
     pub body: &'a [u8],
-    /// The broker's own id of the message, set by its publisher, with the place where such ids are unique.
+    /// The message id that the publisher set at the broker.
     pub broker: Option<BrokerMessageId<'a>>,
-    /// When it was published, as far as the broker knows.
+    /// When the message was published, if the broker knows.
     pub published_at: Option<SystemTime>,
 }
 
-/// An id that a publisher gave to its broker.
+/// A message id that the publisher gave to the broker.
 #[derive(Debug, Clone, Copy)]
 pub struct BrokerMessageId<'a> {
-    /// Where such ids are unique: a stream, a queue. It must be the same for every delivery of a message.
+    /// The stream or queue in which ids are unique. It must be the same for every delivery of a message.
     pub source: &'a str,
-    /// The id.
+    /// The message id.
     pub id: &'a str,
 }
 
-/// Why nobody can say which event a delivery is. It must not be handled as a new one: it belongs into a dead-letter
-/// queue, where somebody looks at it.
+/// Why the event of a delivery cannot be identified. Do not handle such a delivery as a new event: send it to a
+/// dead-letter queue for inspection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventIdentityError {
-    /// It carries no id at all.
+    /// The message has no id.
     #[error(
         "the message has no identity: neither the CloudEvents attributes id and source nor the broker's own message id; \
          the publisher must set one"
     )]
     Missing,
-    /// Of the two attributes that name a CloudEvent, this one is missing.
+    /// A CloudEvent lacks this attribute of its identity.
     #[error("the message is a CloudEvent without {0}; only id and source together name an event")]
     MissingAttribute(&'static str),
-    /// An attribute has two values.
+    /// An attribute has two different values.
     #[error("the message has two values of the CloudEvents attribute {0}")]
     Ambiguous(&'static str),
-    /// A part of the identity is not usable.
+    /// A part of the identity is invalid.
     #[error("the {part} {why}")]
     Unusable {
-        /// Which part.
+        /// The name of the part.
         part: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the part.
         why: &'static str,
     },
-    /// The content should hold the event's attributes, and cannot be read.
+    /// The content should contain the event's attributes and cannot be read.
     #[error("the message is a structured CloudEvent, and {0}")]
     Unreadable(&'static str),
 }
 
 impl InboxEvent {
-    /// An event whose identity is known.
+    /// Creates an event with a known identity.
     ///
     /// # Errors
     /// If a part is empty, too long ([`MAX_CONSUMER_BYTES`], [`MAX_IDENTITY_PART_BYTES`]) or has control characters.
@@ -85,10 +85,11 @@ impl InboxEvent {
         Ok(Self { consumer: consumer.into(), source: source.into(), id: id.into(), time: None })
     }
 
-    /// Which event a delivery is: by its CloudEvents attributes if it has any, else by the broker's own id.
+    /// Identifies the event of a delivery by its CloudEvents attributes, or without any by the broker's message id.
     ///
     /// # Errors
-    /// If nobody can say. Never guessed: two events taken for one would lose the second.
+    /// If the event cannot be identified. The identity is never guessed: treating two events as one would lose the
+    /// second.
     pub fn of(consumer: &str, delivered: &DeliveredMessage<'_>) -> Result<Self, EventIdentityError> {
         let event = match (identity::parse_cloud_event(delivered)?, delivered.broker) {
             (Some(cloud), _) => Self { time: cloud.time, ..Self::new(consumer, &cloud.source, &cloud.id)? },
@@ -98,35 +99,34 @@ impl InboxEvent {
         Ok(Self { time: event.time.or(delivered.published_at), ..event })
     }
 
-    /// The same, said to have happened then.
+    /// Sets when the event happened.
     #[must_use]
     pub fn with_time(self, at: SystemTime) -> Self {
         Self { time: Some(at), ..self }
     }
 
-    /// The same without its time, so that it is not too old: for somebody who sends it again knowing that it was never
-    /// handled.
+    /// Removes the time, so that the event is not too old. Use it to resend an event that was certainly never handled.
     #[must_use]
     pub fn without_time(self) -> Self {
         Self { time: None, ..self }
     }
 
-    /// Who handles it.
+    /// The consumer that handles the event.
     pub fn consumer(&self) -> &str {
         &self.consumer
     }
 
-    /// Where it comes from.
+    /// The source of the event.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Its id, unique at its source.
+    /// The id, unique at its source.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// When it happened, if anybody said so.
+    /// When the event happened, if known.
     pub fn at(&self) -> Option<SystemTime> {
         self.time
     }

@@ -1,7 +1,7 @@
-//! The CloudEvents attributes of a message, in every spelling that its protocol bindings have.
+//! Reads the CloudEvents attributes of a message in all spellings of the protocol bindings.
 //!
-//! Binary mode keeps them in headers: `ce-id` (HTTP and NATS, percent-encoded), `ce_id` (Kafka), `cloudEvents:id` and
-//! `cloudEvents_id` (AMQP). Structured mode keeps them in the content, which its content type says.
+//! Binary mode stores them in headers: `ce-id` (HTTP and NATS, percent-encoded), `ce_id` (Kafka), `cloudEvents:id` and
+//! `cloudEvents_id` (AMQP). Structured mode stores them in the content, as indicated by its content type.
 
 use std::{borrow::Cow, str, time::SystemTime};
 
@@ -33,7 +33,7 @@ enum AttributeEncoding {
     Percent,
 }
 
-/// `None` if the message is no CloudEvent.
+/// Returns `None` if the message is not a CloudEvent.
 pub(super) fn parse_cloud_event<'a>(
     delivered: &DeliveredMessage<'a>,
 ) -> Result<Option<CloudEvent<'a>>, EventIdentityError> {
@@ -85,7 +85,7 @@ fn parse_binary<'a>(headers: &[(&'a str, &'a [u8])]) -> Result<Option<CloudEvent
     }
 }
 
-/// One attribute in any spelling. Two values that differ can be read in two ways.
+/// Reads one attribute in any spelling. Two different values are an error.
 fn attribute<'a>(
     headers: &[(&'a str, &'a [u8])], attribute: &'static str,
 ) -> Result<Option<Cow<'a, str>>, EventIdentityError> {
@@ -113,7 +113,7 @@ fn attribute_encoding(name: &str, attribute: &str) -> Option<AttributeEncoding> 
     ATTRIBUTE_PREFIXES.into_iter().find_map(of)
 }
 
-/// What is not an escape stays as it is, as the binding asks of readers.
+/// Leaves invalid escapes as they are, as the binding requires of readers.
 fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
     if !text.contains('%') {
         return Some(Cow::Borrowed(text));

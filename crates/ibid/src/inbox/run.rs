@@ -1,4 +1,4 @@
-//! One run of a handler, as the engine sees it, and what is remembered of one that failed.
+//! One run of a handler as an engine operation, and the record of a failed run.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -12,29 +12,29 @@ use crate::{
     time::now_ms,
 };
 
-/// What is kept of an error's text.
+/// The maximum length of a stored error text, in bytes.
 const MAX_ERROR_BYTES: usize = 1024;
 
 pub(super) const CRASHED_ERROR: &str = "its handler was never heard of again";
 
-/// What the operation did. How it failed is in its slot, which no lost claim takes away.
+/// The result of the operation. The error itself is in its [`FailureSlot`], which survives a lost claim.
 #[derive(Debug)]
 pub(super) enum HandlerOutcome {
     Handled,
     Failed,
     TimedOut,
-    /// It was run so often before.
+    /// The event had this many runs before.
     Poisoned(u32),
 }
 
-/// What a handler failed of, and which run it was.
+/// The handler's error and the number of its run.
 pub(super) type FailureSlot<E> = Arc<Mutex<Option<(E, u32)>>>;
 
 pub(super) struct HandlerRun<F, E> {
     pub(super) handler: Option<F>,
     pub(super) timeout: Duration,
     pub(super) poison_after: u32,
-    /// So many runs do not count.
+    /// The number of earlier runs that do not count.
     pub(super) uncounted_attempts: u32,
     pub(super) failure: FailureSlot<E>,
 }
@@ -58,7 +58,7 @@ where
             CompletedAnswer { failed: error.is_some(), record, summary: outline }
         };
         if attempt > self.poison_after {
-            // All runs before this one ended without a word: a handler that takes its process down must not do so for ever.
+            // All earlier runs ended without a result. A handler that crashes its process must not do so forever.
             return RunOutcome::Complete(HandlerOutcome::Poisoned(attempt - 1), complete(Some(CRASHED_ERROR)));
         }
         let handler = self.handler.take().expect("an event is handled once per delivery");
@@ -74,7 +74,7 @@ where
     }
 }
 
-/// Lends a run to the engine, which takes it when it begins.
+/// Lends an operation to the engine, which takes it when the run starts.
 pub(super) struct BorrowedOperation<'a, O>(pub(super) &'a mut Option<O>);
 
 impl<O: Operation> Operation for BorrowedOperation<'_, O> {
@@ -86,7 +86,7 @@ impl<O: Operation> Operation for BorrowedOperation<'_, O> {
     }
 }
 
-/// What is remembered of a failure: how many runs do not count (four bytes, big-endian), and the error's text.
+/// The record of a failure: the number of runs that do not count (four bytes, big-endian), then the error text.
 pub(super) struct FailureRecord {
     pub(super) uncounted_attempts: u32,
     pub(super) attempts: u32,
@@ -101,7 +101,7 @@ impl FailureRecord {
     }
 
     pub(super) fn decode(finished: &CompletedEntry) -> Self {
-        // Somebody who resolves an entry as failed writes what he likes.
+        // An operator who resolves an entry as failed may write arbitrary bytes.
         let (forgiven, text) = finished.record.split_first_chunk().unwrap_or((&[0; 4], &[]));
         let uncounted_attempts = u32::from_be_bytes(*forgiven).min(finished.attempt);
         let error = String::from_utf8_lossy(text).into_owned();

@@ -78,7 +78,7 @@ fn the_brokers_id_counts_where_there_is_no_cloud_event() {
         InboxEvent::of("c", &DeliveredMessage { broker, published_at: published, ..delivered(cloud, b"") }).unwrap();
     assert_eq!((event.source(), event.id()), ("s", "1"));
     assert_ne!(event.at(), published);
-    // Half a CloudEvent is a broken one, not a reason to take another name.
+    // An incomplete CloudEvent is an error; the broker's id is no substitute.
     let half = InboxEvent::of("c", &DeliveredMessage { broker, ..delivered(&[("ce-id", b"1")], b"") });
     assert_eq!(half, Err(EventIdentityError::MissingAttribute("source")));
 }

@@ -56,7 +56,7 @@ fn every_way_in_gives_one_key_one_spelling() {
         let key = IdempotencyKey::new(&rules, upper).unwrap();
         assert_eq!(key.as_str(), upper.to_lowercase());
         assert_eq!(IdempotencyKey::from_header(&rules, format!("\"{upper}\"").as_bytes()).unwrap(), key);
-        assert_eq!(format!("{key:?}"), "Key(550e****0000)");
+        assert_eq!(format!("{key:?}"), "IdempotencyKey(550e****0000)");
     }
     let rules = crate::Policy::ietf().key;
     assert_eq!(IdempotencyKey::new(&rules, upper).unwrap().into_string(), upper);

@@ -1,10 +1,10 @@
-//! A policy whose dials were checked: the only kind that layers and the engine take.
+//! A policy whose settings were checked: the only kind that layers and the engine accept.
 
 use std::{fmt, ops::Deref};
 
 use super::Policy;
 
-/// A policy whose dials were [checked](Policy::check). It cannot be changed any more.
+/// A policy whose settings were [checked](Policy::check). It is immutable.
 ///
 /// ```
 /// use std::time::Duration;
@@ -18,15 +18,15 @@ use super::Policy;
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckedPolicy(Policy);
 
-/// Why a policy cannot be used: one sentence that names the dial, what was found and what is allowed.
+/// Why a policy is invalid: one sentence that names the setting, the expected range and the actual value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidPolicy(String);
 
 impl Policy {
-    /// Checks the dials.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// Dials contradict each other, or one is out of its range.
+    /// A setting is out of range, or settings contradict each other.
     pub fn checked(self) -> Result<CheckedPolicy, InvalidPolicy> {
         match self.check() {
             Ok(()) => Ok(CheckedPolicy(self)),
@@ -34,10 +34,10 @@ impl Policy {
         }
     }
 
-    /// The same for a policy of gRPC calls.
+    /// Checks the settings for gRPC calls.
     ///
     /// # Errors
-    /// Also if a dial makes no sense for gRPC calls.
+    /// As [`checked`](Self::checked), and if a setting has no meaning for gRPC calls.
     pub fn checked_for_grpc(self) -> Result<CheckedPolicy, InvalidPolicy> {
         match self.check_grpc() {
             Ok(()) => Ok(CheckedPolicy(self)),
@@ -47,7 +47,7 @@ impl Policy {
 }
 
 impl CheckedPolicy {
-    /// The policy, to be changed and checked again.
+    /// Returns the policy, to be changed and checked again.
     pub fn into_policy(self) -> Policy {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Dials as they are written in a configuration file, and back.
+//! Parses and formats settings as in a configuration file.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ use super::{
     Remember, ResolveProbe, ResponseEnvelope, StatusRange,
 };
 
-/// A dial with a fixed set of values: what is written for each.
+/// Implements parsing and formatting for a setting with a fixed set of values.
 macro_rules! words {
     ($type:ty, $what:literal, { $($word:literal => $value:path),+ $(,)? }) => {
         impl FromStr for $type {

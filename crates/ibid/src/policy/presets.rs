@@ -1,4 +1,4 @@
-//! The presets, one table. Everything that a row leaves out is as [`Policy::ietf`] has it.
+//! The presets. Each overrides the defaults of [`Policy::ietf`].
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::{
     webhook::{DEFAULT_TOLERANCE, WebhookScheme, WebhookVerifier},
 };
 
-/// The presets by name, in the order of the table in the guide.
+/// The names of the presets, in the order of the guide's table.
 pub const PRESET_NAMES: [&str; 7] = ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe"];
 
-/// The presets for deliveries of webhooks. All but the last have a sender's key and signature; the last needs both.
+/// The names of the webhook presets. All but the last define key and signature of a sender; the last needs both.
 pub const WEBHOOK_PRESET_NAMES: [&str; 6] =
     ["webhook:standard", "webhook:svix", "webhook:github", "webhook:stripe", "webhook:shopify", "webhook:custom"];
 
@@ -26,8 +26,8 @@ const SECONDS_PER_MINUTE: u64 = 60;
 const SECONDS_PER_HOUR: u64 = 60 * SECONDS_PER_MINUTE;
 
 impl Policy {
-    /// A preset by its name. `None` if there is none of that name; [`PRESET_NAMES`] and [`WEBHOOK_PRESET_NAMES`] list them. Those for
-    /// webhooks are not complete without secrets.
+    /// Returns the preset with this name, or `None`. [`PRESET_NAMES`] and [`WEBHOOK_PRESET_NAMES`] list the names.
+    /// Webhook presets are incomplete without secrets.
     pub fn preset(name: &str) -> Option<Self> {
         Some(match name {
             "leads" => Self::leads(),
@@ -42,7 +42,7 @@ impl Policy {
         })
     }
 
-    /// The IETF draft, strict: what `ibid` does unless told otherwise.
+    /// The IETF draft, strictly applied: the default of `ibid`.
     pub fn ietf() -> Self {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
@@ -91,7 +91,7 @@ impl Policy {
         }
     }
 
-    /// Lead forms: a UUID v4 and the body together name a submission for five minutes.
+    /// Lead forms: a UUID v4 and the body together identify a submission for five minutes.
     pub fn leads() -> Self {
         Self {
             methods: vec![Method::POST],
@@ -112,7 +112,7 @@ impl Policy {
         }
     }
 
-    /// A multi-tenant API: optional keys, every answer remembered, errors too.
+    /// A multi-tenant API: keys are optional, and all responses are remembered, including errors.
     pub fn appsportal() -> Self {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::PATCH],
@@ -133,7 +133,7 @@ impl Policy {
         }
     }
 
-    /// Bookings and payments: the key itself names user, operation, resource and time; failures run again.
+    /// Bookings and payments: the key contains user, operation, resource and time; failures run again.
     pub fn bookings() -> Self {
         Self {
             methods: vec![Method::POST, Method::DELETE],
@@ -153,7 +153,7 @@ impl Policy {
         }
     }
 
-    /// A platform of services: every mutation needs a key; a failure is remembered as one.
+    /// A platform of services: every mutation needs a key; failures are remembered.
     pub fn platform() -> Self {
         Self {
             key: header_key("idempotency-key", true, KeyFormat::Any, 255),
@@ -169,7 +169,7 @@ impl Policy {
         }
     }
 
-    /// A membership app: per user and endpoint, duplicates wait, answers carry `metadata`.
+    /// A membership app: keys per user and endpoint, duplicates wait, responses contain `metadata`.
     pub fn membership() -> Self {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::DELETE],
@@ -194,12 +194,13 @@ impl Policy {
         }
     }
 
-    /// Stripe's published behaviour: nearly every answer remembered, a reuse is a 400, and refusals that its SDKs parse.
+    /// Stripe's published behaviour: nearly all responses are remembered, a reused key gets a 400, and its SDKs can
+    /// parse refusals.
     pub fn stripe() -> Self {
         Self {
             methods: vec![Method::POST],
             key: header_key("idempotency-key", false, KeyFormat::Raw, 255),
-            // A key of the platform acts for its connected accounts: these headers say for which.
+            // A platform key acts for its connected accounts; these headers select the account.
             scope: vec![
                 ScopePart::Host,
                 ScopePart::Credential,
@@ -213,7 +214,7 @@ impl Policy {
                 FingerprintPart::Type,
                 FingerprintPart::Body,
             ],
-            // Conflicts and limits are not results: the same request may succeed later.
+            // Conflicts and rate limits are not final: the same request may succeed later.
             remember: Remember::all_except([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]),
             refusals: RefusalFormat::Stripe,
             unknown_status: Vec::new(),
@@ -222,24 +223,24 @@ impl Policy {
         }
     }
 
-    /// Deliveries of webhooks: the sender's id is the key, its signature is checked, and once a delivery was answered
-    /// with a 2xx every further attempt gets that answer.
+    /// Webhook deliveries: the sender's id is the key, and its signature is verified. After a 2xx, further attempts of
+    /// a delivery get the same response.
     ///
     /// ```
-    /// use ibid::{Policy, webhook::Scheme};
+    /// use ibid::{Policy, webhook::WebhookScheme};
     ///
-    /// let policy = Policy::webhook(Scheme::Stripe, ["whsec_from_the_dashboard"]).unwrap();
+    /// let policy = Policy::webhook(WebhookScheme::Stripe, ["whsec_from_the_dashboard"]).unwrap();
     /// assert!(policy.check().is_ok());
     /// ```
     ///
     /// # Errors
-    /// One sentence about a secret that cannot be one, which it does not hold.
+    /// One sentence about an invalid secret, without the secret itself.
     pub fn webhook<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let verifier = WebhookVerifier::new(scheme, secrets)?;
         Ok(Self { signature: Some(verifier.clone()), ..Self::webhook_base(Some(verifier.scheme)) })
     }
 
-    /// What all presets for webhooks have in common, and what each knows about its sender.
+    /// The common settings of all webhook presets, and those specific to the sender.
     fn webhook_base(scheme: Option<WebhookScheme>) -> Self {
         Self {
             methods: vec![Method::POST],
@@ -249,25 +250,25 @@ impl Policy {
                 format: KeyFormat::Any,
                 max_length: 255,
             },
-            // Senders deliver one event to several endpoints under one id.
+            // Senders deliver one event to several endpoints under the same id.
             scope: vec![ScopePart::Path],
-            // Bodies may differ between attempts, and a sender that is told 422 retries for days, then gives the
-            // endpoint up.
+            // Bodies may differ between attempts. A sender that gets a 422 retries for days and then disables the
+            // endpoint.
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
             on_concurrent: OnConcurrent::Wait,
-            // Senders deliver at least once, so their receivers expect a second run after an unknown end.
+            // Senders deliver at least once, so receivers must handle a second run after an unknown outcome.
             on_unknown: OnUnknown::Retry,
-            // To a sender a 3xx is a failure, and it sends the delivery again.
+            // Senders treat a 3xx as a failure and deliver again.
             remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
             unknown_status: Vec::new(),
             // GitHub sends up to 25 MB.
             max_request: if scheme == Some(WebhookScheme::GitHub) { 25 << 20 } else { 1 << 20 },
-            // Beyond the last retry of all of them.
+            // Longer than the last retry of any sender.
             ttl: Duration::from_secs(7 * 24 * SECONDS_PER_HOUR),
-            // Some senders hang up after five seconds.
+            // Some senders disconnect after five seconds.
             wait_timeout: Duration::from_secs(4),
-            // A 409 is final to some senders; a 503 is tried again by all.
+            // Some senders treat a 409 as final; all of them retry a 503.
             status: vec![(RefusalReason::InProgress, StatusCode::SERVICE_UNAVAILABLE)],
             signature: scheme.map(|scheme| WebhookVerifier {
                 scheme,

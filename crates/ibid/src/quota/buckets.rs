@@ -1,7 +1,7 @@
-//! Rates: a bucket per tenant and user, which fills at the rate and holds what one period gives.
+//! Rate limits: one token bucket per tenant and user. It refills at the rate and holds one period's tokens.
 //!
-//! A bucket is the moment when it will be full again. How much is taken from it follows from that and the rate; so when
-//! the rate changes, the moments are moved such that the same is taken.
+//! A bucket is stored as the instant at which it will be full. Instant and rate determine the number of taken tokens.
+//! When the rate changes, the instants are adjusted so that the number of taken tokens stays the same.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::store::{Address, counters::BoundedTable};
 #[derive(Default)]
 pub(super) struct RateBuckets {
     rate: Option<QuotaLimit>,
-    /// The rate that the moments go by, also while there is none.
+    /// The rate that `full_at` is based on, kept while no rate is set.
     computed_with: Option<QuotaLimit>,
     full_at: BoundedTable<Instant>,
 }
 
 impl RateBuckets {
-    /// What was taken stays taken: who has used up the old rate gets only what the new one gives beyond it.
+    /// Changes the rate. Taken tokens stay taken: a higher rate grants the difference only.
     pub(super) fn set(&mut self, rate: Option<QuotaLimit>) {
         self.rate = rate;
         let (Some(old), Some(new)) = (self.computed_with, rate) else {
@@ -39,7 +39,7 @@ impl RateBuckets {
         self.rate
     }
 
-    /// Takes one, or only looks. `Err` says when there is one.
+    /// Takes a token if `spend`, otherwise only checks. `Err` contains the time until one is available.
     pub(super) fn take(&mut self, who: &Address, spend: bool) -> Result<(), Duration> {
         let Some(rate) = self.rate else { return Ok(()) };
         let one = rate.per.div_f64(rate.most as f64);

@@ -1,9 +1,9 @@
-//! What this process has reserved of its tenants' windows: places, numbered from 1 in the order that the store gave them out.
-//! A place is a new key, or a byte.
+//! The numbers that this process has reserved in its tenants' windows. The store hands them out from 1 upwards; each
+//! stands for one new key or one byte.
 //!
-//! A place is good if its number is within the limit that holds *now*. So a limit that changes needs no bookkeeping: under a
-//! lower one the places beyond it are worth nothing any more, under a higher one those that were reserved in vain are
-//! good after all; and nobody gets a second allowance by the change.
+//! A reserved number is valid if it is at most the current limit. Changing the limit therefore needs no bookkeeping: a
+//! lower limit invalidates the numbers above it, and a higher limit makes them valid again. No change grants a second
+//! allowance.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -12,36 +12,33 @@ use tokio::time::Instant;
 use super::{QuotaLimit, RETRY_SOON};
 use crate::store::{Address, CounterUsage, counters::BoundedTable};
 
-/// The number of a place that a store could not count: within every limit.
+/// The number used when the store could not count: valid under every limit.
 const UNCOUNTED_NUMBER: u64 = 0;
 
-/// Ends that are closer to each other than this are that of one window.
+/// Two window ends closer together than this belong to the same window.
 const WINDOW_END_TOLERANCE: Duration = Duration::from_secs(60);
 
-/// By tenant.
 pub(super) struct QuotaReservations {
-    /// At most so many are reserved at a time.
+    /// The maximum size of one reservation.
     max_batch: u64,
     limit: Option<QuotaLimit>,
     windows: BoundedTable<ReservationWindow>,
 }
 
-/// What is reserved in a window.
 struct ReservationWindow {
-    /// First and last, in no order. At most one range begins beyond the limit; the others are each asked for by
-    /// somebody who is about to take one.
+    /// Reserved ranges (first, last), unordered. At most one starts above the limit; every other range was reserved by
+    /// a request that is about to use it.
     ranges: VecDeque<(u64, u64)>,
     ends_at: Instant,
 }
 
-/// Whether a tenant may begin one more.
+/// Whether a tenant may start one more operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Allowance {
-    /// Yes.
     Available,
-    /// The store knows: this many are to be reserved there, in such a window.
+    /// Reserve this many numbers in the store, in a window of this length.
     NeedsReservation(u64, Duration),
-    /// No, and the store has none either. There is when the window has ended.
+    /// The limit is reached. The window ends after this time.
     Exhausted(Duration),
 }
 
@@ -58,7 +55,7 @@ impl QuotaReservations {
         self.limit
     }
 
-    /// Looks for a good place, and takes it if `take`.
+    /// Looks for a valid number, and uses it if `take`.
     pub(super) fn check(&mut self, who: &Address, take: bool) -> Allowance {
         let Some(QuotaLimit { most, per }) = self.limit else { return Allowance::Available };
         let ask = Allowance::NeedsReservation((most / 100).clamp(1, self.max_batch), per);
@@ -80,7 +77,7 @@ impl QuotaReservations {
         }
     }
 
-    /// Takes `n` places for what has been done already. Returns how many are missing: those are to be reserved.
+    /// Uses `n` numbers for bytes that are already recorded. Returns how many are missing and must be reserved.
     pub(super) fn charge(&mut self, who: &Address, n: u64) -> u64 {
         let Some(QuotaLimit { most, .. }) = self.limit else { return 0 };
         let now = Instant::now();
@@ -104,14 +101,14 @@ impl QuotaReservations {
         missing
     }
 
-    /// The store has given out `some` places, the last of which has the number `used.total`.
+    /// Adds `some` numbers that the store handed out, the last of which is `used.total`.
     pub(super) fn add_reserved(&mut self, who: &Address, some: u64, used: CounterUsage) {
         let until = Instant::now() + used.resets_in.max(Duration::from_millis(1));
         let last = used.total.max(1);
         self.add_range(who, (last.saturating_sub(some - 1).max(1), last), until);
     }
 
-    /// The store cannot count: nobody is refused for want of a count.
+    /// Allows one operation without a count, because the store cannot count.
     pub(super) fn add_uncounted(&mut self, who: &Address) {
         self.add_range(who, (UNCOUNTED_NUMBER, UNCOUNTED_NUMBER), Instant::now() + RETRY_SOON);
     }
@@ -120,13 +117,13 @@ impl QuotaReservations {
         let Some(QuotaLimit { most, per }) = self.limit else { return };
         let now = Instant::now();
         if self.windows.slot_for(who, now, |window| window.ends_at <= now) != *who {
-            // Of so many at once, what some have reserved is lost to them.
+            // The table is full. Clearing it wastes the reservations of other tenants.
             self.windows.entries.clear();
         }
         let window =
             self.windows.entries.entry(*who).or_insert(ReservationWindow { ranges: VecDeque::new(), ends_at: until });
-        // The store's windows end a little earlier than they seem to from here. Which of two an answer belongs to is
-        // told by when they end.
+        // The store's windows end a little earlier than they seem to from here, and the end tells which window a
+        // reservation belongs to.
         let about = (per / 2).min(WINDOW_END_TOLERANCE);
         if window.ends_at <= now || until > window.ends_at + about {
             window.ranges.clear();

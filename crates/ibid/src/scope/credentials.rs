@@ -1,33 +1,33 @@
-//! Which headers name the caller under the scope `credential`.
+//! The headers that identify the caller under the scope `credential`.
 
 use http::{HeaderMap, HeaderName, header};
 
 use super::{frame, scope_missing, single_header};
 use crate::refusal::Refusal;
 
-/// Schemes of Authorization whose value is the same on every send.
+/// Authorization schemes whose value is the same on every request.
 const STABLE_SCHEMES: [&str; 2] = ["Basic", "Bearer"];
 
-/// The headers that carry credentials, and the schemes of Authorization that the scope `credential` accepts.
+/// The headers that carry credentials, and the Authorization schemes that the scope `credential` accepts.
 ///
-/// The scope is made of all these headers together: an app may decide by any of them. The default headers are
-/// Authorization, X-Api-Key, Api-Key and X-Auth-Token.
+/// The scope contains all these headers, because an app may decide by any of them. The defaults are Authorization,
+/// X-Api-Key, Api-Key and X-Auth-Token.
 ///
-/// A scheme that signs each request (SigV4, Digest, OAuth 1, Hawk) sends another value on every retry, so every retry would
-/// be a new caller. Therefore only Basic, Bearer and [added](Self::and_schemes) schemes are accepted. A value
-/// without a scheme (`Authorization: TOKEN`) is accepted as it is.
+/// A scheme that signs each request (SigV4, Digest, OAuth 1, Hawk) sends a different value on every retry, so every
+/// retry would look like a new caller. Therefore only Basic, Bearer and [added](Self::and_schemes) schemes are
+/// accepted. A value without a scheme (`Authorization: TOKEN`) is accepted as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Sorted, so that their order in a configuration does not matter.
+    /// Sorted, so that the order in the configuration does not matter.
     headers: Vec<HeaderName>,
     schemes: Vec<String>,
 }
 
 impl Credentials {
-    /// These headers instead of the default ones.
+    /// Replaces the default headers.
     ///
     /// # Errors
-    /// If there are none, or if one is Cookie: the scope `cookie:NAME` reads cookies.
+    /// If the list is empty or contains Cookie: the scope `cookie:NAME` reads cookies.
     pub fn new(headers: impl IntoIterator<Item = HeaderName>) -> Result<Self, String> {
         let mut headers: Vec<_> = headers.into_iter().collect();
         headers.sort_by(|a, b| a.as_str().cmp(b.as_str()));
@@ -44,10 +44,10 @@ impl Credentials {
         Ok(Self { headers, schemes: Vec::new() })
     }
 
-    /// Accepts these schemes of Authorization too: their value must be the same on every retry.
+    /// Accepts further Authorization schemes. Their value must be the same on every retry.
     ///
     /// # Errors
-    /// Names the one that is no scheme.
+    /// Names the invalid scheme.
     pub fn and_schemes<S: Into<String>>(mut self, schemes: impl IntoIterator<Item = S>) -> Result<Self, String> {
         for scheme in schemes {
             let scheme = scheme.into();
@@ -70,12 +70,12 @@ impl Credentials {
         &self.schemes
     }
 
-    /// Whether a header is one of them. `name` is in lower case.
+    /// Whether the list contains a header. `name` is in lower case.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.headers.iter().any(|header| header == name)
     }
 
-    /// Appends every header that is sent, with its name and value; nothing if none is. An empty header is as good as none.
+    /// Appends name and value of every header that is present. An empty header counts as missing.
     pub(super) fn append(&self, headers: &HeaderMap, out: &mut Vec<u8>) -> Result<(), Refusal> {
         for name in &self.headers {
             let Some(value) = single_header(headers, name)?.filter(|value| !value.is_empty()) else { continue };
@@ -111,14 +111,14 @@ impl Default for Credentials {
     }
 }
 
-/// The cookies of a request: name and value of each. The name is empty where there is no `=`.
+/// The cookies of a request as (name, value). The name is empty without `=`.
 pub(crate) fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
     let lines = headers.get_all(header::COOKIE).into_iter();
     let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     pairs.map(<[u8]>::trim_ascii).filter(|pair| !pair.is_empty()).map(name_and_value)
 }
 
-/// The cookies that a response sets: name and value of each.
+/// The cookies that a response sets, as (name, value).
 pub(crate) fn cookies_set(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
     let lines = headers.get_all(header::SET_COOKIE).into_iter();
     lines.filter_map(|line| line.as_bytes().split(|byte| *byte == b';').next()).map(name_and_value)
@@ -181,7 +181,7 @@ mod tests {
         assert!(Credentials::new([header::COOKIE]).unwrap_err().contains("cookie:session"));
     }
 
-    /// Examples from the documents that define these schemes.
+    /// Examples from the specifications of these schemes.
     #[test]
     fn a_scheme_that_signs_each_request_is_refused_unless_it_is_named() {
         let signed = [

@@ -79,7 +79,7 @@ fn the_port_is_no_part_of_the_host() {
     for (at, one) in all.iter().enumerate() {
         assert!(!all[..at].contains(one), "{}", hosts[at]);
     }
-    // What stands in the request line wins, as it does for the app.
+    // The authority of the request line takes precedence, as in the app.
     let uri = Uri::from_static("http://u@Shop.Example:8080/pay");
     let (headers, trusted, credentials) = Default::default();
     let caller = ScopeInput {

@@ -1,8 +1,6 @@
-//! Whose scope headers are believed.
-
 use std::{net::IpAddr, str::FromStr};
 
-/// Networks whose scope headers are believed.
+/// The networks whose scope headers are accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TrustedProxies {
     networks: Vec<(IpAddr, u8)>,
@@ -10,7 +8,7 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
-    /// Loopback only.
+    /// Trusts loopback only.
     pub fn loopback() -> Self {
         Self {
             networks: vec![([127, 0, 0, 0].into(), 8), (IpAddr::from_str("::1").expect("valid"), 128)],
@@ -18,15 +16,15 @@ impl TrustedProxies {
         }
     }
 
-    /// Every sender: for a service that only trusted proxies can reach.
+    /// Trusts every sender, for a service that only trusted proxies can reach.
     pub fn everyone() -> Self {
         Self { networks: Vec::new(), everyone: true }
     }
 
-    /// These networks, such as `10.0.0.0/8` or `::1/128`.
+    /// Trusts these networks, such as `10.0.0.0/8` or `::1/128`.
     ///
     /// # Errors
-    /// Names the one that is none.
+    /// Names the invalid network.
     pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let network = |text: &str| {
             let (address, bits) = text.split_once('/').unwrap_or((text, ""));
@@ -42,7 +40,7 @@ impl TrustedProxies {
         Ok(Self { networks: networks.collect::<Result<_, _>>()?, everyone: false })
     }
 
-    /// Whether this sender's scope headers are believed.
+    /// Whether the scope headers of this sender are accepted.
     pub fn trusts(&self, peer: Option<IpAddr>) -> bool {
         self.everyone || peer.is_some_and(|peer| self.networks.iter().any(|network| contains(*network, peer)))
     }

@@ -4,64 +4,64 @@ use bytes::Bytes;
 
 use super::{Address, Fence, Fingerprint, RecordSummary, SettleOutcome, Settlement, StoreFuture, Tags};
 
-/// What operators may see and change. Every change is a compare-and-set on `seen`: if another holder is there by
-/// now, nothing is written and [`SettleOutcome::ClaimLost`] says what is.
+/// The operations for operators. Every change is a compare-and-set on `seen`: if the entry has another holder, nothing
+/// is written and [`SettleOutcome::ClaimLost`] contains the current entry.
 pub trait StoreAdmin: Send + Sync {
-    /// Entries that match, from a cursor on.
+    /// Lists matching entries, starting at a cursor.
     fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage>;
 
-    /// Ends an entry as somebody who knows says it ended. Unlike the holder's own release, [`Settlement::Release`] here
-    /// frees an unknown entry: it says that it never happened.
+    /// Sets an unknown outcome. Unlike a holder's release, [`Settlement::Release`] frees the entry here: it states that
+    /// the operation did not happen.
     ///
-    /// An entry that is finished, or that is held by a lease that has not lapsed, is not changed.
+    /// An entry that is completed, or whose lease has not expired, is not changed.
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome>;
 
-    /// Forgets an entry in any state. Its token is spent.
+    /// Forgets an entry in any state and spends its token.
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome>;
 
-    /// Swaps the bytes of a finished record, life and outline kept.
+    /// Replaces the bytes of a completed record. Expiry and summary stay the same.
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome>;
 
-    /// How many entries there are.
+    /// Counts the entries by state.
     fn counts(&self) -> StoreFuture<'_, EntryCounts>;
 }
 
 /// The state of an entry, as operators see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EntryState {
-    /// Running, and heard of within its lease.
+    /// In progress: the lease has not expired.
     Processing,
-    /// Remembered as a success.
+    /// Completed with a success.
     Done,
-    /// Remembered as a failure.
+    /// Completed with a remembered failure.
     Failed,
-    /// Parked, or silent for longer than its lease.
+    /// Outcome unknown: the holder was parked, or its lease expired.
     Unknown,
 }
 
-/// Which entries to list. All that are set must match.
+/// Selects entries to list. All fields that are set must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryFilter {
-    /// In this state.
+    /// Matches entries in this state.
     pub state: Option<EntryState>,
-    /// At this address.
+    /// Matches the entry at this address.
     pub address: Option<Address>,
-    /// With this tenant tag.
+    /// Matches the tenant tag.
     pub tenant: Option<String>,
-    /// With this user tag.
+    /// Matches the user tag.
     pub user: Option<String>,
-    /// With this endpoint tag.
+    /// Matches the endpoint tag.
     pub endpoint: Option<String>,
-    /// With this key tag.
+    /// Matches the key tag.
     pub key: Option<String>,
-    /// With this hash of the whole key: see [`key_hash`](super::key_hash).
+    /// Matches the hash of the whole key, see [`key_hash`](super::key_hash).
     pub key_hash: Option<String>,
-    /// Claimed longer ago than this.
+    /// Matches entries that were claimed longer ago than this.
     pub older_than: Option<Duration>,
 }
 
 impl EntryFilter {
-    /// Whether an entry is one of those asked for.
+    /// Returns whether an entry matches.
     pub fn matches(&self, entry: &EntryInfo) -> bool {
         let tag = |want: &Option<String>, have: &str| want.as_deref().is_none_or(|want| want == have);
         self.state.is_none_or(|state| state == entry.state)
@@ -75,53 +75,53 @@ impl EntryFilter {
     }
 }
 
-/// Where a listing goes on. The default is the beginning.
+/// The position where a listing continues. The default is the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListCursor(pub Option<Address>);
 
-/// Part of a listing.
+/// One page of a listing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryPage {
-    /// In the order of their addresses.
+    /// The entries, ordered by address.
     pub entries: Vec<EntryInfo>,
-    /// Where to go on; `None` at the end.
+    /// The start of the next page; `None` on the last page.
     pub next: Option<ListCursor>,
 }
 
 /// One entry, as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryInfo {
-    /// Where it lives.
+    /// The address of the entry.
     pub address: Address,
-    /// Its state.
+    /// The current state.
     pub state: EntryState,
-    /// Of its holder.
+    /// The fence of the holder.
     pub fence: Fence,
-    /// Of its holder.
+    /// The number of the holder's run, from 1.
     pub attempt: u32,
-    /// Of its request.
+    /// The fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// What it can be searched by.
+    /// The tags to search by.
     pub tags: Tags,
-    /// As given with the claim.
+    /// The label of the claim.
     pub label: Bytes,
-    /// Since the claim was granted.
+    /// The time since the claim was granted.
     pub age: Duration,
-    /// Until it is forgotten.
+    /// The time until the entry expires.
     pub expires_in: Duration,
-    /// If it is finished.
+    /// The summary, if the entry is completed.
     pub summary: Option<RecordSummary>,
 }
 
-/// How many entries there are.
+/// The number of entries by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EntryCounts {
-    /// Running.
+    /// Entries in progress.
     pub processing: u64,
-    /// Unknown.
+    /// Entries whose outcome is unknown.
     pub unknown: u64,
-    /// Finished.
+    /// Completed entries, including failures.
     pub finished: u64,
-    /// What they take up, roughly.
+    /// The approximate size of all entries in bytes.
     pub bytes: u64,
 }

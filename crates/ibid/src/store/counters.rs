@@ -1,4 +1,4 @@
-//! What tenants have used, counted where all gateways see it.
+//! Counters of what each tenant has used, shared by all gateways on a store.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -7,42 +7,40 @@ use tokio::time::Instant;
 
 use super::{Address, StoreFuture};
 
-/// How many are told apart in one process; all others share one count.
+/// The maximum number of separate counters per process; all further tenants share one.
 const MAX_COUNTERS: usize = 1 << 16;
-/// Where all others are counted.
+/// The shared counter for tenants beyond [`MAX_COUNTERS`].
 const OVERFLOW_ADDRESS: Address = Address([0; 32]);
-/// Between two looks for what can go: each looks at everything.
+/// The minimum time between two scans for expired entries. Each scan reads the whole table.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts what is used of something that is limited.
+/// Counts the use of a limited resource.
 pub trait Counters: Send + Sync {
-    /// Adds `n` to what `who` has used in the present window, and returns the sum. A window begins with the first use and
-    /// ends after `window`, by the store's clock. Not repeatable: a call whose answer is lost may have counted.
+    /// Adds `n` to the count of `who` in the current window and returns the sum. A window starts with the first use and
+    /// ends after `window`, by the store's clock. Not repeatable: a call whose response is lost may have counted.
     fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage>;
 }
 
-/// What has been used.
+/// The state of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CounterUsage {
-    /// In the present window, with what was just added.
+    /// The count in the current window, including what was just added.
     pub total: u64,
-    /// When the window ends.
+    /// The time until the window ends.
     pub resets_in: Duration,
 }
 
-/// Counters in this process. Bounded: beyond 65,536 at a time, newcomers share one count.
+/// Counters in this process. At most 65,536 tenants are counted separately; all further ones share one counter.
 #[derive(Default)]
 pub struct InMemoryCounters(Mutex<BoundedTable<(u64, Instant)>>);
 
-/// A bounded table, by who it is about.
 pub(crate) struct BoundedTable<V> {
     pub(crate) entries: HashMap<Address, V>,
-    /// When it was last looked for what can go.
     pruned_at: Option<Instant>,
 }
 
 impl<V> BoundedTable<V> {
-    /// Where `who` is found, or may be put: among all others, if there is no room.
+    /// Returns the table key for `who`, or the shared one if the table is full.
     pub(crate) fn slot_for(&mut self, who: &Address, now: Instant, may_go: impl Fn(&V) -> bool) -> Address {
         if self.entries.len() < MAX_COUNTERS || self.entries.contains_key(who) {
             return *who;
@@ -68,7 +66,7 @@ impl InMemoryCounters {
         let who = table.slot_for(who, now, |(_, until)| *until <= now);
         let entry = table.entries.entry(who).or_insert((0, now));
         if entry.1 <= now {
-            // Instants cannot be added to for ever.
+            // Adding a longer duration could overflow the `Instant`.
             *entry = (0, now + window.min(Duration::from_secs(365 * 24 * 3600)));
         }
         entry.0 = entry.0.saturating_add(n);
@@ -84,7 +82,7 @@ impl Counters for InMemoryCounters {
 
 impl fmt::Debug for InMemoryCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Windows({})", self.0.lock().entries.len())
+        write!(f, "InMemoryCounters({})", self.0.lock().entries.len())
     }
 }
 

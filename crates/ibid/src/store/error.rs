@@ -1,32 +1,32 @@
 use std::{error::Error, fmt};
 
-/// A store call that failed. Its [kind](ErrorKind) says what the caller may do.
+/// A failed store call. Its [kind](ErrorKind) tells how the caller may proceed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct StoreError {
-    /// What the caller may do.
+    /// How the caller may proceed.
     pub kind: ErrorKind,
-    /// Which store it was.
+    /// The name of the store.
     pub store: &'static str,
-    /// Why.
+    /// The underlying error.
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// What a caller may do after a failed store call.
+/// How a caller may proceed after a failed store call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// Nothing was changed: may be tried elsewhere.
+    /// Nothing was changed; another store may be tried.
     NotApplied,
-    /// May or may not have been applied: ask the same store again, with the same token.
+    /// The call may have been applied. Repeat it at the same store with the same token.
     Ambiguous,
-    /// What is stored cannot be read. Never answered from.
+    /// The stored data cannot be read and must not be used for an answer.
     Corrupt,
-    /// The store is there and refuses: full, read-only, wrong version.
+    /// The store is reachable and refuses the call: it is full, read-only or of the wrong version.
     Rejected,
 }
 
 impl StoreError {
-    /// A failure of `store`.
+    /// Creates an error of `store`.
     pub fn new(kind: ErrorKind, store: &'static str, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { kind, store, source: source.into() }
     }

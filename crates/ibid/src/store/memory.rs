@@ -1,7 +1,7 @@
-//! The in-process store: sharded hash tables, a coarse expiry wheel, waiters woken without polling.
+//! The in-process store: sharded hash tables, a coarse expiry wheel, and waiters that are woken without polling.
 //!
-//! At most one run per key and process; a restart forgets everything. It is bounded in bytes and never evicts a live
-//! entry: a full store refuses new claims ([`ErrorKind::Rejected`]) and still settles those that run.
+//! An operation runs at most once per key and process; a restart forgets everything. The store is bounded in bytes and
+//! never evicts a live entry: when full it refuses new claims ([`ErrorKind::Rejected`]) and still settles running ones.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,15 +35,16 @@ mod entry;
 mod hasher;
 
 const SHARD_COUNT: usize = 64;
-/// How much later than its expiry an entry may be removed, so that most changes of expiry need no new place.
+/// How long after its expiry an entry may be removed, in microseconds. The slack lets most expiry changes keep their
+/// slot in the wheel.
 const MAX_REMOVAL_DELAY: MemoryMicros = 60_000_000;
-/// How many expired entries a claim removes at most to find room in a full store.
+/// The maximum number of expired entries that a claim removes when the store is full.
 const MAX_SWEPT_WHEN_FULL: u32 = 256;
 
-/// How much a [`Memory`] store may hold.
+/// The limits of a [`Memory`] store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Claims are refused beyond this.
+    /// The store refuses claims beyond this size.
     pub max_bytes: u64,
 }
 
@@ -57,7 +58,7 @@ impl Default for MemoryLimits {
 ///
 /// ```
 /// # use ibid::store::{Memory, Store};
-/// assert!(!Memory::default().promise().durable);
+/// assert!(!Memory::default().guarantees().durable);
 /// ```
 #[derive(Debug)]
 pub struct Memory {
@@ -69,16 +70,16 @@ pub struct Memory {
     counters: InMemoryCounters,
 }
 
-/// Everything in it is written under the shard's lock, which is never held across an await.
+/// All fields are written under the shard's lock, which is never held across an await.
 #[derive(Debug, Default)]
 struct MemoryShard {
-    /// Boxed, because a table that grows moves all that is in it, under the lock.
+    /// Boxed, because a growing table moves its values under the lock.
     entries: HashMap<Address, Box<MemoryEntry>, AddressHashBuilder>,
-    /// Entries by the second after which they may be removed. An entry whose expiry has moved is put back when its
-    /// turn comes.
+    /// Addresses by the second after which their entry may be removed. An entry whose expiry has changed is reinserted
+    /// when its second comes.
     wheel: BTreeMap<u64, Vec<Address>>,
     waiters: HashMap<Address, Arc<Notify>>,
-    /// The highest fence ever given in this shard, so that fences grow beyond an entry's life.
+    /// The highest fence granted in this shard. It makes fences grow beyond an entry's lifetime.
     last_fence: u64,
 }
 
@@ -89,7 +90,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new(limits: MemoryLimits) -> Self {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
@@ -106,7 +107,7 @@ impl Memory {
         micros(self.opened.elapsed())
     }
 
-    /// The shard of an address, cleared of what expired there.
+    /// Locks the shard of an address and removes its expired entries.
     fn shard(&self, at: &Address, now: MemoryMicros) -> MutexGuard<'_, MemoryShard> {
         let mut shard = self.shards[usize::from(at.0[31]) % SHARD_COUNT].lock();
         if shard.is_due(now) {
@@ -115,7 +116,7 @@ impl Memory {
         shard
     }
 
-    /// Removes at most `at_most` expired entries. Returns how many.
+    /// Removes at most `at_most` expired entries and returns their number.
     fn remove_expired(&self, shard: &mut MemoryShard, now: MemoryMicros, at_most: u32) -> u32 {
         let mut removed = 0;
         let mut looked_at = 0;
@@ -133,7 +134,7 @@ impl Memory {
                     shard.wake(&address);
                     removed += 1;
                 }
-                // Only the place that the entry itself names counts; older ones are left-overs.
+                // Only the slot named by the entry is current; older slots are stale.
                 Some(entry) if entry.wheel_second == due => {
                     entry.wheel_second = wheel_second_of(entry.removable_at());
                     let turn = entry.wheel_second;
@@ -235,7 +236,8 @@ impl Memory {
         let live = shard.live_entry(&lease.request.address, now).filter(|entry| !entry.is_restorable_by(lease, now));
         let Some(entry) = live else {
             return match end {
-                // A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
+                // The claim never arrived, so there is nothing to restore. A delayed copy of it must find its token
+                // spent.
                 _ if lease.fence == Fence::UNSEEN => {
                     let _ = self.restore(shard, lease, now, MemoryEntryPhase::Released, spent_for);
                     if matches!(end, Settlement::Release) {
@@ -292,7 +294,7 @@ impl Memory {
         let Some(entry) = shard.live_entry(at, now) else {
             return SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent));
         };
-        // Not `takeover_in`: a parked entry that may not be taken over yet may well be resolved.
+        // `takeover_in` does not matter: a parked entry can be resolved before it may be taken over.
         if entry.fence != seen || !matches!(entry.claim_outcome(now), ClaimOutcome::OutcomeUnknown(_)) {
             return SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now)));
         }
@@ -337,7 +339,7 @@ impl Memory {
         SettleOutcome::Applied
     }
 
-    /// Writes the end of the entry at `at`, which is there.
+    /// Applies the settlement to the entry at `at`, which must exist.
     fn apply(&self, shard: &mut MemoryShard, at: &Address, end: &Settlement, now: MemoryMicros) {
         let entry = shard.entries.get_mut(at).expect("the caller found it");
         let before = entry.bytes();
@@ -439,7 +441,7 @@ impl MemoryShard {
 impl Store for Memory {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         let claim = match self.claim_now(ask) {
-            // What has expired elsewhere may make room.
+            // Removing expired entries of other shards may free enough memory.
             Err(_) if self.sweep_now(MAX_SWEPT_WHEN_FULL).removed > 0 => self.claim_now(ask),
             claim => claim,
         };
@@ -466,8 +468,8 @@ impl Store for Memory {
                     };
                     (shard.waiters.entry(*at).or_default().clone(), lapses)
                 };
-                // `notify_waiters` reaches every `Notified` made before it was called; the one that is made below
-                // could come too late, so look once more after it was made.
+                // `notify_waiters` wakes every `Notified` created before the call. The change may have happened before
+                // `notified` was created, so check again after creating it.
                 let notified = waiters.notified();
                 tokio::pin!(notified);
                 notified.as_mut().enable();
@@ -479,15 +481,15 @@ impl Store for Memory {
                 let woken = timeout(silence, notified).await.is_ok();
                 let now = self.now();
                 let mut shard = self.shard(at, now);
-                // One in the table and this one: the last waiter leaves no trace. The table may by now hold those who
-                // wait for the next holder: they are not ours to remove.
+                // Two references (the table's and this one) mean that this is the last waiter. Check identity: the
+                // table may already contain the waiters of the next holder.
                 if Arc::strong_count(&waiters) == 2 && shard.is_waiting(at, &waiters) {
                     shard.waiters.remove(at);
                 }
                 if woken || now >= deadline {
                     return Ok(());
                 }
-                // The lease ended, or was extended meanwhile: look again.
+                // The lease has expired or was extended: check again.
             }
         })
     }

@@ -5,34 +5,34 @@ use sha2::{Digest as _, Sha256};
 
 use crate::key::hex;
 
-/// Where an entry lives: a digest of scope and key. Displays as 64 hex digits.
+/// The address of an entry: a digest of scope and key. Displays as 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address(pub [u8; 32]);
 
-/// 128 random bits that name one claim.
+/// 128 random bits that identify one claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClaimToken(pub [u8; 16]);
 
-/// Names a holder; only grows per address. The upstream gets it too.
+/// Identifies a holder. Fences only grow per address; the upstream receives them too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fence(pub u64);
 
-/// Version and digest of what makes two requests the same.
+/// A digest of the parts that make two requests the same, with the version of its rules.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
-    /// Of the way it is computed.
+    /// The version of the rules.
     pub version: u8,
-    /// SHA-256.
+    /// A SHA-256 digest.
     pub digest: [u8; 32],
 }
 
-/// What operators can search by: tenant, user, endpoint, the key as it is shown, and a hash of the whole key, in one
-/// allocation.
+/// The tags that operators search by: tenant, user, endpoint, the displayed key, and a hash of the whole key. Stored in
+/// one allocation.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Tags(Bytes);
 
 impl Address {
-    /// Reads 64 hex digits.
+    /// Parses 64 hex digits.
     pub fn from_hex(hex: &str) -> Option<Self> {
         if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
@@ -46,17 +46,17 @@ impl Address {
 }
 
 impl ClaimToken {
-    /// A fresh one.
+    /// Creates a random token.
     ///
     /// # Panics
-    /// If the system has no source of randomness: without one no claim can be named safely.
+    /// If the system has no source of randomness.
     pub fn mint() -> Self {
         thread_local!(static RANDOM: RefCell<TokenRng> = const { RefCell::new(TokenRng { bytes: [[0; 16]; 64], left: 0 }) });
         Self(RANDOM.with_borrow_mut(TokenRng::take))
     }
 }
 
-/// Randomness for a while: one system call for many tokens.
+/// Buffers random bytes, so that one system call serves 64 tokens.
 struct TokenRng {
     bytes: [[u8; 16]; 64],
     left: usize,
@@ -69,28 +69,28 @@ impl TokenRng {
             self.left = self.bytes.len();
         }
         self.left -= 1;
-        // Nothing is given out twice, and what was given out is not kept.
+        // Clears the bytes, so that no token is returned twice or stays in memory.
         std::mem::take(&mut self.bytes[self.left])
     }
 }
 
 impl Fence {
-    /// The fence of a claim whose answer was lost. Settling with it goes by the token alone.
+    /// The fence of a claim whose response was lost. Such a claim is settled by its token alone.
     pub const UNSEEN: Self = Self(0);
 }
 
 impl Fingerprint {
-    /// Of a request in which nothing is compared.
+    /// The fingerprint of a request of which nothing is compared.
     pub const NONE: Self = Self { version: 0, digest: [0; 32] };
 }
 
 impl Tags {
-    /// Without a hash of the key. Each is cut at 1,024 bytes (at a character's end).
+    /// Creates tags without a hash of the key. Each part is cut to 1,024 bytes at a character boundary.
     pub fn new(tenant: &str, user: &str, endpoint: &str, key: &str) -> Self {
         Self::from_parts([tenant, user, endpoint, key, ""])
     }
 
-    /// As [`new`](Self::new), of which `key_hash` is the last. It is left out if it is empty.
+    /// Like [`new`](Self::new), with `key_hash` as the last part. An empty hash is omitted.
     pub fn from_parts(parts: [&str; 5]) -> Self {
         let parts = parts.map(|part| &part[..part.floor_char_boundary(1024)]);
         let written = if parts[4].is_empty() { &parts[..4] } else { &parts[..] };
@@ -102,7 +102,7 @@ impl Tags {
         Self(all.freeze())
     }
 
-    /// Reads what [`Self::as_bytes`] gave. `None` if it is not of that form.
+    /// Parses the result of [`Self::as_bytes`]. Returns `None` if the bytes are malformed.
     pub fn from_bytes(bytes: Bytes) -> Option<Self> {
         let mut rest = &bytes[..];
         if !rest.is_empty() {
@@ -118,32 +118,32 @@ impl Tags {
         rest.is_empty().then_some(Self(bytes))
     }
 
-    /// The form in which stores keep it.
+    /// The encoded form that stores keep.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }
 
-    /// Whose data it is, the first part of the scope.
+    /// The tenant, which is the first part of the scope.
     pub fn tenant(&self) -> &str {
         self.part(0)
     }
 
-    /// Who asked.
+    /// The user who sent the request.
     pub fn user(&self) -> &str {
         self.part(1)
     }
 
-    /// Method and route, or RPC.
+    /// Method and route, or the RPC.
     pub fn endpoint(&self) -> &str {
         self.part(2)
     }
 
-    /// The key, clear or masked as the policy says.
+    /// The key, clear or masked depending on the policy.
     pub fn key(&self) -> &str {
         self.part(3)
     }
 
-    /// What the whole key is found by, however it is shown: [`key_hash`] of it, as the store sees that. May be empty.
+    /// The [`key_hash`] of the whole key, as the store sees it. May be empty.
     pub fn key_hash(&self) -> &str {
         self.part(4)
     }
@@ -162,8 +162,8 @@ impl Tags {
     }
 }
 
-/// What a key is found by although only a part of it is shown: 16 hex digits of its SHA-256, under a prefix of its own.
-/// A store that seals keys it with its secret.
+/// Hashes a key, so that operators can find it although only a part is displayed: 16 hex digits of a SHA-256 with its
+/// own prefix. A store that seals keys the hash with its secret.
 pub fn key_hash(key: &str) -> String {
     if key.is_empty() {
         return String::new();
@@ -186,7 +186,7 @@ impl fmt::Debug for Address {
 impl fmt::Debug for ClaimToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, ..] = self.0;
-        write!(f, "Token({a:02x}{b:02x}…)")
+        write!(f, "ClaimToken({a:02x}{b:02x}…)")
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(Tags::from_bytes(longer.into()), None);
     }
 
-    /// The functions in the database compute the same.
+    /// The SQL functions compute the same hash.
     #[test]
     fn a_hash_of_a_key_is_as_it_was() {
         assert_eq!(key_hash("abc-123"), "52859189666fa8e9");

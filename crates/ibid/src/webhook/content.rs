@@ -1,14 +1,14 @@
-//! What is signed, as a line such as `v0:{X-Slack-Request-Timestamp}:{body}`.
+//! The signed content, as a template such as `v0:{X-Slack-Request-Timestamp}:{body}`.
 //!
-//! Invariant: what is signed can be taken apart in one way only. Otherwise who has one signed delivery could move bytes
-//! from a header into the body, or back, under the same signature. So the body comes last, text stands behind every
-//! header, and a header's value must not have the first character of that text in it.
+//! Invariant: signed content can be parsed in only one way. Otherwise an attacker with one signed delivery could move
+//! bytes between a header and the body under the same signature. So the body comes last, text follows every header, and
+//! a header's value must not contain the first character of that text.
 
 use std::{fmt, str::FromStr};
 
 use http::HeaderName;
 
-/// What is signed: text and headers, then the body.
+/// A template of the signed content: text and headers, then the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignedContent {
     parts: Vec<SignedContentPart>,
@@ -17,17 +17,17 @@ pub struct SignedContent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SignedContentPart {
     Text(String),
-    /// With the character that ends its value.
+    /// A header, and the character that ends its value.
     Header(HeaderName, u8),
 }
 
 impl SignedContent {
-    /// The body alone.
+    /// Only the body is signed.
     pub fn body() -> Self {
         Self { parts: Vec::new() }
     }
 
-    /// What stands before the body.
+    /// The parts before the body.
     pub(super) fn parts(&self) -> &[SignedContentPart] {
         &self.parts
     }

@@ -1,18 +1,16 @@
-//! How a signature's bytes are written.
-
 use std::{fmt, str::FromStr};
 
-/// How a signature's bytes are written.
+/// The encoding of a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignatureEncoding {
-    /// Hexadecimal digits, in either case.
+    /// Hexadecimal digits in either case.
     Hex,
     /// Base64 with padding (RFC 4648, section 4).
     Base64,
 }
 
 impl SignatureEncoding {
-    /// The bytes, or `None` if the text is not exactly their one spelling.
+    /// Decodes the text. Returns `None` unless it is the only valid spelling of its bytes.
     pub fn decode(self, text: &[u8]) -> Option<Vec<u8>> {
         match self {
             Self::Hex => decode_hex(text),
@@ -27,7 +25,7 @@ fn decode_hex(text: &[u8]) -> Option<Vec<u8>> {
     pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
 }
 
-/// Strict, so that every value has one spelling: padding is needed, and bits behind the end must be zero.
+/// Decodes strictly, so that every value has one spelling: padding is required, and unused bits must be zero.
 fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
     let (groups, []) = text.as_chunks::<4>() else { return None };
     let mut bytes = Vec::with_capacity(groups.len() * 3);

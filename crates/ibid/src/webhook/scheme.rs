@@ -1,4 +1,4 @@
-//! How senders sign: which headers, which encoding, what is signed.
+//! The signature schemes of senders: headers, encoding and signed content.
 
 use std::fmt;
 
@@ -10,36 +10,36 @@ use super::{
 };
 use crate::key::KeySource;
 
-/// How a sender signs its deliveries. All of them are HMAC-SHA256.
+/// The signature scheme of a sender. All schemes use HMAC-SHA256.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WebhookScheme {
     /// Standard Webhooks: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
     Standard,
-    /// The same with `svix-` before the names, or `webhook-`.
+    /// Like [`Standard`](Self::Standard), with the header prefix `svix-` or `webhook-`.
     Svix,
-    /// `X-Hub-Signature-256` over the body alone.
+    /// `X-Hub-Signature-256` over the body.
     GitHub,
     /// `Stripe-Signature` over a timestamp and the body.
     Stripe,
-    /// `X-Shopify-Hmac-Sha256` over the body alone.
+    /// `X-Shopify-Hmac-Sha256` over the body.
     Shopify,
-    /// Anything alike.
+    /// A similar scheme of another sender.
     Custom(CustomWebhookScheme),
 }
 
-/// One signature in a header of its own, over headers and the body.
+/// A scheme with one signature in a header, over headers and the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CustomWebhookScheme {
-    /// Where the signature is.
+    /// The header that contains the signature.
     pub header: HeaderName,
-    /// What stands before it there, such as `sha256=`.
+    /// The text before the signature, such as `sha256=`.
     pub prefix: String,
-    /// How it is written.
+    /// The encoding of the signature.
     pub encoding: SignatureEncoding,
-    /// What is signed.
+    /// The signed content.
     pub content: SignedContent,
-    /// The header with the time of the attempt, in seconds since the Unix epoch. Must be part of the content.
+    /// The header with the time of the attempt, in seconds since the Unix epoch. It must be part of the content.
     pub timestamp: Option<HeaderName>,
 }
 
@@ -54,14 +54,14 @@ const fn header_names(id: &'static str, timestamp: &'static str, signature: &'st
 }
 
 impl WebhookScheme {
-    /// The scheme of that name, such as `github`. `None` for `custom`, which a name does not describe.
+    /// Returns the scheme with this name, such as `github`. `None` for `custom`, which needs further settings.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Standard, Self::Svix, Self::GitHub, Self::Stripe, Self::Shopify]
             .into_iter()
             .find(|scheme| scheme.name() == name)
     }
 
-    /// Its name.
+    /// The name of the scheme, such as `github`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Standard => "standard",
@@ -73,7 +73,7 @@ impl WebhookScheme {
         }
     }
 
-    /// Where the id of a delivery is that stays the same on every attempt. Empty for custom ones.
+    /// The sources of the delivery id, which is the same on every attempt. Empty for custom schemes.
     pub fn key_sources(&self) -> Vec<KeySource> {
         let header = |name: &'static str| KeySource::Header(HeaderName::from_static(name));
         match self {
@@ -81,13 +81,13 @@ impl WebhookScheme {
             Self::Svix => vec![header("svix-id"), header("webhook-id")],
             Self::GitHub => vec![header("x-github-delivery")],
             Self::Stripe => vec!["json:/id".parse().expect("a source of keys")],
-            // Not X-Shopify-Event-Id: deliveries of several subscriptions share that one.
+            // Not X-Shopify-Event-Id, which deliveries of several subscriptions share.
             Self::Shopify => vec![header("x-shopify-webhook-id")],
             Self::Custom(_) => Vec::new(),
         }
     }
 
-    /// Whether deliveries carry a time, so that an old one can be told from a new one.
+    /// Whether deliveries have a timestamp, so that old ones can be refused.
     pub fn has_timestamp(&self) -> bool {
         match self {
             Self::Standard | Self::Svix | Self::Stripe => true,
@@ -96,7 +96,7 @@ impl WebhookScheme {
         }
     }
 
-    /// The headers that are signed or carry a signature.
+    /// The headers that are signed or contain a signature.
     pub fn headers(&self) -> Vec<HeaderName> {
         match self {
             Self::Standard => STANDARD_HEADERS.to_vec(),
@@ -108,10 +108,10 @@ impl WebhookScheme {
         }
     }
 
-    /// A secret as its sender shows it.
+    /// Parses a secret as the sender displays it.
     ///
     /// # Errors
-    /// Why it cannot be one. The message does not hold it.
+    /// Why the secret is invalid, without the secret itself.
     pub fn parse_secret(&self, shown: &str) -> Result<SigningSecret, String> {
         if shown.is_empty() {
             return Err("it is empty".into());
@@ -125,7 +125,7 @@ impl WebhookScheme {
             );
         }
         let encoded = shown.strip_prefix("whsec_").unwrap_or(shown);
-        // Some show it without its padding.
+        // Some senders display it without padding.
         let encoded = encoded.trim_end_matches('=');
         let padding = &"==="[..(4 - encoded.len() % 4) % 4];
         let secret = SignatureEncoding::Base64
@@ -136,7 +136,7 @@ impl WebhookScheme {
             .ok_or_else(|| "it is no secret of this sender; allowed is \"whsec_\" and base64".into())
     }
 
-    /// Reads what a delivery says about itself.
+    /// Reads the headers of a delivery.
     pub(super) fn read<'a>(
         &'a self, headers: &'a HeaderMap, body: &'a [u8],
     ) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
@@ -148,7 +148,7 @@ impl WebhookScheme {
                     && plain
                     && single_header(headers, &SVIX_HEADERS[0])? != single_header(headers, &STANDARD_HEADERS[0])?
                 {
-                    // Only one of them is signed; the other may be what the app goes by.
+                    // Only one of them is signed; the app might use the other.
                     return Err(WebhookSignatureError::Malformed(
                         SVIX_HEADERS[0].clone(),
                         "webhook-id says something else",
@@ -164,7 +164,7 @@ impl WebhookScheme {
     }
 }
 
-/// `v1,BASE64 v1,BASE64`, over `id.timestamp.body`. Signatures of other versions are left alone.
+/// Parses `v1,BASE64 v1,BASE64`, over `id.timestamp.body`. Ignores signatures of other versions.
 fn parse_standard<'a>(
     [id, timestamp, signature]: &[HeaderName; 3], headers: &'a HeaderMap, body: &'a [u8],
 ) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
@@ -185,7 +185,7 @@ fn parse_standard<'a>(
     })
 }
 
-/// `t=SECONDS,v1=HEX,v1=HEX`, over `t.body`. Other members are left alone.
+/// Parses `t=SECONDS,v1=HEX,v1=HEX`, over `t.body`. Ignores other members.
 fn parse_stripe<'a>(headers: &'a HeaderMap, body: &'a [u8]) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
     let mut time = None;
     let mut signatures = Vec::new();
@@ -208,7 +208,7 @@ fn parse_stripe<'a>(headers: &'a HeaderMap, body: &'a [u8]) -> Result<DeliverySi
     })
 }
 
-/// A header with nothing but one signature.
+/// Parses a header that contains a single signature.
 fn parse_single<'a>(
     headers: &HeaderMap, header: &HeaderName, prefix: &str, encoding: SignatureEncoding, content: Vec<&'a [u8]>,
     timestamp: Option<u64>,
@@ -225,7 +225,7 @@ fn parse_single<'a>(
 }
 
 impl CustomWebhookScheme {
-    /// Whether it can be what it says.
+    /// Checks that the settings are consistent.
     ///
     /// # Errors
     /// One sentence that names the setting.
@@ -262,7 +262,7 @@ impl CustomWebhookScheme {
     }
 }
 
-/// The value of a header that must be there once.
+/// Returns the value of a header that must occur once.
 fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], WebhookSignatureError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -272,7 +272,7 @@ fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u
     }
 }
 
-/// Digits only: signs and blanks would be second spellings of a number that is signed as text.
+/// Digits only: signs and spaces would be other spellings of a number that is signed as text.
 fn parse_seconds(header: &HeaderName, written: &[u8]) -> Result<u64, WebhookSignatureError> {
     let digits = std::str::from_utf8(written).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let number = digits.and_then(|digits| digits.parse().ok());

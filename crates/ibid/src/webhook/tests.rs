@@ -1,4 +1,4 @@
-//! Vectors that the senders publish, and everything near them that must not pass.
+//! Test vectors that senders publish, and variations that must be refused.
 
 use http::HeaderValue;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn headers(pairs: &HeaderPairs<'_>) -> HeaderMap {
     map
 }
 
-/// A delivery that is believed: the scheme, its secret, when, what.
+/// A valid delivery: scheme, secret, time and content.
 struct WebhookVector {
     scheme: WebhookScheme,
     secret: &'static str,
@@ -37,8 +37,8 @@ fn slack() -> WebhookScheme {
     })
 }
 
-/// Standard Webhooks, Svix, GitHub and Slack print theirs in their documentation; Stripe and Shopify print none: theirs
-/// are made with OpenSSL.
+/// Standard Webhooks, Svix, GitHub and Slack publish these in their documentation. Stripe and Shopify publish none;
+/// theirs are generated with OpenSSL.
 fn vectors() -> Vec<WebhookVector> {
     let standard = |scheme, prefix: [&'static str; 3]| WebhookVector {
         scheme,
@@ -188,7 +188,7 @@ fn the_time_may_be_five_minutes_off_to_either_side_and_no_more() {
     }
 }
 
-/// While one secret takes another's place, the sender signs with either or both, and the receiver has either or both.
+/// During a rotation, the sender signs with either secret or both, and the receiver has either or both.
 #[test]
 fn any_signature_under_any_secret_will_do() {
     let [id, time] = [("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"), ("webhook-timestamp", "1614265330")];
@@ -207,7 +207,7 @@ fn any_signature_under_any_secret_will_do() {
         }
         assert!(matches!(verify(secrets, other), Err(WebhookSignatureError::Mismatch(_))));
     }
-    // The right signature under another version's name is none.
+    // The right signature under another version's name is not accepted.
     for wrong in [SIGNED.replacen("v1,", "v1a,", 1), SIGNED.replacen("v1,", "v0,", 1), SIGNED[3..].into(), "".into()] {
         assert!(matches!(verify(&[SECRET], &wrong), Err(WebhookSignatureError::Malformed(..))), "{wrong}");
     }
@@ -244,7 +244,7 @@ fn two_families_of_headers_must_say_the_same() {
         verify(&[&[svix, ("webhook-id", "msg_other")], &rest]),
         Err(WebhookSignatureError::Malformed(..))
     ));
-    // The signature of one family says nothing about the id of the other.
+    // The signature of one header family does not cover the id of the other.
     assert!(verify(&[&[webhook], &rest]).is_err());
 }
 
@@ -326,7 +326,7 @@ proptest! {
         prop_assert_eq!(SignatureEncoding::Base64.decode(to_base64(&bytes).as_bytes()), Some(bytes));
     }
 
-    /// What is read has one spelling: written again it is the same text.
+    /// A value has one spelling: encoding it again gives the same text.
     #[test]
     fn base64_that_is_read_is_written_the_same(text in "[A-Za-z0-9+/=]{0,16}") {
         if let Some(bytes) = SignatureEncoding::Base64.decode(text.as_bytes()) {
@@ -334,7 +334,7 @@ proptest! {
         }
     }
 
-    /// Nothing that is put into the headers makes a forged body pass, and nothing panics.
+    /// No headers make a forged body pass, and nothing panics.
     #[test]
     fn no_header_makes_a_forged_body_pass(
         which in 0_usize..7, at in 0_usize..3, value in proptest::collection::vec(any::<u8>(), 0..200),

@@ -1,4 +1,4 @@
-//! The files of the trail: lines of JSON, appended and synced. Bound: two of [`MAX_FILE_BYTES`] bytes.
+//! The files of the trail: JSON lines, appended and synced. Bound: two files of [`MAX_FILE_BYTES`].
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,14 +10,14 @@ use std::{
 use ibid_stores::ProcessLock;
 use serde::Serialize;
 
-/// One file holds no more; there are two.
+/// Maximum size of one file; there are two.
 pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
-/// What is read of a file that somebody else has made longer.
+/// Maximum number of bytes read from a file that another program made longer.
 const MAX_READ_BYTES: u64 = 2 * MAX_FILE_BYTES;
 
 #[derive(Debug)]
 pub(super) struct AuditFiles {
-    /// For as long as the trail is open.
+    /// Held as long as the trail is open.
     _lock: ProcessLock,
     path: PathBuf,
     pub(super) file: File,
@@ -25,7 +25,7 @@ pub(super) struct AuditFiles {
 }
 
 impl AuditFiles {
-    /// Takes the trail for this process; folder and file are made if they are missing.
+    /// Locks the trail for this process, and creates the folder and the file if they are missing.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -41,7 +41,7 @@ impl AuditFiles {
         Ok(Self { _lock: lock, path: path.into(), file, length })
     }
 
-    /// Appends a line. True if the newer file was full and became the older one, whatever came of the line then.
+    /// Appends a line. Returns whether the file was full and was rotated, even if the append then fails.
     pub(super) fn write(&mut self, line: &impl Serialize) -> (bool, io::Result<()>) {
         let mut bytes = match serde_json::to_vec(line) {
             Ok(bytes) => bytes,
@@ -57,7 +57,7 @@ impl AuditFiles {
 
     fn rotate(&mut self) -> io::Result<()> {
         match fs::rename(&self.path, older_path(&self.path)) {
-            // It was turned, and the new one could not be made.
+            // An earlier rotation renamed the file and then failed to create the new one.
             Err(why) if why.kind() == io::ErrorKind::NotFound => {}
             turned => turned?,
         }
@@ -69,19 +69,18 @@ impl AuditFiles {
         let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
         match written {
             Ok(()) => self.length += line.len() as u64,
-            // Half a line would swallow the next one.
+            // A partial line would corrupt the next one.
             Err(_) => self.file.set_len(self.length)?,
         }
         written
     }
 }
 
-/// The file that was full before this one.
 pub(super) fn older_path(path: &Path) -> PathBuf {
     with_suffix(path, ".1")
 }
 
-/// What a file holds; nothing if it is not there.
+/// Reads a file; empty if it does not exist.
 pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     match File::open(path) {
@@ -98,12 +97,12 @@ fn with_suffix(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-/// A file to append to, and how long it is. Who did what to whom is for its owner to read.
+/// Opens a file for appending and returns its length. Only its owner may read it.
 fn open_for_append(path: &Path) -> io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let mut length = file.metadata()?.len();
     if length > 0 && !ends_with_newline(&file, length)? {
-        // What a killed process left is a line of its own.
+        // Ends the partial line that a killed process left.
         file.write_all(b"\n")?;
         length += 1;
     }

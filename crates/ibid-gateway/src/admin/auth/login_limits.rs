@@ -1,4 +1,4 @@
-//! How often a client may fail to log in, by its address.
+//! Limits failed log-ins per client address: a token bucket that refills over a minute.
 
 use std::{
     collections::HashMap,
@@ -10,22 +10,22 @@ use tokio::time::Instant;
 
 use super::{AuthError, TokenHash};
 
-/// Failed log-ins of one client in a minute, beyond which it is limited.
+/// Failed log-ins per minute after which a client is rate-limited.
 pub const MAX_FAILED_LOGINS_PER_MINUTE: u32 = 30;
-/// The time in which so many may fail.
+/// Time in which the allowance refills completely.
 pub(super) const FAILED_LOGIN_WINDOW: Duration = Duration::from_secs(60);
-/// Clients that are told apart; beyond it those that have been quiet for longest are forgotten.
+/// Clients that are tracked; above it, the less recently active half is dropped.
 pub(super) const MAX_TRACKED_CLIENTS: usize = 4096;
-/// One that asks, by its address.
+/// The log-in state of one client.
 pub(super) struct LoginAttempts {
-    /// How many may still fail, as of `at`.
+    /// Failures still allowed, as of `updated_at`.
     failures_left: f64,
     updated_at: Instant,
-    /// Tokens that it has shown to have.
+    /// Tokens that the client has used successfully. The limit does not apply to them.
     pub(super) verified_tokens: Vec<TokenHash>,
 }
 
-/// What is known of a client.
+/// The state of a client, created if it is new.
 pub(super) fn client_entry(clients: &mut HashMap<IpAddr, LoginAttempts>, client: IpAddr) -> &mut LoginAttempts {
     let client = client_network(client);
     if clients.len() >= MAX_TRACKED_CLIENTS && !clients.contains_key(&client) {
@@ -42,7 +42,7 @@ pub(super) fn client_entry(clients: &mut HashMap<IpAddr, LoginAttempts>, client:
 }
 
 impl LoginAttempts {
-    /// How many may fail now.
+    /// Refills the allowance, and returns how many failures are left.
     pub(super) fn refill(&mut self) -> f64 {
         let now = Instant::now();
         let more = (now - self.updated_at).as_secs_f64() * f64::from(MAX_FAILED_LOGINS_PER_MINUTE)
@@ -67,7 +67,7 @@ impl LoginAttempts {
     }
 }
 
-/// Of an IPv6 network one machine may have any address.
+/// Groups IPv6 addresses by /64 network, because one machine can use any address of it.
 fn client_network(client: IpAddr) -> IpAddr {
     match client {
         IpAddr::V6(address) => match address.to_ipv4_mapped() {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{CommandError, ResealArgs, show::escape_control, target::KeysTarget};
 use crate::{
-    commands::{admin_client::AdminClient, outside},
+    commands::{admin_client::AdminClient, open_store},
     config::Env,
     records::{
         ResealReport,
@@ -33,7 +33,7 @@ pub(super) fn run(
     if matches!(place, KeysTarget::Admin(_)) && args.reason.is_none() {
         return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
     }
-    let done = outside::block_on(async { reseal_all(&ResealBackend::open(place).await?, args, aside).await })?;
+    let done = open_store::block_on(async { reseal_all(&ResealBackend::open(place).await?, args, aside).await })?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&done).expect("counts have a form"))?;
     } else {
@@ -100,7 +100,7 @@ impl ResealBackend {
                     let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
                     return Err(CommandError::Usage(what.into()));
                 };
-                let opened = outside::open_sealed_store(&settings, Some(sealing)).await?;
+                let opened = open_store::open_sealed_store(&settings, Some(sealing)).await?;
                 Ok(Self::Store(opened.sealed.expect("there are keys")))
             }
         }

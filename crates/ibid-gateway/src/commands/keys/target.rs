@@ -13,7 +13,7 @@ use super::{
     super::{
         CommandError,
         admin_client::{AdminClient, percent_encode},
-        outside,
+        open_store,
     },
     KeysTargetArgs,
 };
@@ -64,7 +64,7 @@ impl KeysTarget {
                     Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
                 };
                 let sealing = seal.ok().flatten().and_then(|seal| seal.sealing());
-                Ok(KeysBackend::Store(outside::open_sealed_store(&settings, sealing).await?.store, why))
+                Ok(KeysBackend::Store(open_store::open_sealed_store(&settings, sealing).await?.store, why))
             }
             Self::Admin(api) => Ok(KeysBackend::Admin(api)),
         }

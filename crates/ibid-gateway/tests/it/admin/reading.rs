@@ -95,10 +95,10 @@ async fn policies_and_store_are_as_configured() {
         (&"POST /pay/*".into(), &"ietf".into(), &"enforce".into())
     );
     assert_eq!((&route["dials"]["ttl"], &route["dials"]["on_unknown"]), (&"24h".into(), &"hold".into()));
-    assert_eq!(route["unusual"], serde_json::json!(["label"]));
+    assert_eq!(route["overridden"], serde_json::json!(["label"]));
     let store = office.json("/api/store").await;
     assert_eq!((&store["name"], &store["url"]), (&"embedded".into(), &"embedded:data".into()));
-    assert_eq!((&store["durable"], &store["shared"], &store["trouble"]), (&true.into(), &false.into(), &().into()));
+    assert_eq!((&store["durable"], &store["shared"], &store["error"]), (&true.into(), &false.into(), &().into()));
     assert_eq!(store["stored"]["finished"], 3);
 }
 
@@ -109,7 +109,7 @@ async fn a_signature_that_is_not_asked_for_is_unusual() {
     let office = AdminGateway::with(&format!("{}{routes}", super::common::ADMIN_CONFIG)).await;
     let policies = office.json("/api/policies").await;
     let route = &policies["routes"][0];
-    assert_eq!(route["unusual"], serde_json::json!(["signature"]), "{route:#}");
+    assert_eq!(route["overridden"], serde_json::json!(["signature"]), "{route:#}");
     assert_eq!(route["dials"]["signature"], "none: deliveries are taken from anybody");
 }
 

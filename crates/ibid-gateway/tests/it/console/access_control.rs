@@ -11,7 +11,7 @@ async fn a_stranger_sees_the_log_in_and_nothing_else() {
     let lost = scene.address(UNKNOWN_KEY).await;
     let record = format!("/records/{lost}");
     for path in
-        ["/", "/series", "/records?state=unknown", &record, "/stuck", "/policies", "/shadow", "/store", "/audit"]
+        ["/", "/series", "/records?state=unknown", &record, "/unknown", "/policies", "/shadow", "/store", "/audit"]
     {
         let answer = stranger.get(path).await;
         assert_eq!(answer.status, 303, "{path}");
@@ -127,7 +127,7 @@ async fn a_user_sees_its_own_records_and_nothing_else() {
     assert_eq!(hidden.status, 404);
     let absent = user.get(&format!("/records/{}", "0".repeat(64))).await;
     assert_eq!(hidden.text(), absent.text(), "whether it exists is not said");
-    for path in ["/stuck", "/policies", "/shadow", "/store", "/audit", "/series", &format!("/records/{own}/forget")] {
+    for path in ["/unknown", "/policies", "/shadow", "/store", "/audit", "/series", &format!("/records/{own}/forget")] {
         assert_eq!(user.get(path).await.status, 403, "{path}");
     }
 }

@@ -16,10 +16,10 @@ async fn no_page_is_wider_than_a_phone_and_the_keyboard_reaches_everything() {
     assert!(browser.execute(wide, Vec::new()).await.unwrap().as_u64() <= Some(390), "/login");
     browser.type_into("#token", ADMIN).await;
     browser.click_text("Log in").await;
-    browser.wait_for_text("Needs somebody").await;
+    browser.wait_for_text("Needs attention").await;
     let record = format!("/records/{lost}");
     let resolve = format!("/records/{lost}/resolve");
-    for path in ["/", "/records", &record, &resolve, "/stuck", "/policies", "/shadow", "/store", "/audit"] {
+    for path in ["/", "/records", &record, &resolve, "/unknown", "/policies", "/shadow", "/store", "/audit"] {
         browser.goto(&scene.url(path)).await.unwrap();
         browser.wait_for_element("main h1").await;
         let width = browser.execute(wide, Vec::new()).await.unwrap();

@@ -101,13 +101,13 @@ async fn an_operator_finds_a_lost_operation_says_how_it_ended_and_sees_it_writte
     log_in(&browser, &scene, "not a token").await;
     browser.wait_for_text("That is none of this gateway's tokens.").await;
     log_in(&browser, &scene, ADMIN).await;
-    browser.wait_for_text("Needs somebody").await;
+    browser.wait_for_text("Needs attention").await;
     assert_charts_drawn(&browser).await;
     resolve_record(&browser, &scene).await;
     assert_markup_is_text(&browser, &scene).await;
     assert_store_outage_shown(&browser, &scene).await;
 
-    for path in ["/stuck", "/policies", "/shadow", "/store", "/audit"] {
+    for path in ["/unknown", "/policies", "/shadow", "/store", "/audit"] {
         browser.goto(&scene.url(path)).await.unwrap();
         browser.wait_for_element("main h1").await;
     }
@@ -140,7 +140,7 @@ async fn everything_works_without_scripts() {
     let scene = ConsoleGateway::start_filled().await;
     let browser = ConsoleBrowser::start(ScriptSetting::Off).await;
     log_in(&browser, &scene, ADMIN).await;
-    browser.wait_for_text("Needs somebody").await;
+    browser.wait_for_text("Needs attention").await;
     browser.click_text("The last 10m in numbers").await;
     browser.wait_for_text("Overhead p50").await;
     let charts = browser.find_all(fantoccini::Locator::Css("canvas")).await.unwrap();

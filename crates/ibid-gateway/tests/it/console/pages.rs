@@ -12,8 +12,19 @@ async fn every_page_may_do_little_and_is_kept_by_nobody() {
     let reader = scene.log_in(ADMIN).await;
     let lost = scene.address(UNKNOWN_KEY).await;
     let (record, forget) = (format!("/records/{lost}"), format!("/records/{lost}/forget"));
-    let pages =
-        ["/", "/records", &record, &forget, "/stuck", "/policies", "/shadow", "/store", "/audit", "/login", "/series"];
+    let pages = [
+        "/",
+        "/records",
+        &record,
+        &forget,
+        "/unknown",
+        "/policies",
+        "/shadow",
+        "/store",
+        "/audit",
+        "/login",
+        "/series",
+    ];
     for path in pages {
         let answer = reader.get(path).await;
         assert_eq!(answer.status, 200, "{path}");
@@ -236,9 +247,9 @@ async fn the_overview_counts_what_happens() {
     .await;
     let page = reader.get_page("/").await;
     for part in [
-        "Unknown ends",
+        "Outcome unknown",
         "POST /payments/*",
-        "Needs somebody",
+        "Needs attention",
         UNKNOWN_KEY,
         "alarm above 5 %",
         "above the alarm at 10 %",
@@ -267,7 +278,7 @@ async fn an_empty_gateway_says_what_will_be_there() {
     for (path, said) in [
         ("/", "No end is unknown"),
         ("/records", "Nothing is remembered yet."),
-        ("/stuck", "Every operation that was started has a known end"),
+        ("/unknown", "Every operation that was started has a known end"),
         ("/audit", "Nothing was changed."),
     ] {
         assert!(reader.get_page(path).await.contains(said), "{path}");

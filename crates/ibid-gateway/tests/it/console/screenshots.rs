@@ -78,7 +78,7 @@ async fn pictures_of_a_gateway_at_work() {
         ("record", format!("/records/{done}")),
         ("unknown", format!("/records/{lost}")),
         ("resolve", format!("/records/{lost}/resolve")),
-        ("stuck", "/stuck".into()),
+        ("unknown", "/unknown".into()),
         ("policies", "/policies".into()),
         ("shadow", "/shadow".into()),
         ("store", "/store".into()),

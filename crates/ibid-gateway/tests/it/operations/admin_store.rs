@@ -54,7 +54,7 @@ async fn a_store_that_is_down_is_said_to_be() {
     assert_unavailable(&forget.send().await, "the store cannot be used");
     // What needs no store goes on.
     assert_eq!(here.get_json("/api/audit").await["entries"].as_array().map(Vec::len), Some(0), "nothing was begun");
-    assert!(here.get_json("/api/store").await["trouble"].is_string());
+    assert!(here.get_json("/api/store").await["error"].is_string());
     for path in ["/api/stats", "/api/policies", "/api/shadow", "/api/refusals"] {
         here.get_json(path).await;
     }

@@ -26,7 +26,7 @@ async fn a_store_that_is_not_there_does_not_stop_the_start() {
         let ready = get(gateway.admin_addr(), "/readyz").send().await;
         let json = ready.json();
         assert_eq!((ready.status, &json["ready"]), (503, &false.into()), "{store}: {ready:?}");
-        assert!(json["store"]["trouble"].as_str().is_some_and(|trouble| !trouble.is_empty()), "{store}: {ready:?}");
+        assert!(json["store"]["error"].as_str().is_some_and(|trouble| !trouble.is_empty()), "{store}: {ready:?}");
         assert_eq!(json["store"]["shared"], true, "{store}: {ready:?}");
         assert_eq!(get(gateway.admin_addr(), "/healthz").send().await.status, 200, "{store}");
 
@@ -42,7 +42,7 @@ async fn a_store_that_is_not_there_does_not_stop_the_start() {
 #[tokio::test]
 async fn answers_that_are_kept_near_any_store_are_the_same_answers() {
     let upstream = TestUpstream::start().await;
-    let config = "[store]\nurl = \"embedded:data\"\nnear = \"1MiB\"\n";
+    let config = "[store]\nurl = \"embedded:data\"\nlocal_cache = \"1MiB\"\n";
     let mut gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
     let request = |gateway: &GatewayProcess| pay(gateway.addr(), "k-1").header("Host", "shop.example");
     let first = request(&gateway).send().await;
@@ -66,7 +66,7 @@ async fn under_strict_it_does() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{store}: {said}");
         assert!(said.starts_with("ibid: store.strict is set, and the "), "{store}: {said}");
-        let why = [" store is wanting: ", " store cannot be used: "].iter().any(|why| said.contains(why));
+        let why = [" store has weaknesses: ", " store cannot be used: "].iter().any(|why| said.contains(why));
         assert!(why && !said.contains("s3cret"), "{store}: {said}");
         assert!(output.stdout.is_empty(), "{store}");
     }

@@ -143,11 +143,11 @@ async fn readiness_follows_the_store_and_says_what_its_trouble_is() {
     let upstream = TestUpstream::start().await;
     let here = InProcessGateway::start("", &upstream).await;
     let ready = here.ready().await;
-    assert_eq!((ready.status, &ready.json()["store"]["trouble"]), (200, &serde_json::Value::Null), "{ready:?}");
+    assert_eq!((ready.status, &ready.json()["store"]["error"]), (200, &serde_json::Value::Null), "{ready:?}");
     here.store.fail(CallFilter::All, ErrorKind::NotApplied);
     let down = here.ready().await;
     assert_eq!((down.status, &down.json()["ready"]), (503, &false.into()), "{down:?}");
-    let trouble = down.json()["store"]["trouble"].as_str().unwrap_or_default().to_owned();
+    let trouble = down.json()["store"]["error"].as_str().unwrap_or_default().to_owned();
     assert!(trouble.contains("switched off by the test"), "{trouble}");
     let alive = ibid_testkit::client::get(here.gateway.admin().unwrap(), "/healthz").send().await;
     assert_eq!(alive.status, 200, "a store that is down is no reason to restart the gateway");

@@ -19,7 +19,7 @@ async fn an_answer_at_another_key_is_refused_and_reported() {
     );
     // Open to a store that is away, not to one that holds something else than was written.
     let open = "[policy]\non_store_down = \"open\"";
-    let config = format!("{open}\n[store]\nurl = {:?}\nnear = \"0\"\n{}", server.url(), table(&["k"]));
+    let config = format!("{open}\n[store]\nurl = {:?}\nlocal_cache = \"0\"\n{}", server.url(), table(&["k"]));
     let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     let one = pay(&gateway, "one").send().await;
     assert_ran(&one);

@@ -90,7 +90,7 @@ async fn reload_config(gateway: &mut GatewayProcess, config: &str, nth: usize) {
 async fn on_a_shared_store_without_a_restart() {
     let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
     // Nothing near, so that every replay is opened.
-    let config = |ids: &[&str]| format!("[store]\nurl = {:?}\nnear = \"0\"\n{}", server.url(), table(ids));
+    let config = |ids: &[&str]| format!("[store]\nurl = {:?}\nlocal_cache = \"0\"\n{}", server.url(), table(ids));
     let mut gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;
     let load = RotationLoad::start(&gateway);
     load.wait_for_more(20).await;

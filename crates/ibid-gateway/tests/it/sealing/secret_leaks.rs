@@ -73,7 +73,7 @@ async fn nothing_is_in_the_journal() {
         let (server, upstream, gate) = (redis::Server::start(), TestUpstream::start().await, ReplyGate::new());
         upstream.on("/pay", reply().gated(&gate));
         let url = server.url();
-        let config = format!("{POLICY}[store]\nurl = {url:?}\nnear = \"0\"\ntimeout = \"300ms\"\n{seal}");
+        let config = format!("{POLICY}[store]\nurl = {url:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n{seal}");
         let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
         let request = planted_request(&gateway);
         let running = tokio::spawn(async move { request.send().await });
@@ -107,7 +107,7 @@ async fn nothing_is_in_the_journal() {
 async fn a_journal_in_clear_is_set_aside_and_said() {
     let (server, upstream, gate) = (redis::Server::start(), TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", reply().gated(&gate));
-    let config = format!("{POLICY}[store]\nurl = {:?}\nnear = \"0\"\ntimeout = \"300ms\"\n", server.url());
+    let config = format!("{POLICY}[store]\nurl = {:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n", server.url());
     let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     let request = planted_request(&gateway);
     let running = tokio::spawn(async move { request.send().await });

@@ -79,7 +79,7 @@ async fn read_admin_port(scene: &SecretsGateway, seen: &mut OutputLog, when: &st
     let session = scene.ask(Method::POST, "/login", nobody, &format!("token={VIEWER}")).await;
     let cookie = session.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
     let who = ("cookie", cookie.as_str());
-    for path in ["/", "/series", "/records", "/stuck", "/policies", "/shadow", "/store", "/audit"] {
+    for path in ["/", "/series", "/records", "/unknown", "/policies", "/shadow", "/store", "/audit"] {
         let answer = get(path, who).await;
         assert!(when == "without stores" || answer.status() == 200, "{path}: {answer:?}");
         seen.answer(format!("{when}: {path}"), &answer);

@@ -22,7 +22,8 @@ async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
     let (ca, of, secret) = (ca.display(), cert.display(), key.display());
     let url = format!("rediss://127.0.0.1:{}/0?ca={ca}&cert={of}&key={secret}", server.port());
     let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, &format!("[store]\nurl = {url:?}\nnear = \"0\"\n"), &upstream.url()).await;
+    let gateway =
+        GatewayProcess::spawn(BIN, &format!("[store]\nurl = {url:?}\nlocal_cache = \"0\"\n"), &upstream.url()).await;
     assert_ran(&pay(&gateway, "k-1").send().await);
     // Nobody connects meanwhile: it is said all the same.
     replace(&stranger.cert, &cert);

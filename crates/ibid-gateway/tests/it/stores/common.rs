@@ -57,7 +57,7 @@ pub(super) async fn wait_until_ready(gateway: &GatewayProcess, ready: bool) {
     let wanted = if ready { 200 } else { 503 };
     until("its readiness to change", || async {
         let answer = get(gateway.admin_addr(), "/readyz").send().await;
-        assert_eq!(answer.json()["store"]["trouble"].is_null(), answer.status == 200, "{answer:?}");
+        assert_eq!(answer.json()["store"]["error"].is_null(), answer.status == 200, "{answer:?}");
         (answer.status == wanted).then_some(())
     })
     .await;
@@ -130,7 +130,9 @@ impl BreakableStore {
             BreakableStore::RefusedRedis { link, .. } => format!("redis://{}/0", link.addr()),
             BreakableStore::KilledPostgres(_, url) => url.clone(),
         };
-        format!("[store]\nurl = {url:?}\nnear = \"0\"\ntimeout = \"300ms\"\n[policy]\npreset = \"ietf\"\n{dials}\n")
+        format!(
+            "[store]\nurl = {url:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n[policy]\npreset = \"ietf\"\n{dials}\n"
+        )
     }
 
     pub(super) fn take_down(&self) {

@@ -39,7 +39,7 @@ async fn assert_readiness_follows(gateway: &GatewayProcess, refuse: impl AsyncFn
     let store = &said["store"];
     assert_eq!((status, &store["claims"], &store["replays"]), (503, &"none".into(), &"full".into()), "{said}");
     assert_eq!((&store["stores"][0]["state"], &store["stores"][0]["reads"]), (&"down".into(), &true.into()), "{said}");
-    let trouble = store["trouble"].as_str().unwrap_or_default();
+    let trouble = store["error"].as_str().unwrap_or_default();
     assert!(trouble.starts_with("new keys are refused: ") && trouble.contains(why), "{trouble}");
     assert!(trouble.ends_with("; finished answers are still replayed"), "{trouble}");
 
@@ -49,7 +49,8 @@ async fn assert_readiness_follows(gateway: &GatewayProcess, refuse: impl AsyncFn
 }
 
 async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
-    GatewayProcess::spawn(BIN, &format!("[store]\n{store}\nnear = \"0\"\ntimeout = \"1s\"\n"), &upstream.url()).await
+    GatewayProcess::spawn(BIN, &format!("[store]\n{store}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n"), &upstream.url())
+        .await
 }
 
 #[tokio::test]

@@ -92,7 +92,7 @@ async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
 async fn redis_one_to_claim_one_to_settle_one_to_replay() {
     let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
-    let gateway = gateway(&format!("url = \"redis://{}/0\"\nnear = \"0\"", link.addr()), &upstream).await;
+    let gateway = gateway(&format!("url = \"redis://{}/0\"\nlocal_cache = \"0\"", link.addr()), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&link]).await;
     assert_eq!(cost, RoundTripCost { claim: [1], answer: [1], background: [1], replay: [1] });
 }
@@ -111,7 +111,7 @@ async fn postgres_one_to_claim_one_to_settle_one_to_replay() {
     let (server, upstream) = (postgres::Server::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let (url, _) = migrated_database(&server, link.addr().port()).await;
-    let gateway = gateway(&format!("url = {url:?}\nnear = \"0\""), &upstream).await;
+    let gateway = gateway(&format!("url = {url:?}\nlocal_cache = \"0\""), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&link]).await;
     assert_eq!(cost, RoundTripCost { claim: [1], answer: [1], background: [1], replay: [1] });
 }
@@ -122,7 +122,7 @@ async fn assert_tiered_cost(table: impl FnOnce(&str, &str) -> String) {
     let links = [proxy_to(redis.port()), proxy_to(postgres.port())];
     let (url, _) = migrated_database(&postgres, links[1].addr().port()).await;
     let table = table(&format!("redis://{}/0", links[0].addr()), &url);
-    let gateway = gateway(&format!("{table}\nnear = \"0\""), &upstream).await;
+    let gateway = gateway(&format!("{table}\nlocal_cache = \"0\""), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&links[0], &links[1]]).await;
     assert_eq!((cost.claim, cost.answer[1], cost.background, cost.replay), ([1, 1], 1, [1, 1], [1, 0]), "{cost:?}");
 

@@ -1,7 +1,7 @@
 //! `bookings` with its shipped configuration on Redis with PostgreSQL behind it, while one of them is away, or both.
 
 use ibid_testkit::{
-    client::{TestRequest, TestResponse, post},
+    client::{TestRequest, TestResponse, get, post},
     process::GatewayProcess,
     servers::{postgres, redis},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
@@ -29,7 +29,7 @@ impl TieredGateways {
         let (url, database) = migrated_database(&postgres, postgres.port()).await;
         let upstream = TestUpstream::start().await;
         let store = format!(
-            "[store]\nurl = {:?}\nfallback = {url:?}\nnear = \"0\"\ntimeout = \"1s\"\nstrict = false\n",
+            "[store]\nurl = {:?}\nfallback = {url:?}\nlocal_cache = \"0\"\ntimeout = \"1s\"\nstrict = false\n",
             redis.url()
         );
         let [one, other] = start_two(&format!("{}\n{store}", shipped_config("bookings")), &upstream).await;
@@ -157,6 +157,12 @@ async fn without_postgres_redis_goes_on_alone_and_its_answers_are_drained() {
         let drained = stage.first_gateway.logs();
         let drained = drained.iter().filter(|line| line.contains("the journal's answer has reached the store"));
         (drained.count() >= 2).then_some(())
+    })
+    .await;
+    // A gateway that has not noticed yet that PostgreSQL is back would run unprotected.
+    until("the second gateway to use PostgreSQL again", || async {
+        let ready = get(stage.second_gateway.admin_addr(), "/readyz").send().await;
+        (ready.json()["store"]["claims"] == "full").then_some(())
     })
     .await;
     // Without Redis, so that only PostgreSQL can know.

@@ -38,7 +38,7 @@ impl Stage {
         let upstream = TestUpstream::start().await;
         let (url, _) = migrated_database(&postgres, postgres.port()).await;
         let config = format!(
-            "[admin]\ntoken = {TOKEN:?}\n[store]\n{}\nnear = \"0\"\ntimeout = \"1s\"\n[policy]\npreset = \"ietf\"\non_store_down = \"closed\"\n",
+            "[admin]\ntoken = {TOKEN:?}\n[store]\n{}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n[policy]\npreset = \"ietf\"\non_store_down = \"closed\"\n",
             store(&redis.url(), &url)
         );
         let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
@@ -102,7 +102,7 @@ impl Stage {
                 assert!(!why.is_empty() && said.contains(&format!("{name} is down (")), "{said}: {one:#}");
             }
         }
-        assert_eq!(store["trouble"].is_null(), expected.status == 200, "{store:#}");
+        assert_eq!(store["error"].is_null(), expected.status == 200, "{store:#}");
         let both_up = (expected.redis, expected.postgres) == ("up", "up");
         assert_eq!(text_of(store).is_empty(), both_up, "{store:#}");
     }
@@ -118,7 +118,7 @@ impl Stage {
 }
 
 fn text_of(store: &Value) -> &str {
-    store["trouble"].as_str().or(store["degraded"].as_str()).unwrap_or_default()
+    store["error"].as_str().or(store["degraded"].as_str()).unwrap_or_default()
 }
 
 #[tokio::test]

@@ -1,42 +1,38 @@
-//! A JSON document after reading: where its members and elements are.
+//! A parsed JSON document: the positions of its members and elements.
 //!
-//! Invariant: a [`Document`] exists only for a body that is strict RFC 8259
-//! JSON in UTF-8, without duplicate members or lone surrogates, and of limited
-//! depth. Its objects are sorted by canonical name. Any [`Span`] of text in it
-//! is canonical text.
+//! Invariant: a [`JsonDocument`] exists only for a body that is strict RFC 8259 JSON in UTF-8, without duplicate
+//! members or lone surrogates, and of limited depth. Its objects are sorted by canonical name. Any [`JsonSpan`] of text
+//! in it is canonical text.
 //!
-//! The point of the design is to do nothing for what is canonical already. A
-//! scalar is a span of the source. A whole array or object whose source is
-//! canonical is a span of the source too, without nodes.
+//! The design avoids work for text that is already canonical. A scalar is a span of the source. A whole array or object
+//! whose source is canonical is a span of the source too, without nodes.
 //!
-//! Example: `{"b":[1,2],"a":0}` is an object of the two nodes `"a"` (text `0`)
-//! and `"b"` (text `[1,2]`).
+//! Example: `{"b":[1,2],"a":0}` is an object with two nodes, `"a"` (text `0`) and `"b"` (text `[1,2]`).
 
 use super::pointer::{JsonPointer, PointerStep};
 
-/// A range: of text, see [`Document::bytes`], or of [`Document::nodes`].
+/// A range of text, see [`JsonDocument::bytes`], or of [`JsonDocument::nodes`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonSpan {
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
-/// What a [`Value`] is, and so what its span is a range of.
+/// The kind of a [`JsonValue`], which determines what its span refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonKind {
-    /// Canonical text; of a scalar, or of anything that was canonical already.
+    /// Canonical text of a scalar, or of any value that was already canonical.
     Text,
     /// The nodes of the members, sorted.
     Object,
     /// The nodes of the elements.
     Array,
-    /// To be left out.
+    /// An ignored value, which is omitted.
     Dropped,
 }
 
-/// A kind and a span in one word. Values are returned and stored all the time,
-/// and a word stays in a register: passing them through memory in pieces made
-/// reading slower by about a third.
+/// A kind and a span in one word, which stays in a register. Passing them through memory separately made reading slower
+/// by about a third.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonValue(u64);
 
@@ -68,20 +64,17 @@ impl JsonValue {
 /// A member of an object, or an element of an array (which has no name).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonNode {
-    /// The first bytes of the name: enough to sort most members without a look
-    /// at their text.
+    /// The first bytes of the name, which suffice to sort most members.
     pub(super) prefix: u64,
     /// The text of the name with its quotes.
     pub(super) name: JsonSpan,
     pub(super) value: JsonValue,
 }
 
-/// A document that was read.
 #[derive(Debug)]
 pub(super) struct JsonDocument<'a> {
     pub(super) source: &'a str,
-    /// Strings whose spelling had to change. Spans count on from the end of the
-    /// source into this.
+    /// Strings whose spelling was changed. Span offsets beyond the end of the source refer to this.
     pub(super) rewritten: Vec<u8>,
     pub(super) nodes: Vec<JsonNode>,
     pub(super) root: JsonValue,
@@ -93,7 +86,7 @@ impl JsonDocument<'_> {
         bytes(self.source.as_bytes(), &self.rewritten, span)
     }
 
-    /// The text of a span, and whatever happens to follow it.
+    /// The text of a span, and everything after it.
     #[inline]
     pub(super) fn bytes_from(&self, span: JsonSpan) -> &[u8] {
         match (span.start as usize).checked_sub(self.source.len()) {
@@ -102,8 +95,7 @@ impl JsonDocument<'_> {
         }
     }
 
-    /// The number of the node at a pointer, if there is something. For a
-    /// document with every node only.
+    /// The index of the node at a pointer. Only for a document with every node.
     pub(super) fn find_node(&self, at: &JsonPointer) -> Option<usize> {
         let mut value = self.root;
         let mut found = None;
@@ -133,7 +125,7 @@ impl JsonDocument<'_> {
     }
 }
 
-/// The text of a span, see [`Document::rewritten`].
+/// The text of a span, see [`JsonDocument::rewritten`].
 pub(super) fn bytes<'t>(body: &'t [u8], rewritten: &'t [u8], span: JsonSpan) -> &'t [u8] {
     let (start, end) = (span.start as usize, span.end as usize);
     match start.checked_sub(body.len()) {
@@ -142,7 +134,6 @@ pub(super) fn bytes<'t>(body: &'t [u8], rewritten: &'t [u8], span: JsonSpan) -> 
     }
 }
 
-/// A text without its quotes.
 pub(super) fn strip_quotes(text: &[u8]) -> &[u8] {
     &text[1..text.len() - 1]
 }

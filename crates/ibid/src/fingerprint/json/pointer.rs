@@ -1,23 +1,22 @@
-//! JSON pointers (RFC 6901): the name of a place inside a JSON document.
+//! JSON pointers (RFC 6901).
 //!
-//! Invariant: a pointer names a place *inside* the document, never the document
-//! itself, as a fingerprint that leaves out everything would be equal for all.
+//! Invariant: a pointer refers to a value *inside* the document, never to the whole document, because a fingerprint
+//! that ignores everything would be equal for all requests.
 //!
-//! Example: `/items/0/sent~1at` is member `sent/at` of the first of `items`.
+//! Example: `/items/0/sent~1at` is the member `sent/at` of the first element of `items`.
 
 use std::fmt;
 
 use super::text;
 
-/// A place inside a JSON document, such as `/items/0/sent_at`.
+/// A position inside a JSON document, such as `/items/0/sent_at`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonPointer {
     source: String,
     pub(super) steps: Vec<PointerStep>,
 }
 
-/// One step down: to a member if the value is an object, or to an element if it
-/// is an array. Only the document decides which.
+/// One step: to a member of an object or an element of an array, depending on the document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PointerStep {
     /// The canonical text of the member name, with its quotes.
@@ -33,7 +32,7 @@ pub struct JsonPointerError {
 }
 
 impl JsonPointer {
-    /// Reads a pointer in the notation of RFC 6901.
+    /// Parses a pointer in the notation of RFC 6901.
     pub fn parse(written: &str) -> Result<JsonPointer, JsonPointerError> {
         let fail = |reason| JsonPointerError { source: written.to_owned(), reason };
         if written.is_empty() {
@@ -65,7 +64,7 @@ impl PointerStep {
             });
             name.push_str(rest);
         }
-        // `00` and `+1` are names of members, but no indexes.
+        // `00` and `+1` are member names, but not indexes.
         let plain = name == "0" || name.starts_with(|first: char| matches!(first, '1'..='9'));
         let index = if plain { name.parse().ok() } else { None };
         Some(PointerStep { name: text::quoted(&name), index })

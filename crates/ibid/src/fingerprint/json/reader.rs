@@ -1,19 +1,18 @@
-//! Reads a JSON document without copying it: checks it and notes its members.
+//! Parses a JSON document without copying it: validates it and records its members.
 //!
-//! Invariant: what is read is a valid [`Document`], or nothing. One pass, in
-//! time linear but for the sorting of names, with recursion limited by
-//! [`MAX_DEPTH`].
+//! Invariant: the result is a valid [`JsonDocument`] or nothing. The reader makes one pass, in linear time except for
+//! sorting names, with recursion limited by [`MAX_JSON_DEPTH`].
 //!
-//! Example: of `{"b":[1,2],"a":0}`, the array is noted as one text, because it is
-//! canonical as it stands; the object gets a node for each of its members.
+//! Example: of `{"b":[1,2],"a":0}`, the array is recorded as one text, because it is already canonical; the object gets
+//! a node for each of its members.
 
 use super::NameEquality;
 use super::document::{JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes};
 use super::sort;
 use super::text::{self, SpecialBytes};
 
-/// Deeper documents have no canonical form. This bounds the recursion here and
-/// in the writer; real requests stay far below.
+/// The maximum depth of a document with a canonical form. It bounds the recursion here and in the writer; real requests
+/// stay far below.
 pub(super) const MAX_JSON_DEPTH: usize = 128;
 
 impl<'a> JsonDocument<'a> {
@@ -22,29 +21,28 @@ impl<'a> JsonDocument<'a> {
         JsonReader::new(body, false)?.document()
     }
 
-    /// Reads a document, with a node for every member and element if asked for, where these names are the same.
+    /// Reads a document. With `every_node`, each member and element gets a node. `names` defines which names are equal.
     pub(super) fn read_for(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
         JsonReader { names, ..JsonReader::new(body, every_node)? }.document()
     }
 
-    /// Reads a document, for looking into it: every member and every element
-    /// has a node.
+    /// Reads a document with a node for every member and element, for looking into it.
     pub(super) fn read_every_node(body: &'a [u8]) -> Option<Self> {
         JsonReader::new(body, true)?.document()
     }
 }
 
-/// Where a member of the top-level object is, or could be.
+/// The position of a member of the top-level object.
 pub(super) enum MemberPosition {
-    /// The span of its value.
+    /// The span of the member's value.
     Present(JsonSpan),
-    /// It does not exist; a new member (the first of all?) can be put in here.
+    /// The member does not exist; a new one can be inserted here. `first` if the object is empty.
     Absent { at: usize, first: bool },
 }
 
-/// Looks for a member, by its canonical text, of a body that is an object.
+/// Finds a member of an object by the canonical text of its name.
 pub(super) fn find_member(body: &[u8], name: &[u8]) -> Option<MemberPosition> {
-    // This makes sure of all that the steps below take for granted.
+    // Ensures everything that the steps below rely on.
     JsonDocument::read(body)?;
     let mut reader = JsonReader::new(body, false)?;
     reader.skip_space();
@@ -78,10 +76,10 @@ struct JsonReader<'a> {
     rewritten: Vec<u8>,
     /// The nodes of all arrays and objects that are not closed yet.
     open: Vec<JsonNode>,
-    /// The nodes of those that are closed, each one's nodes together.
+    /// The nodes of closed arrays and objects, grouped.
     closed: Vec<JsonNode>,
-    /// How often the source was found not to be canonical. If this stayed the
-    /// same over a value then the source of the value is canonical.
+    /// The number of non-canonical places so far. If it does not change while a value is read, the value's source is
+    /// canonical.
     noncanonical_count: usize,
     every_node: bool,
     names: NameEquality,
@@ -89,7 +87,7 @@ struct JsonReader<'a> {
 
 impl<'a> JsonReader<'a> {
     fn new(body: &'a [u8], every_node: bool) -> Option<Self> {
-        // The ends of a span have 31 bits, and count over two buffers.
+        // The ends of a span have 31 bits, and cover two buffers.
         if body.len() >= 1 << 30 {
             return None;
         }
@@ -119,7 +117,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    /// Reads the value that starts here, inside of `depth` others.
+    /// Reads the value at the current position, at this depth.
     #[inline(always)]
     fn value(&mut self, depth: usize) -> Option<JsonValue> {
         match self.peek()? {
@@ -169,8 +167,7 @@ impl<'a> JsonReader<'a> {
         self.close_sorted(first)
     }
 
-    /// Ends the innermost object, whose members are not sorted; `None` if two
-    /// of them are the same.
+    /// Closes the innermost object, whose members are not sorted. Returns `None` if two have the same name.
     fn close_sorted(&mut self, first: usize) -> Option<JsonValue> {
         let start = self.closed.len() as u32;
         let members = &mut self.open[first..];
@@ -203,9 +200,8 @@ impl<'a> JsonReader<'a> {
         Some(self.close(start, first, changes, JsonKind::Array))
     }
 
-    /// Notes an element. Where it stands right behind its predecessor, with
-    /// nothing but the comma between, one node is enough for both: this keeps
-    /// long arrays of numbers from taking much memory.
+    /// Records an element. If only a comma separates it from its predecessor, one node covers both, which saves memory
+    /// for long arrays of numbers.
     fn item(&mut self, first: usize, value: JsonValue) {
         if !self.every_node
             && value.kind() == JsonKind::Text
@@ -221,7 +217,7 @@ impl<'a> JsonReader<'a> {
         self.open.push(JsonNode { prefix: 0, name: JsonSpan { start: 0, end: 0 }, value });
     }
 
-    /// Ends the innermost array or object, which began at `start`.
+    /// Closes the innermost array or object, which started at `start`.
     fn close(&mut self, start: usize, first: usize, changes: usize, kind: JsonKind) -> JsonValue {
         if self.noncanonical_count == changes && !self.every_node {
             self.open.truncate(first);
@@ -290,7 +286,7 @@ impl<'a> JsonReader<'a> {
         Some(self.text(start))
     }
 
-    /// Passes over one digit or more.
+    /// Skips one or more digits.
     fn digits(&mut self) -> Option<()> {
         let start = self.pos;
         while let Some(b'0'..=b'9') = self.peek() {
@@ -306,10 +302,10 @@ impl<'a> JsonReader<'a> {
         (self.body.get(start..self.pos)? == literal).then(|| self.text(start))
     }
 
-    /// Passes over the colon after a name, and the space around it.
+    /// Skips the colon after a name, and the space around it.
     #[inline(always)]
     fn colon(&mut self) -> Option<()> {
-        // A test for what is most likely saves the test for space.
+        // Testing for the likely case first saves the test for space.
         if self.peek()? != b':' {
             self.skip_space();
         }
@@ -318,8 +314,7 @@ impl<'a> JsonReader<'a> {
         Some(())
     }
 
-    /// Passes over the comma (`true`) or the end (`false`) after a member, and
-    /// the space around it.
+    /// Skips the comma (returns `true`) or the end (`false`) after a member, and the space around it.
     #[inline(always)]
     fn has_more(&mut self, end: u8) -> Option<bool> {
         let mut byte = self.peek()?;
@@ -359,7 +354,7 @@ impl<'a> JsonReader<'a> {
         self.body.get(self.pos).copied()
     }
 
-    /// The text from `start` to here.
+    /// The text from `start` to the current position.
     #[inline(always)]
     fn text(&self, start: usize) -> JsonValue {
         JsonValue::new(JsonKind::Text, JsonSpan { start: start as u32, end: self.pos as u32 })

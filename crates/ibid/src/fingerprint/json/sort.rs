@@ -1,29 +1,27 @@
-//! The order of members: by the bytes of their canonical names.
+//! Sorts members by the bytes of their canonical names.
 //!
-//! Invariant: sorted members are strictly ascending, so no two are the same.
+//! Invariant: sorted members are strictly ascending, so no two have the same name.
 //!
-//! Sorting is a good part of the time it takes to read a document, and names
-//! are short. So each member carries the first bytes of its name as a number,
-//! and the names themselves are seldom looked at.
+//! Sorting takes a considerable part of the time to read a document, and names are short. Each member therefore carries
+//! the first bytes of its name as a number, and most comparisons do not read the names.
 //!
-//! Example: `"amount"` and `"currency"` are told apart by prefix, while the prefix
-//! of `"customer"` and of `"customer_id"` is the same.
+//! Example: the prefixes of `"amount"` and `"currency"` differ, while those of `"customer"` and `"customer_id"` are
+//! equal.
 
 use std::cmp::Ordering;
 
 use super::document::{JsonNode, JsonSpan, bytes, strip_quotes};
 
-/// Up to how many members are sorted by counting.
+/// The maximum number of members that are sorted by counting.
 const MAX_COUNTING_SORT: usize = 16;
 
-/// See [`Node::prefix`]: the first eight bytes, as a number that sorts like they
-/// do. Short names are filled up with zeros, which sorts them first as it
-/// should, because no canonical text has a zero byte in it.
+/// The first eight bytes of a name as a number with the same order, see [`JsonNode::prefix`]. Short names are padded
+/// with zeros and sort first, because canonical text contains no zero byte.
 #[inline(always)]
 pub(super) fn prefix(body: &[u8], rewritten: &[u8], name: JsonSpan) -> u64 {
     let size = name.end - name.start - 2;
     let start = name.start as usize + 1;
-    // What follows a short name is masked out; cheaper than not to read it.
+    // The bytes after a short name are masked out, which is cheaper than not reading them.
     let eight = match body.get(start..).and_then(|rest| rest.first_chunk()) {
         Some(eight) => *eight,
         None => {
@@ -38,7 +36,7 @@ pub(super) fn prefix(body: &[u8], rewritten: &[u8], name: JsonSpan) -> u64 {
     if size < 8 { prefix & !(u64::MAX >> (8 * size)) } else { prefix }
 }
 
-/// Does a new member sort behind the last one, if there is one?
+/// Whether a new member sorts after the last one.
 #[inline(always)]
 pub(super) fn sorts_after(body: &[u8], rewritten: &[u8], last: Option<&JsonNode>, prefix: u64, name: JsonSpan) -> bool {
     let inner = |name| strip_quotes(bytes(body, rewritten, name));
@@ -49,7 +47,7 @@ pub(super) fn sorts_after(body: &[u8], rewritten: &[u8], last: Option<&JsonNode>
     }
 }
 
-/// Appends members to `sorted` in their order; `None` if two are the same.
+/// Appends members to `sorted` in order. Returns `None` if two have the same name.
 #[inline(never)]
 pub(super) fn append_sorted(
     body: &[u8], rewritten: &[u8], members: &mut [JsonNode], sorted: &mut Vec<JsonNode>,
@@ -66,8 +64,8 @@ pub(super) fn append_sorted(
     Some(())
 }
 
-/// Whether two members have names that differ in case only. It may also say so of names that differ in other bits, which
-/// does no harm: the document is then compared as it was sent.
+/// Whether two members have names that differ only in case. False positives are harmless: the document is then compared
+/// as it was sent.
 pub(super) fn has_case_insensitive_duplicates(body: &[u8], rewritten: &[u8], members: &[JsonNode]) -> bool {
     let folded = |node: &JsonNode| folded_hash(strip_quotes(bytes(body, rewritten, node.name)));
     if members.len() <= MAX_COUNTING_SORT {
@@ -82,18 +80,18 @@ pub(super) fn has_case_insensitive_duplicates(body: &[u8], rewritten: &[u8], mem
     all.windows(2).any(|two| two[0] == two[1])
 }
 
-/// The same for names that differ in case only.
+/// Hashes a name so that names that differ only in case are equal.
 fn folded_hash(name: &[u8]) -> u64 {
     if name.is_ascii() {
         return case_insensitive_hash(name);
     }
-    // By way of upper case, because the long s and the Kelvin sign are letters that have only that in common with theirs.
+    // Upper case first: the long s and the Kelvin sign only match s and k that way.
     let text = String::from_utf8_lossy(name);
     let folded: String = text.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
     case_insensitive_hash(folded.as_bytes())
 }
 
-/// FNV-1a over words, with the bit that tells the case of ASCII letters set.
+/// FNV-1a over words, with the case bit of ASCII letters set.
 fn case_insensitive_hash(name: &[u8]) -> u64 {
     const CASE: u64 = 0x2020_2020_2020_2020;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
@@ -108,9 +106,8 @@ fn case_insensitive_hash(name: &[u8]) -> u64 {
     mix(hash, last)
 }
 
-/// Appends a few members to `sorted` in their order, unless two of them have the
-/// same prefix. For a few it is faster to count who goes before whom than to
-/// take the many unpredictable branches of sorting.
+/// Appends a few members to `sorted` in order, unless two have the same prefix. For few members, counting the
+/// predecessors of each is faster than the unpredictable branches of a sort.
 fn append_by_prefix(members: &[JsonNode], sorted: &mut Vec<JsonNode>) -> bool {
     let mut taken = 0_u32;
     let from = sorted.len();
@@ -127,7 +124,6 @@ fn append_by_prefix(members: &[JsonNode], sorted: &mut Vec<JsonNode>) -> bool {
     true
 }
 
-/// Members sort by the bytes of their canonical names.
 #[inline(always)]
 fn compare_names(body: &[u8], rewritten: &[u8], a: &JsonNode, b: &JsonNode) -> Ordering {
     a.prefix.cmp(&b.prefix).then_with(|| {

@@ -372,7 +372,7 @@ fn only_objects_can_be_spliced() {
     }
 }
 
-/// A document, apart from any spelling.
+/// A document, independent of its spelling.
 #[derive(Clone, Debug)]
 enum GeneratedJson {
     Bare(String),
@@ -381,7 +381,7 @@ enum GeneratedJson {
     Object(Vec<(String, GeneratedJson)>),
 }
 
-/// A stream of choices, for spelling a document in one of many ways.
+/// Random choices for spelling a document in one of many ways.
 struct JsonRng(u64);
 
 impl JsonRng {
@@ -475,7 +475,7 @@ fn spell_text(text: &str, dice: &mut JsonRng, out: &mut String) {
     out.push('"');
 }
 
-/// The canonical form the slow way, from what another parser made of it.
+/// The canonical form, computed the slow way from the output of another parser.
 fn oracle(value: &serde_json::Value, out: &mut String) {
     match value {
         serde_json::Value::Array(items) => {
@@ -504,7 +504,7 @@ fn oracle(value: &serde_json::Value, out: &mut String) {
 }
 
 fn oracle_text(text: &str) -> String {
-    // Its writer happens to escape the same characters in the same way.
+    // serde_json escapes the same characters in the same way.
     serde_json::to_string(text).unwrap()
 }
 
@@ -591,13 +591,13 @@ proptest! {
         body[at] = byte;
         let found = super::canonical(&body, &[], super::NameEquality::Exact);
         splice_member(&body, "a", b"1");
-        // The oracle keeps the last of duplicate members, where there is no
-        // canonical form; everything else has to agree.
+        // The oracle accepts duplicate members and keeps the last, where there is no canonical form. Everything else
+        // must agree.
         match (found, serde_json::from_slice::<serde_json::Value>(&body)) {
             (Some(found), Ok(value)) => {
                 let mut expected = String::new();
                 oracle(&value, &mut expected);
-                // The oracle has its own idea of how to write an exponent.
+                // The oracle writes exponents differently.
                 let alike = |text: &str| text.replace('E', "e").replace("e+", "e");
                 prop_assert_eq!(alike(std::str::from_utf8(&found).unwrap()), alike(&expected));
             }

@@ -1,9 +1,8 @@
 //! The canonical spelling of JSON strings.
 //!
-//! Invariant: every string has exactly one spelling. A quote, a backslash and
-//! the control characters are escaped, in the shortest way JSON has for them
-//! and with small hexadecimal digits; everything else is plain UTF-8. No
-//! spelling is shorter, so rewriting a string never makes it grow.
+//! Invariant: every string has exactly one spelling. Quotes, backslashes and control characters are escaped in the
+//! shortest way, with lower-case hex digits; everything else is plain UTF-8. No spelling is shorter, so rewriting a
+//! string never makes it longer.
 //!
 //! Example: `"\u0041\u000a\/"` is spelled `"A\n/"`.
 
@@ -16,10 +15,10 @@ pub(super) fn quoted(plain: &str) -> Vec<u8> {
     out
 }
 
-/// Rewrites the string whose opening quote is at the start of `source`; `None`
-/// if it is not a JSON string. Returns how long it is in `source`.
+/// Rewrites the string whose opening quote is at the start of `source`, and returns its length in `source`. Returns
+/// `None` if it is not a JSON string.
 ///
-/// `source` has to be a piece of valid UTF-8.
+/// `source` must be valid UTF-8.
 pub(super) fn rewrite(source: &[u8], out: &mut Vec<u8>) -> Option<usize> {
     out.push(b'"');
     let mut at = 1;
@@ -55,17 +54,15 @@ pub(super) fn unescape(mut inner: &[u8]) -> Option<String> {
     String::from_utf8(plain).ok()
 }
 
-/// Finds the bytes that are not plain inside of a string: quotes, backslashes
-/// and control characters.
+/// Finds the special bytes inside a string: quotes, backslashes and control characters.
 ///
-/// They are searched in blocks, ahead of the reader. So the search does not
-/// wait for what the reader finds, nor the reader for the search, and a modern
-/// processor can do both at once.
+/// It searches in blocks ahead of the reader. Neither waits for the other's result, so a modern processor can do both
+/// at once.
 pub(super) struct SpecialBytes<'a> {
     source: &'a [u8],
-    /// Where the current block starts.
+    /// The start of the current block.
     block: usize,
-    /// The specials of the current block that are left, a bit for each byte.
+    /// The remaining special bytes of the current block, one bit for each byte.
     left: u64,
 }
 
@@ -74,8 +71,7 @@ impl<'a> SpecialBytes<'a> {
         SpecialBytes { source, block: 0, left: specials(source) }
     }
 
-    /// The first special at or after `from`, or the end of the source. What is
-    /// before `from` is gone then.
+    /// The first special byte at or after `from`, or the end of the source. Discards everything before `from`.
     #[inline(always)]
     pub(super) fn next(&mut self, from: usize) -> usize {
         loop {
@@ -95,7 +91,7 @@ impl<'a> SpecialBytes<'a> {
     }
 }
 
-/// One bit for each of the first 64 bytes: is it special?
+/// One bit for each of the first 64 bytes: whether it is special.
 #[inline(never)]
 fn specials(source: &[u8]) -> u64 {
     match source.first_chunk() {
@@ -110,8 +106,8 @@ fn specials(source: &[u8]) -> u64 {
 
 #[inline(always)]
 fn specials_of_block(block: &[u8; 64]) -> u64 {
-    // Written so that it becomes vector instructions: each special counts as
-    // its bit, and the sum of eight is a byte of the result.
+    // Written so that the compiler vectorizes it: each special byte contributes its bit, and the sum of eight is a byte
+    // of the result.
     let mut counts = [0; 64];
     for (i, count) in counts.iter_mut().enumerate() {
         *count = if is_special(block[i]) { 1 << (i % 8) } else { 0 };
@@ -129,7 +125,7 @@ fn is_special(byte: u8) -> bool {
     (byte == b'"') | (byte == b'\\') | (byte < 0x20)
 }
 
-/// The character of the escape at the start of `source`, and its size.
+/// The character of the escape at the start of `source`, and its length.
 fn escape(source: &[u8]) -> Option<(char, usize)> {
     let c = match source.get(1)? {
         b'"' => '"',

@@ -1,21 +1,21 @@
-//! Which multipart bodies every server takes apart in the same way.
+//! Accepts only multipart bodies that every server splits in the same way.
 //!
-//! Some parsers look for the boundary anywhere, some only behind a line end, and of those some take a bare `\n` for one.
-//! Some read `\\` in a quoted file name as an escape and some do not. As the boundary is not part of the fingerprint,
-//! a body that depends on any of this would have the fingerprint of one that does not.
+//! Some parsers look for the boundary anywhere, some only after a line end, and some of those accept a bare `\n`. Some
+//! treat `\\` in a quoted file name as an escape and some do not. The boundary is not part of the fingerprint, so a
+//! body that depends on any of this could have the same fingerprint as one that does not.
 
 use super::{boundary, find};
 
-/// What counts besides the parts.
+/// The content that counts besides the parts.
 pub(in crate::fingerprint) struct StrictMultipart<'a> {
-    /// Header blocks of parts that have a backslash in them, as sent.
+    /// Header blocks of parts that contain a backslash, as sent.
     pub(in crate::fingerprint) escaped: Vec<&'a [u8]>,
     /// Whether a line end follows the last boundary.
     pub(in crate::fingerprint) ends_with_line: bool,
 }
 
-/// `None` if servers could take the body apart in different ways: there is something before the first boundary or after
-/// the last, a boundary is padded, or the boundary occurs within a part.
+/// Returns `None` if servers could split the body differently: there is text before the first boundary or after the
+/// last, a boundary is padded, or the boundary occurs within a part.
 pub(in crate::fingerprint) fn parse_strict<'a>(content_type: &str, body: &'a [u8]) -> Option<StrictMultipart<'a>> {
     let marker = [b"--", &boundary(content_type)?[..]].concat();
     let mut escaped = Vec::new();

@@ -1,12 +1,10 @@
 //! Canonical form of `application/x-www-form-urlencoded` bodies.
 //!
-//! A form is a list of pairs. Clients that build it from a map send the names in
-//! any order, and libraries differ in what they escape and how. None of this
-//! changes what the server is told, so none of it may change the fingerprint.
+//! A form is a list of pairs. Clients that build it from a map send the names in any order, and libraries differ in
+//! what they escape and how. None of this changes what the server reads, so none of it may change the fingerprint.
 //!
-//! Invariant: two forms have equal canonical forms exactly when for each name
-//! they have the same decoded values in the same order. Every name and value is
-//! preceded by its length, so no choice of bytes can imitate a delimiter.
+//! Invariant: two forms have equal canonical forms exactly when for each name they have the same decoded values in the
+//! same order. Every name and value is preceded by its length, so no bytes can imitate a delimiter.
 //!
 //! ```text
 //! b=2&a=x%20y   =>   (1)a(3)x y(1)b(1)2   <=   a=x+y&&b=%32
@@ -16,11 +14,10 @@ use std::borrow::Cow;
 
 /// Appends the canonical form of a form to `out`.
 ///
-/// `a` and `a=` are the same pair, as they are to servers. Escapes that are not
-/// `%` and two hexadecimal digits stay as written.
+/// `a` and `a=` are the same pair, as in servers. Invalid escapes stay as written.
 pub(crate) fn canonical(body: &[u8], out: &mut Vec<u8>) {
     let mut pairs: Vec<_> = body.split(|&byte| byte == b'&').filter(|piece| !piece.is_empty()).map(pair).collect();
-    // Stable: several values of one name are a list, whose order has a meaning.
+    // Stable: the order of several values of one name has a meaning.
     pairs.sort_by(|a, b| a.0.cmp(&b.0));
     for (name, value) in pairs {
         frame(&name, out);
@@ -79,7 +76,7 @@ mod tests {
         out
     }
 
-    /// What the canonical form of these pairs has to be.
+    /// The expected canonical form of these pairs.
     fn framed(pairs: &[(&[u8], &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();
         for text in pairs.iter().flat_map(|pair| [pair.0, pair.1]) {

@@ -130,7 +130,7 @@ async fn an_answer_that_nobody_reads_is_cut_for_another() {
 async fn clients_that_fill_the_memory_again_and_again_do_not_keep_others_out() {
     let budget = budget(16 * MIB);
     let greedy: Vec<_> = (0..8).map(|_| client("127.0.0.1", &PeerConnection::new())).collect();
-    // Each has more answers waiting than it may hold, and reads none.
+    // Each client has more responses waiting than it may use, and reads none.
     for client in greedy.iter().flat_map(|client| vec![client.clone(); 50]) {
         let budget = budget.clone();
         tokio::spawn(async move {

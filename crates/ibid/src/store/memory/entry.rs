@@ -1,4 +1,4 @@
-//! One entry of the in-process store: who holds it, how it ended, when it may be forgotten.
+//! One entry of the in-process store: its holder, its outcome and its expiry.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -9,34 +9,34 @@ use super::super::{
     Settlement,
 };
 
-/// An entry's fixed cost: its slot in the table, the ask behind it and its place in the wheel.
+/// The fixed memory cost of an entry in bytes: table slot, claim request and wheel slot.
 pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 480;
-/// How many spent tokens an address remembers beside its latest; beyond that the oldest goes.
+/// The maximum number of spent tokens per address besides the latest; the oldest is dropped.
 const MAX_SPENT_TOKENS: usize = 32;
 
-/// Microseconds since the store was made.
+/// Microseconds since the store was created.
 pub(super) type MemoryMicros = u64;
 
 #[derive(Debug)]
 pub(super) struct MemoryEntry {
-    /// Of the current holder, the last one if there is none.
+    /// The request of the current holder, or of the last one.
     pub(super) request: Arc<ClaimRequest>,
     pub(super) fence: Fence,
     pub(super) attempt: u32,
-    /// The current holder took over an unknown one: its release restores that.
+    /// The current holder took over an unknown outcome. Its release restores that outcome.
     pub(super) took_over: bool,
     pub(super) claimed_at: MemoryMicros,
     pub(super) expires_at: MemoryMicros,
-    /// The second under which the wheel knows it.
+    /// The second under which the wheel lists the entry.
     pub(super) wheel_second: u64,
-    /// Tokens of earlier holders that were released or forgotten, each until when it is remembered as such. At most
-    /// [`MAX_SPENT_TOKENS`]. They outlive the entry: it stays in the table until the last of them may be forgotten.
+    /// Released or forgotten tokens of earlier holders, with their expiry. At most [`MAX_SPENT_TOKENS`]. The entry
+    /// stays in the table until the last of them expires.
     pub(super) spent_tokens: Vec<(ClaimToken, MemoryMicros)>,
     pub(super) phase: MemoryEntryPhase,
 }
 
-/// `released`: its takeover was, and has spent its token. `resolved`: by an operator, so that a holder that comes back
-/// with an answer of its own has lost.
+/// `released`: the takeover was released, which spent its token. `resolved`: an operator set the outcome; a holder that
+/// settles afterwards gets `ClaimLost`.
 #[derive(Debug)]
 pub(super) enum MemoryEntryPhase {
     Running { lease_ends_at: MemoryMicros },
@@ -50,7 +50,8 @@ impl MemoryEntry {
         self.request.token == lease.request.token && (self.fence == lease.fence || lease.fence == Fence::UNSEEN)
     }
 
-    /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+    /// Returns true if a later holder has released this entry and the entry says nothing about `lease`; the lease can
+    /// then be restored.
     pub(super) fn is_restorable_by(&self, lease: &Lease, now: MemoryMicros) -> bool {
         matches!(self.phase, MemoryEntryPhase::Released)
             && lease.fence != Fence::UNSEEN
@@ -58,7 +59,7 @@ impl MemoryEntry {
             && !self.remembers_as_spent(lease.request.token, now)
     }
 
-    /// When nothing about it has to be remembered any more.
+    /// When the entry and all its spent tokens have expired.
     pub(super) fn removable_at(&self) -> MemoryMicros {
         self.spent_tokens.iter().map(|(_, until)| *until).fold(self.expires_at, MemoryMicros::max)
     }
@@ -67,7 +68,7 @@ impl MemoryEntry {
         self.spent_tokens.iter().any(|(spent, until)| *spent == token && now < *until)
     }
 
-    /// Whether that token can never be granted here any more.
+    /// Whether the token can never be granted here again.
     pub(super) fn has_spent(&self, token: ClaimToken, now: MemoryMicros) -> bool {
         let own =
             matches!(self.phase, MemoryEntryPhase::Released | MemoryEntryPhase::OutcomeUnknown { released: true, .. })
@@ -75,7 +76,7 @@ impl MemoryEntry {
         own || self.remembers_as_spent(token, now)
     }
 
-    /// What is remembered as spent here once somebody else is the holder.
+    /// Returns the tokens that stay spent after another holder has claimed the entry.
     pub(super) fn into_spent(mut self, now: MemoryMicros) -> Vec<(ClaimToken, MemoryMicros)> {
         if matches!(self.phase, MemoryEntryPhase::Released | MemoryEntryPhase::OutcomeUnknown { released: true, .. }) {
             self.spent_tokens.push((self.request.token, self.expires_at));
@@ -84,7 +85,7 @@ impl MemoryEntry {
         self.spent_tokens
     }
 
-    /// A claim of which nobody knows whether it will still come: it shall find its token spent.
+    /// Spends the token of a claim that may still arrive.
     pub(super) fn spend(&mut self, token: ClaimToken, until: MemoryMicros, now: MemoryMicros) {
         self.spent_tokens.push((token, until));
         self.trim_spent(now);
@@ -100,7 +101,7 @@ impl MemoryEntry {
         Lease { request: self.request.clone(), fence: self.fence, attempt: self.attempt, front_only: false }
     }
 
-    /// When `seen` lapses, if it runs.
+    /// When the lease of `seen` expires, if `seen` is running.
     pub(super) fn runs_until(&self, seen: Fence, now: MemoryMicros) -> Option<MemoryMicros> {
         match self.phase {
             MemoryEntryPhase::Running { lease_ends_at: until } if self.fence == seen && now < until => Some(until),
@@ -108,7 +109,7 @@ impl MemoryEntry {
         }
     }
 
-    /// When it may be taken over; `None` if never.
+    /// The time until a takeover is allowed; `None` if never.
     pub(super) fn takeover_in(&self, now: MemoryMicros) -> Option<MemoryMicros> {
         match self.phase {
             MemoryEntryPhase::Running { lease_ends_at: until } => Some(until.saturating_sub(now)),
@@ -117,7 +118,7 @@ impl MemoryEntry {
         }
     }
 
-    /// What somebody else's claim finds here, and what a holder that lost its claim is told.
+    /// What a claim by another caller finds here, and what a holder that lost its claim receives.
     pub(super) fn claim_outcome(&self, now: MemoryMicros) -> ClaimOutcome {
         let holder = || Holder {
             fence: self.fence,
@@ -197,6 +198,6 @@ pub(super) fn wheel_second_of(at: MemoryMicros) -> u64 {
 }
 
 pub(super) fn micros(duration: Duration) -> MemoryMicros {
-    // Sums of a few must not overflow.
+    // Leaves headroom, so that sums of a few durations do not overflow.
     duration.as_micros().min(u128::from(u64::MAX / 8)) as MemoryMicros
 }

@@ -1,9 +1,9 @@
-//! A hash for addresses. They are digests already, so little has to be mixed; but callers choose what is digested, so
-//! without a secret they could pile up entries in one place of the table.
+//! Hashes addresses. Addresses are digests, so little mixing is needed. But callers choose the digested input, and
+//! without a secret they could force collisions in the table.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Makes hashers with one secret per table.
+/// Builds hashers with one random secret per table.
 #[derive(Debug, Clone)]
 pub(super) struct AddressHashBuilder([u64; 2]);
 
@@ -42,7 +42,7 @@ impl Hasher for AddressHasher {
         }
     }
 
-    /// Addresses are all of one length.
+    /// No length prefix is needed: all addresses have the same length.
     fn write_usize(&mut self, _: usize) {}
 
     fn finish(&self) -> u64 {
@@ -74,7 +74,7 @@ mod tests {
     fn addresses_spread_over_the_low_and_the_high_bits() {
         let seeded = AddressHashBuilder::default();
         let hashes = (0..4096_u64).map(|n| {
-            // As addresses are: digests.
+            // Real addresses are digests too.
             seeded.hash_one(Address(Sha256::digest(n.to_le_bytes()).into()))
         });
         let (low, high): (HashSet<_>, HashSet<_>) = hashes.map(|hash| (hash % 1024, hash >> 57)).unzip();

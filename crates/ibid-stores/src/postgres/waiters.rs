@@ -1,12 +1,12 @@
-//! Who waits for a holder, and the one task that looks for all of them.
+//! Waits for holders: one task polls for all waiters.
 //!
-//! A waiter holds no connection: it is an entry in a table here. While there are any, one task asks for all of them in
-//! one statement, which also marks their rows, so that the holder's end is notified (and only then: NOTIFY is kept off
-//! the way of claims that nobody waits for). Beneath that it asks again, jittered, and whenever a lease would lapse.
-//! Where sessions are not our own there is no LISTEN: it asks more often instead.
+//! A waiter uses no connection: it is an entry in a table. While there are waiters, one task queries all their rows in
+//! one statement, which also marks the rows, so that their settlement sends a NOTIFY. Claims without waiters send none.
+//! The task also polls at jittered intervals, and when a lease is due to expire. Behind a pooler there is no LISTEN, so
+//! it polls more often.
 //!
-//! With copies in this process, the same connection hears for good what was forgotten; where it cannot, a counter is
-//! asked for. Any gap flushes the copies.
+//! With a local cache, the listening connection stays open and receives forgets; behind a pooler, the task polls a
+//! counter instead. Any gap flushes the cache.
 
 use std::{collections::HashMap, future::poll_fn, sync::Arc, time::Duration};
 
@@ -26,15 +26,15 @@ use super::{
 };
 use crate::{breaker::with_jitter, local_cache::AnswerCache};
 
-/// How often it asks again where it is told.
+/// Poll interval while notifications are received.
 const POLL_INTERVAL_LISTENING: Duration = Duration::from_secs(1);
-/// And where it is not.
+/// Poll interval without notifications.
 const POLL_INTERVAL: Duration = Duration::from_millis(60);
-/// At most so many are asked for in one statement.
+/// Maximum number of rows queried in one statement.
 const MAX_POLLED_ROWS: usize = 256;
-/// After so many failures in a row waiters are let go: their own claims will say what is wrong.
+/// Consecutive failures after which waiters are woken; their own claims report the error.
 const MAX_POLL_FAILURES: u32 = 3;
-/// How long the listening connection stays when nobody waits.
+/// How long the listening connection outlives the last waiter.
 const LISTENER_LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -42,19 +42,18 @@ pub(super) struct PostgresWaiters {
     pool: Arc<PostgresPool>,
     answer_cache: Option<AnswerCache>,
     by_holder: Mutex<HashMap<(Address, Fence), HolderWaiters>>,
-    /// Somebody came, or something was heard.
+    /// Notified of a new waiter or a received notification.
     changed: Notify,
-    /// Somebody waits. Set under the table's lock.
+    /// Whether there are waiters. Changed under the table's lock.
     has_waiters: watch::Sender<bool>,
-    /// Whether the end of a marked row would be heard.
+    /// Whether notifications of marked rows are received.
     is_listening: watch::Sender<bool>,
 }
 
-/// All who wait for one holder.
+/// All waiters of one holder.
 #[derive(Debug)]
 struct HolderWaiters {
     waiters: Vec<oneshot::Sender<()>>,
-    /// When to ask next.
     next_poll: Instant,
 }
 
@@ -70,7 +69,7 @@ impl PostgresWaiters {
         })
     }
 
-    /// Until `seen` does not run any more, or `limit`.
+    /// Waits until `seen` no longer runs, or for `limit`.
     pub(super) async fn wait(&self, at: &Address, seen: Fence, limit: Duration) {
         let (wake, woken) = oneshot::channel();
         {
@@ -78,7 +77,7 @@ impl PostgresWaiters {
             let seat = table
                 .entry((*at, seen))
                 .or_insert_with(|| HolderWaiters { waiters: Vec::new(), next_poll: Instant::now() });
-            // Those who gave up make room, so that a long-lived seat does not grow for ever.
+            // Remove waiters that gave up, so that the list does not grow forever.
             if seat.waiters.len() == seat.waiters.capacity() {
                 seat.waiters.retain(|waiter| !waiter.is_closed());
             }
@@ -89,7 +88,7 @@ impl PostgresWaiters {
         drop(timeout(limit.min(Duration::from_secs(1 << 32)), woken).await);
     }
 
-    /// Asks for all who wait, for ever.
+    /// Polls for all waiters, forever.
     pub(super) async fn run_poller(self: Arc<Self>) {
         let mut failures = 0;
         loop {
@@ -123,7 +122,7 @@ impl PostgresWaiters {
         table.values().map(|seat| seat.next_poll).min()
     }
 
-    /// Those to ask for now; they are due again after a while.
+    /// Returns the holders to poll now, and schedules their next poll.
     fn take_due(&self) -> Vec<(Address, Fence)> {
         let now = Instant::now();
         let again = now + with_jitter(self.poll_interval());
@@ -146,7 +145,7 @@ impl PostgresWaiters {
         let seen: Vec<i64> = due.iter().map(|(_, seen)| rows::fence_param(*seen)).collect();
         let mark = *self.is_listening.borrow();
         let sent = match self.watch_rows(&addresses, &seen, mark).await {
-            // A row cannot be marked now: look at it, and come back soon.
+            // A row is locked and cannot be marked now: read it without marking, and poll again soon.
             Err(failed) if failed.is_row_conflict => {
                 self.reschedule(due, Instant::now() + with_jitter(POLL_INTERVAL));
                 self.watch_rows(&addresses, &seen, false).await
@@ -192,7 +191,7 @@ impl PostgresWaiters {
         }
     }
 
-    /// Keeps a connection that listens while it is needed, for ever.
+    /// Keeps a listening connection open while it is needed, forever.
     pub(super) async fn run_listener(self: Arc<Self>) {
         if self.pool.url.unnamed_statements {
             return self.poll_forgets().await;
@@ -209,7 +208,7 @@ impl PostgresWaiters {
             if let Some(copies) = &self.answer_cache {
                 copies.flush();
             }
-            // Marked rows may have ended unheard.
+            // Marked rows may have been settled without a notification.
             self.poll_all_now();
             pause = if was_heard && began.elapsed() > POLL_INTERVAL_LISTENING {
                 POLL_INTERVAL
@@ -222,7 +221,7 @@ impl PostgresWaiters {
         }
     }
 
-    /// One connection's time of listening. Says whether it came about.
+    /// Listens on one connection until it ends. Returns whether listening started.
     async fn listen_once(&self) -> bool {
         let pool = &self.pool;
         let connecting =
@@ -234,7 +233,7 @@ impl PostgresWaiters {
             if !matches!(listened.await, Ok(Ok(()))) {
                 return false;
             }
-            // From here on nothing is missed; what came before is not known.
+            // From here on nothing is missed; earlier forgets may have been.
             if let Some(copies) = &self.answer_cache {
                 copies.flush();
             }
@@ -261,14 +260,14 @@ impl PostgresWaiters {
         self.changed.notify_one();
     }
 
-    /// Until nobody has waited for a while, or the connection does not answer any more.
+    /// Returns when there has been no waiter for a while, or the connection no longer responds.
     async fn wait_until_idle(&self, client: &tokio_postgres::Client) {
         loop {
             sleep(LISTENER_LINGER).await;
             if self.answer_cache.is_none() && !*self.has_waiters.borrow() {
                 return;
             }
-            // A peer that vanished says nothing: ask it.
+            // A vanished peer sends nothing, so probe it.
             if !matches!(timeout(self.pool.connect_timeout(), client.batch_execute("")).await, Ok(Ok(()))) {
                 return;
             }
@@ -292,7 +291,7 @@ impl PostgresWaiters {
         }
     }
 
-    /// Where nothing can be heard: a counter says that something was forgotten, not what.
+    /// Polls the forget counter. It shows that something was forgotten, not what.
     async fn poll_forgets(&self) {
         let Some(copies) = &self.answer_cache else { return };
         let mut last = None;

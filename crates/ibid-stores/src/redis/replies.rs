@@ -1,4 +1,4 @@
-//! What the scripts answer, read. Whatever is not understood is corrupt, never guessed at.
+//! Parses the replies of the scripts. An unexpected reply is an error, never guessed at.
 
 use std::{sync::Arc, time::Duration, vec};
 
@@ -9,9 +9,9 @@ use ibid::store::{
 };
 use redis::Value;
 
-use super::trouble::corrupt_reply;
+use super::error::corrupt_reply;
 
-/// The parts of an answer, one after the other.
+/// The parts of a reply, in order.
 pub(super) struct ReplyParts(vec::IntoIter<Value>);
 
 impl ReplyParts {
@@ -69,7 +69,7 @@ impl ReplyParts {
     }
 }
 
-/// What a claim found. `ask` is what was asked, if anything was.
+/// Parses a claim's outcome. `ask` is the claim request, or `None` for a read.
 pub(super) fn parse_claim_outcome(answer: Value, ask: Option<&Arc<ClaimRequest>>) -> Result<ClaimOutcome, StoreError> {
     let mut parts = ReplyParts::from_value(answer)?;
     let tag = parts.bytes()?;
@@ -105,7 +105,6 @@ fn parse_holder(parts: &mut ReplyParts) -> Result<Holder, StoreError> {
     })
 }
 
-/// Whether a holder still was the holder.
 pub(super) fn parse_settle_outcome(answer: Value) -> Result<SettleOutcome, StoreError> {
     let mut parts = ReplyParts::from_value(answer)?;
     let tag = parts.bytes()?;
@@ -117,7 +116,7 @@ pub(super) fn parse_settle_outcome(answer: Value) -> Result<SettleOutcome, Store
     })
 }
 
-/// One row of a listing; `None` where nothing is to be seen.
+/// Parses one row of a listing. Returns `None` if there is no entry.
 pub(super) fn parse_entry_info(row: Value, address: Address) -> Result<Option<EntryInfo>, StoreError> {
     if row == Value::Nil {
         return Ok(None);
@@ -140,12 +139,12 @@ pub(super) fn parse_entry_info(row: Value, address: Address) -> Result<Option<En
     Ok(Some(EntryInfo { address, state, fence, attempt, fingerprint, tags, label, age, expires_in, summary: outline }))
 }
 
-/// A fingerprint in the form in which it is kept.
+/// Returns the stored form of a fingerprint.
 pub(super) fn fingerprint_bytes(fingerprint: &Fingerprint) -> Bytes {
     [&[fingerprint.version][..], &fingerprint.digest].concat().into()
 }
 
-/// An outline in the form in which it is kept: readable, for people who look.
+/// Returns the stored form of a summary, which is readable for people.
 pub(super) fn summary_text(outline: &RecordSummary) -> String {
     let RecordSummary { status, requested_at_ms, completed_at_ms, took } = outline;
     format!("{status} {requested_at_ms} {completed_at_ms} {}", took.as_micros().min(u128::from(u64::MAX)))

@@ -1,17 +1,16 @@
-//! What goes wrong, and what that means for the caller. Safety rests on this table.
+//! Classifies failed calls. Safety depends on this table.
 //!
-//! - *Nothing was sent* (no connection, breaker open): [`ErrorKind::NotApplied`].
-//! - *Sent, and no answer* (deadline, connection dropped): [`ErrorKind::Ambiguous`], whatever the reason.
-//! - *The server answered with an error.* A script is checked before its first write and runs to its end after it, so
-//!   the errors in [`RedisCallError::kind`] are known to come before anything was written. Any other error of a script is taken
-//!   as ambiguous.
+//! - *Not sent* (no connection, breaker open): [`ErrorKind::NotApplied`].
+//! - *Sent, but no reply* (deadline, connection lost): [`ErrorKind::Ambiguous`], for any cause.
+//! - *Error reply.* A script is validated before its first write and then runs to its end, so the errors listed in
+//!   [`RedisCallError::kind`] occur before any write. Any other error of a script is ambiguous.
 
 use ibid::store::{ErrorKind, StoreError};
 use redis::{ServerError, Value};
 
 pub(super) const STORE_NAME: &str = "redis";
 
-/// Why there is no answer to go by.
+/// Why a call has no usable reply.
 #[derive(Debug, Clone)]
 pub(super) enum RedisCallError {
     NotSent(String),
@@ -24,17 +23,16 @@ impl RedisCallError {
         Self::Refused { code: error.code().to_owned(), text: error.details().unwrap_or_default().to_owned() }
     }
 
-    /// Whether the server says that it is no primary, or none that works.
+    /// Whether the server reports that it is not a working primary.
     pub(super) fn says_wrong_server(&self) -> bool {
         self.has_code("READONLY") || self.has_code("MASTERDOWN") || self.has_code("CLUSTERDOWN")
     }
 
-    /// Servers before version 7 wrap the error of a command in the script's own.
+    /// Servers before version 7 wrap a command's error in the script's error.
     pub(super) fn has_code(&self, wanted: &str) -> bool {
         matches!(self, Self::Refused { code, text } if code == wanted || text.contains(&format!("-{wanted} ")))
     }
 
-    /// Where a redirection points to.
     pub(super) fn redirect_target(&self) -> Option<(&str, u16)> {
         let Self::Refused { text, .. } = self else { return None };
         let (name, port) = text.split_whitespace().nth(1)?.rsplit_once(':')?;
@@ -45,16 +43,16 @@ impl RedisCallError {
         match self {
             Self::NotSent(_) => ErrorKind::NotApplied,
             Self::Unanswered(_) => ErrorKind::Ambiguous,
-            // Out of service for now, as if nobody were there: another store may stand in.
+            // Temporarily unavailable, as if unreachable: another store can stand in.
             _ if ["READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MOVED", "ASK"]
                 .iter()
                 .any(|code| self.has_code(code)) =>
             {
                 ErrorKind::NotApplied
             }
-            // A user who may run scripts, but not all that is in them: it may have come half the way.
+            // The user may run scripts but not all of their commands: the script may have stopped halfway.
             Self::Refused { text, .. } if text.contains("executing the script") => ErrorKind::Ambiguous,
-            // In service, and it refuses: full, not allowed, cannot write to its disk, too few replicas.
+            // Available, but rejecting the call: out of memory, no permission, disk error, too few replicas.
             _ if [
                 "OOM",
                 "NOPERM",
@@ -73,7 +71,7 @@ impl RedisCallError {
             }
             Self::Refused { text, .. } if text.starts_with("unknown command") => ErrorKind::Rejected,
             Self::Refused { text, .. } if text.contains("max number of clients") => ErrorKind::NotApplied,
-            // A large call before any login is not even read.
+            // The server does not even read a large call before the login.
             Self::Refused { text, .. } if text.contains("unauthenticated") => ErrorKind::Rejected,
             Self::Refused { code, text }
                 if code == "WRONGTYPE" || text.contains("WRONGTYPE") || text.contains("CORRUPT") =>
@@ -109,12 +107,12 @@ impl From<RedisCallError> for StoreError {
     }
 }
 
-/// Something is stored that this version cannot read, or did not write.
+/// The error for stored data that this version cannot read.
 pub(super) fn corrupt_reply(what: &str) -> StoreError {
     StoreError::new(ErrorKind::Corrupt, STORE_NAME, format!("an answer could not be read: {what}"))
 }
 
-/// The answer, or the error that the server answered with.
+/// Converts an error reply into an error.
 pub(super) fn check_reply(answer: Value) -> Result<Value, RedisCallError> {
     match answer {
         Value::ServerError(error) => Err(RedisCallError::from_server(&error)),

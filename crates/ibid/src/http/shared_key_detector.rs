@@ -1,10 +1,10 @@
-//! Notices when two callers send the same key with the same request: mostly a client that changed its credential
-//! between retries, and so is taken for somebody else. Operators are told; each caller keeps its own answer.
+//! Detects when two callers send the same key with the same request. Usually a client changed its credential between
+//! retries and is treated as another caller. Operators are notified; each caller keeps its own response.
 //!
-//! A fixed table of hashes: it forgets, and may miss some, but costs one atomic swap.
+//! A fixed table of hashes: it forgets and may miss cases, but costs one atomic swap.
 //!
-//! Invariant: no caller learns of the other, by the time that an answer takes neither. So operators are told by a task of
-//! its own, once a second, and whether there is such a task does not depend on what was found.
+//! Invariant: no caller can detect the other one, not even by response time. Therefore a background task reports once
+//! per second, and it runs whether or not a shared key was found.
 
 use std::{
     array, fmt,
@@ -26,20 +26,18 @@ use crate::{
 };
 
 const SLOTS: usize = 4096;
-/// How often operators are told.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Of more than these in that time, nobody is told.
+/// The maximum number of reports per interval; further ones are dropped.
 const MAX_REPORTED: usize = 1000;
 
 pub(crate) struct SharedKeyDetector {
     slots: Box<[AtomicU64; SLOTS]>,
     hash_state: RandomState,
     observer: Arc<dyn Observer>,
-    /// What operators will be told.
     pending: Mutex<Vec<Address>>,
-    /// Whether a task tells them.
+    /// Whether the reporting task is running.
     has_reporter: AtomicBool,
-    /// Whether anybody was here since it last did.
+    /// Whether a request was checked since the last report.
     used_since_report: AtomicBool,
 }
 
@@ -55,7 +53,7 @@ impl SharedKeyDetector {
         })
     }
 
-    /// Has operators told, in a while, if this key and fingerprint were last seen at another address.
+    /// Queues a report if this key and fingerprint were last seen at another address.
     pub(crate) fn check(self: &Arc<Self>, key: &str, fingerprint: &Fingerprint, at: &Address) {
         if self.seen_elsewhere(key, fingerprint, at) {
             let mut found = self.pending.lock();
@@ -80,21 +78,21 @@ impl SharedKeyDetector {
         before & 0xffff_ffff_0000_0000 == tag && before & 0xffff_ffff != who && before != 0
     }
 
-    /// Until nobody has come for a while: the next who does starts another.
+    /// Runs until no request was checked during an interval; the next request starts it again.
     async fn report(self: Arc<Self>) {
         while self.used_since_report.swap(false, Relaxed) {
             sleep(REPORT_INTERVAL).await;
             let found = mem::take(&mut *self.pending.lock());
             found.iter().for_each(|at| self.observer.on_event(&EngineEvent::SharedKey(at)));
         }
-        // Who comes right now may find it still set; then what they found is told with what is found next.
+        // A request at this moment may still see `true`. Its finding is then reported together with the next one.
         self.has_reporter.store(false, Relaxed);
     }
 }
 
 impl fmt::Debug for SharedKeyDetector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Twins").finish_non_exhaustive()
+        f.debug_struct("SharedKeyDetector").finish_non_exhaustive()
     }
 }
 

@@ -1,9 +1,9 @@
-//! Calls of many callers as one statement.
+//! Batches the calls of many callers into one statement.
 //!
-//! While as many batches are under way as there are connections, further calls gather; then they go together. Alone, a
-//! call goes at once. Invariants: every job is answered exactly once; a job that waited until its time was nearly up is
-//! not sent; a batch that the server rolled back is sent again one by one, so that no job fails for another's reason; a
-//! job whose row is in somebody else's hands is sent again while it has time, and holds up nobody meanwhile.
+//! While a batch is in flight on every connection, further calls queue up and are sent together. A single call is sent
+//! at once. Invariants: every job is answered exactly once; a job that queued until its deadline is near is not sent; a
+//! batch that the server rolled back is sent again one job at a time, so no job fails because of another; a job whose
+//! row is locked by another transaction is retried until its deadline, without delaying others.
 
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
@@ -22,11 +22,11 @@ use super::{
 };
 use crate::breaker::with_jitter;
 
-/// At most so many jobs are one statement,
+/// Maximum number of jobs in one statement.
 const MAX_BATCH_ROWS: usize = 64;
-/// and at most so many bytes of records, except for one alone.
+/// Maximum bytes of records in one statement, unless a single record is larger.
 const MAX_BATCH_BYTES: usize = 1 << 20;
-/// Between two tries at a row that somebody else holds.
+/// Backoff between attempts at a row that another transaction has locked.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(4);
 const MAX_BACKOFF: Duration = Duration::from_millis(100);
 
@@ -40,7 +40,6 @@ pub(super) struct Batcher {
 #[derive(Debug, Default)]
 struct BatchQueue {
     jobs: VecDeque<BatchJob>,
-    /// Workers that take from it.
     worker_count: usize,
 }
 
@@ -57,7 +56,7 @@ impl Batcher {
         Arc::new(Self { pool, statement: what, queue: Mutex::default() })
     }
 
-    /// Sends it with others, and waits for its own answer.
+    /// Queues a call, and waits for its result.
     pub(super) async fn call(self: &Arc<Self>, lease: Lease, what: RowOperation) -> Result<RowOutcome, StoreError> {
         let (reply, answered) = oneshot::channel();
         let job = BatchJob { lease, operation: what, deadline: self.pool.deadline(), reply };
@@ -71,7 +70,7 @@ impl Batcher {
         if starts {
             tokio::spawn(self.clone().run_worker());
         }
-        // The worker answers every job, unless the runtime is shut down around it: then nobody knows.
+        // The worker answers every job, unless the runtime shuts down; the outcome is then unknown.
         let lost = || Err(store_error(ErrorKind::Ambiguous, "the store was closed while the call was under way"));
         answered.await.unwrap_or_else(|_| lost())
     }
@@ -124,7 +123,7 @@ impl Batcher {
         }
     }
 
-    /// Rolled back means not applied, so it may be sent as often as there is time.
+    /// Retries a job until its deadline. That is safe, because a rolled back job was not applied.
     async fn retry_until_deadline(self: Arc<Self>, job: BatchJob) {
         let mut pause = INITIAL_BACKOFF;
         loop {
@@ -144,7 +143,7 @@ impl Batcher {
         Ok(answers.pop().expect("one job has one answer"))
     }
 
-    /// The answers in the order of the jobs.
+    /// Returns the results in the order of the jobs.
     async fn try_send_batch(&self, batch: &[BatchJob]) -> Result<Vec<Result<RowOutcome, StoreError>>, CallFailure> {
         let mut columns = LeaseColumns::default();
         batch.iter().for_each(|job| columns.push(&job.lease, &job.operation));
@@ -165,7 +164,7 @@ impl Batcher {
 }
 
 impl BatchQueue {
-    /// What goes together next. Whose time is nearly up, or who is gone, does not go at all.
+    /// Takes the next batch from the queue. Fails jobs whose deadline is near, and drops jobs whose caller is gone.
     fn next_batch(&mut self, at_least: Duration) -> Vec<BatchJob> {
         let latest = Instant::now() + at_least;
         let (mut batch, mut bytes) = (Vec::new(), 0);

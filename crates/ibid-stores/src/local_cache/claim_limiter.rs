@@ -1,10 +1,10 @@
-//! The gate in front of the store: of all who claim one key here at the same time, few ask at once.
+//! Limits concurrent store claims per key.
 //!
-//! Ten thousand requests with one key that arrive together would otherwise be ten thousand calls in flight, and whoever
-//! runs could not get its heartbeat through between them. The others stand in line; when their turn comes, the answer
-//! may be here already. Only claims stand in line: heartbeats and ends never do.
+//! Without it, ten thousand simultaneous requests with one key would be ten thousand calls in flight, and the holder's
+//! heartbeat would queue behind them. Further claims of the key wait for a permit, and may find the answer cached by
+//! then. Heartbeats and settlements need no permit.
 //!
-//! Invariant: a gate is listed exactly while somebody is at it.
+//! Invariant: a key has a limiter exactly while it has users.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 const SHARD_COUNT: usize = 16;
-/// So many claims of one key are at the store at the same time.
+/// Maximum number of concurrent store claims of one key.
 const MAX_CONCURRENT_CLAIMS_PER_KEY: usize = 32;
 
 #[derive(Debug)]
@@ -24,11 +24,11 @@ type KeyLimiters = HashMap<Address, Arc<KeyLimiter>>;
 #[derive(Debug)]
 struct KeyLimiter {
     permits: Semaphore,
-    /// How many are inside or in line. Written under the lock of the list.
+    /// Claims that hold or await a permit. Changed under the lock of the map.
     user_count: Mutex<u32>,
 }
 
-/// One who is at a gate. The last to leave takes it off the list.
+/// A user of a key's limiter. The last one removes the limiter.
 #[derive(Debug)]
 pub(super) struct KeyLimiterGuard<'a> {
     gates: &'a ClaimLimiter,
@@ -64,7 +64,7 @@ impl ClaimLimiter {
 }
 
 impl KeyLimiterGuard<'_> {
-    /// Leave to ask, and whether it had to be waited for.
+    /// Waits for a permit. Returns `true` if it was not available at once.
     pub(super) async fn pass(&self) -> (SemaphorePermit<'_>, bool) {
         match self.key_limiter.permits.try_acquire() {
             Ok(permit) => (permit, false),

@@ -1,8 +1,8 @@
-//! Hearing that a holder's end was published, and what was forgotten.
+//! Subscribes to published settlements and forgets.
 //!
-//! One connection per server, opened when somebody waits and closed when nobody does. A message that is lost only delays:
-//! waiters poll beneath it. Copies of answers are different: they must know of every gap, so a silent connection is
-//! pinged, and a gap flushes them, once when it is noticed and again when it is closed.
+//! There is one connection per server, opened for the first waiter and closed after the last. A lost message only
+//! causes a delay, because waiters also poll. The local cache must know of every gap: an idle connection is pinged, and
+//! a gap flushes the cache, once when it is detected and again when it is closed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,19 +21,19 @@ use tokio::{
 
 use super::{
     connect::RedisConnection,
+    error::check_reply,
     key_names::{KeyNames, parse_wake_message},
     server::ServerTarget,
     topology::{BUCKET_COUNT, RedisTopology},
-    trouble::check_reply,
     waiters::WaiterTable,
 };
 use crate::{breaker::with_jitter, local_cache::AnswerCache};
 
-/// A connection on which nothing is heard is pinged that often.
+/// Interval of pings on a subscribed connection.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a subscription outlives its last waiter: the next is often near.
+/// How long a subscription outlives its last waiter, because the next one often follows soon.
 const SUBSCRIPTION_LINGER: Duration = Duration::from_secs(1);
-/// After a failure to listen, not to be tried again before.
+/// Minimum delay before a failed subscription is retried.
 const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
@@ -43,13 +43,13 @@ pub(super) struct PubSub {
     pub(super) waiters: Arc<WaiterTable>,
     answer_cache: Option<AnswerCache>,
     slots: Mutex<HashMap<String, Arc<PubSubSlot>>>,
-    /// How many wait, by bucket.
+    /// Number of waiters by bucket.
     waiter_counts: Mutex<Vec<u32>>,
-    /// Rung when a connection was lost.
+    /// Notified when a connection is lost.
     connection_lost: Arc<Notify>,
 }
 
-/// The ear at one server. `listening` is held while a subscription is made or ended, so that they keep their order.
+/// The subscriber of one server. `subscribe_lock` is held during every (un)subscribe, so that they stay in order.
 #[derive(Default)]
 struct PubSubSlot {
     connection: Mutex<Option<Arc<PubSubConnection>>>,
@@ -61,7 +61,7 @@ struct PubSubConnection {
     channels: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Told which channel, or with `None` that none, is heard any more.
+/// Called with the channel that was lost, or `None` if all of the connection's channels were.
 type OnChannelLost = Arc<dyn Fn(Option<&str>) + Send + Sync>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(super) enum PubSubChannel {
     Forget,
 }
 
-/// Somebody waits for something in a bucket.
+/// Registers a waiter in a bucket until dropped.
 pub(super) struct BucketListener {
     pubsub: Weak<PubSub>,
     bucket: u8,
@@ -96,7 +96,7 @@ impl PubSub {
         BucketListener { pubsub: Arc::downgrade(self), bucket }
     }
 
-    /// Whether messages on this channel are heard from now on.
+    /// Subscribes to a channel. Returns whether its messages are received from now on.
     pub(super) async fn ensure_subscribed(&self, bucket: u8, channel: PubSubChannel) -> bool {
         let Some((slot, name)) = self.slot_for(bucket, channel) else { return false };
         if slot.is_subscribed(&name) {
@@ -146,7 +146,7 @@ impl PubSub {
             Ok(Ok(_)) => {
                 ear.channels.lock().insert(name.to_owned());
                 *failed = None;
-                // What was forgotten before this moment was not heard.
+                // Forgets before the subscription were not received.
                 if let Some(copies) = self.answer_cache.as_ref().filter(|_| name.ends_with(":forget")) {
                     copies.flush();
                 }
@@ -176,7 +176,7 @@ impl PubSub {
                 PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &watches, copies.as_ref()),
                 PushKind::Disconnection => lost(None),
                 PushKind::Unsubscribe | PushKind::SUnsubscribe => {
-                    // Unasked for if we still think that it is heard: its slot went to another node.
+                    // If we still expect messages of this channel, its slot has moved to another node.
                     if let Some(Value::BulkString(channel)) = push.data.first() {
                         lost(Some(&String::from_utf8_lossy(channel)));
                     }
@@ -190,7 +190,7 @@ impl PubSub {
         Ok(ear)
     }
 
-    /// What to do when a channel, or with `None` all of a connection, is not heard any more.
+    /// Creates the handler for a lost channel, or `None` for all channels of a connection.
     fn channel_lost_handler(&self, channels: Arc<Mutex<HashSet<String>>>) -> OnChannelLost {
         let (watches, copies, gap) = (self.waiters.clone(), self.answer_cache.clone(), self.connection_lost.clone());
         Arc::new(move |channel| {
@@ -210,14 +210,15 @@ impl PubSub {
         })
     }
 
-    /// Nobody waits in this bucket any more, perhaps.
+    /// Unsubscribes from a bucket that has had no waiter for a while.
     async fn unsubscribe_if_idle(&self, bucket: u8) {
         sleep(SUBSCRIPTION_LINGER).await;
         let Some((slot, name)) = self.slot_for(bucket, PubSubChannel::Wake) else { return };
         let _listening = slot.subscribe_lock.lock().await;
         let Some(ear) = slot.open_connection() else { return };
         {
-            // Who comes to wait counts itself first and looks for the channel then: it finds it gone, or we find it.
+            // A new waiter counts itself before it checks the channel: it sees the removal, or this code sees the
+            // waiter.
             let waiting = self.waiter_counts.lock();
             if waiting[usize::from(bucket)] > 0 || !ear.channels.lock().remove(&name) {
                 return;
@@ -232,7 +233,7 @@ impl PubSub {
     }
 }
 
-/// Keeps hearing what is forgotten, at every server, for as long as the store is there.
+/// Keeps every server's forget channel subscribed for as long as the store lives.
 pub(super) async fn follow_forgets(ears: Weak<PubSub>) {
     loop {
         let (gap, all) = {
@@ -256,7 +257,7 @@ fn dispatch_message(data: &[Value], watches: &WaiterTable, copies: Option<&Answe
     }
 }
 
-/// Notices a server that is gone without a word.
+/// Detects a server that vanished without closing the connection.
 async fn keep_alive(ear: Weak<PubSubConnection>, patience: Duration, lost: OnChannelLost) {
     loop {
         sleep(with_jitter(PING_INTERVAL)).await;
@@ -300,6 +301,6 @@ impl Drop for BucketListener {
 
 impl std::fmt::Debug for PubSubSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("open", &self.open_connection().is_some()).finish()
+        f.debug_struct("PubSubSlot").field("open", &self.open_connection().is_some()).finish()
     }
 }
