@@ -359,7 +359,7 @@ async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     .await
 }
 
-/// The response after a panic in the gateway. Dropping a claimed operation has parked it.
+/// The response after a panic in the gateway. A claimed operation is parked when it is dropped.
 fn panic_response(is_call: bool) -> ClientResponse {
     tracing::error!("a request failed inside the gateway");
     let detail = "the gateway failed; whether the operation took place is not known";

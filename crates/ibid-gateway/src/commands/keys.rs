@@ -81,7 +81,7 @@ struct ListArgs {
     /// Continue after this cursor of an earlier list
     #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
     cursor: Option<Address>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -95,7 +95,7 @@ struct ShowArgs {
     /// Write only the bytes of the answer's body
     #[arg(long, conflicts_with = "json")]
     body: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -112,7 +112,7 @@ struct ChangeArgs {
     /// Change the entry only if it still has this fence [default: its current fence]
     #[arg(long, value_name = "N", value_parser = parse_fence)]
     fence: Option<Fence>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -151,7 +151,7 @@ struct ResealArgs {
     /// Continue after this cursor of an earlier run
     #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
     cursor: Option<Address>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

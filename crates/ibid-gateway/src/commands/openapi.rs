@@ -96,7 +96,7 @@ pub fn run(
     }
 }
 
-/// Replaces a file atomically. Follows symbolic links.
+/// Writes a file. Replaces an existing one atomically, and follows symbolic links.
 fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
     let Ok(path) = fs::canonicalize(path) else { return fs::write(path, text) };
     let folder = path.parent().unwrap_or(Path::new("/"));

@@ -20,7 +20,7 @@ use crate::{
 pub struct ReportArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

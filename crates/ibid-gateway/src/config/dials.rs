@@ -109,7 +109,7 @@ fn adapt_for_grpc(policy: Policy, writes_key: bool) -> Policy {
     policy
 }
 
-/// Rejects a gRPC route that is known to name a streaming method. A streaming call must never be buffered.
+/// Rejects a gRPC route unless its methods can be unary by the descriptors. A streaming call must never be buffered.
 fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), String> {
     let (pattern, text) = (matches.pattern(), matches.to_string());
     let Some(unary) = unary else {

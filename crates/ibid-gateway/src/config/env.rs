@@ -54,7 +54,7 @@ impl<'a> ValueResolver<'a> {
         Self { env, folder, reflected, read_paths: RefCell::default() }
     }
 
-    /// Resolves a text of the form `env:NAME` or `file:PATH`. Removes one newline at the end.
+    /// Resolves a text of the form `env:NAME` or `file:PATH`. Removes line breaks at the end.
     ///
     /// # Errors
     /// Returns one sentence that names what is missing.

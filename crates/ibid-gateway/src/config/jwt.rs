@@ -66,7 +66,7 @@ fn token_sources(written: Option<Vec<String>>, wrong: ErrorForKey<'_>) -> Result
     written.iter().map(checked).collect()
 }
 
-/// A scope or label with a claim requires `[jwt]`: unverified claims are worthless.
+/// A policy that uses claims requires `[jwt]`: unverified claims are worthless.
 pub(super) fn require_verifier_for_claims(
     jwt: Option<&JwtSettings>, routes: &RouteTable, wrong: ErrorForKey<'_>,
 ) -> Result<(), ConfigError> {

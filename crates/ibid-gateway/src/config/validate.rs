@@ -32,7 +32,7 @@ const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";
 /// Shorter than the 5 s after which many app servers (Node, uvicorn, Hypercorn) close idle connections.
 const DEFAULT_UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// Its place is the journal's directory.
+/// In the journal's directory.
 const DEFAULT_AUDIT_FILE: &str = "audit.jsonl";
 /// Maximum number of characters of the name of a token's holder.
 const MAX_TOKEN_NAME_CHARS: usize = 100;

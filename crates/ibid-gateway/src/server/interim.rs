@@ -1,6 +1,6 @@
 //! Interim responses (1xx, such as 103 Early Hints) from the app to an HTTP/1.1 client.
 //!
-//! hyper's server cannot send them, so [`InterimSocket`] writes them below hyper.
+//! hyper's server cannot send them, so `InterimSocket` writes them below hyper.
 //!
 //! Invariant: an interim response is written only between two responses. hyper flushes its socket only after it has
 //! written everything, so nothing is half-written between a flush and hyper's next write, as long as the final response

@@ -9,8 +9,9 @@
 //! has the request in a buffer cannot write it after the request was reported as unwritten:
 //!
 //! ```text
-//!   PHASE_OPEN --arm--> PHASE_ARMED --first write--> PHASE_OPEN                      (seal_unwritten: false)
-//!                            \--seal_unwritten, or first write failed--> PHASE_SEALED (seal_unwritten: true, writes fail)
+//!   PHASE_OPEN --arm--> PHASE_ARMED --first write--> PHASE_OPEN  (seal_unwritten: false)
+//!                           \--seal_unwritten, or first write failed--> PHASE_SEALED
+//!                                                                (seal_unwritten: true, writes fail)
 //! ```
 
 use std::io::{self, IoSlice, Read as _};

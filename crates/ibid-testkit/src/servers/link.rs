@@ -7,12 +7,13 @@
 //! |---|---|---|
 //! | [`cut`](FaultProxy::cut) | silent both ways | accepted, then silent |
 //! | [`cut_and_refuse`](FaultProxy::cut_and_refuse) | silent both ways | refused |
-//! | [`cut_to_server`](FaultProxy::cut_to_server), [`cut_to_client`](FaultProxy::cut_to_client) | silent one way | accepted; silent that way |
+//! | [`cut_to_server`](FaultProxy::cut_to_server) | silent to the server | accepted; silent to the server |
+//! | [`cut_to_client`](FaultProxy::cut_to_client) | silent to the client | accepted; silent to the client |
 //! | [`reset`](FaultProxy::reset) | reset, both ends | as before |
 //! | [`refuse`](FaultProxy::refuse) | as before | refused |
 //! | [`delay`](FaultProxy::delay), [`slice`](FaultProxy::slice) | later; in small pieces | the same |
 //! | [`drop_answers`](FaultProxy::drop_answers) | the request arrives, its answer never does | the same |
-//! | [`break_answers`](FaultProxy::break_answers) | the request arrives, then a reset in its answer's place | the same |
+//! | [`break_answers`](FaultProxy::break_answers) | the request arrives, then a reset, no answer | the same |
 //! | [`heal`](FaultProxy::heal) | all of that ends | accepted |
 //!
 //! A cut behaves as on a network: data that is sent meanwhile is late, not lost, and arrives once the proxy is healed,

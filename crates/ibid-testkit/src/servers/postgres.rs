@@ -92,8 +92,8 @@ impl Server {
         server
     }
 
-    /// Starts a server with TLS and a certificate for `localhost`. The path is the file of the CA's certificate; the
-    /// server's key is beside it, in `server.key`.
+    /// Starts a server with TLS and a self-signed certificate for `localhost`. Returns also the certificate's file; its
+    /// key is beside it, in `server.key`.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -103,7 +103,7 @@ impl Server {
         let signed = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
         let certificate = server.write_readable_file("server.crt", signed.cert.pem().as_bytes(), 0o644);
         let key = server.write_readable_file("server.key", signed.signing_key.serialize_pem().as_bytes(), 0o600);
-        // Clients may present the same certificate.
+        // Clients may present the same certificate, which identifies them.
         let clients = server.write_readable_file("clients.crt", signed.cert.pem().as_bytes(), 0o644);
         let mut server = server;
         server.settings.extend([
