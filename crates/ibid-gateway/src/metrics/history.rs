@@ -148,7 +148,7 @@ impl MetricsHistory {
     /// The last hour as counts, oldest first.
     pub(crate) fn last_hour(&self) -> Value {
         let (all, count) = self.points(ChartWindow::OneHour);
-        let points: Vec<Value> = all[all.len() - count..].iter().map(HistoryPoint::to_json).collect();
+        let points: Vec<Value> = all[all.len() - count..].iter().copied().map(HistoryPoint::to_json).collect();
         let (ring, _) = ChartWindow::OneHour.ring_and_count();
         json!({ "every_ms": as_millis(RINGS[ring].0), "points": points })
     }
@@ -212,7 +212,7 @@ impl HistoryRing {
 }
 
 impl HistoryPoint {
-    fn to_json(&self) -> Value {
+    fn to_json(self) -> Value {
         let requests = &self.requests;
         json!({
             "at_ms": self.at_ms,

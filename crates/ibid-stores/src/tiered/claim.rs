@@ -119,7 +119,7 @@ impl TieredInner {
             Err(error) => Err(error),
             Ok(_) => {
                 let forgotten = self.front.admin().forget(&ask.address, fence).await;
-                let _: SettleOutcome = forgotten.map_err(|error| self.into_not_applied(error))?;
+                let _: SettleOutcome = forgotten.map_err(|error| self.as_not_applied(error))?;
                 Ok(false)
             }
         }
@@ -235,7 +235,7 @@ impl TieredInner {
         // A request with another fingerprint must not replace it: if the holder did run front-only, the entry would
         // name the wrong request.
         if holder.fingerprint != ask.fingerprint
-            || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.into_not_applied(error))?.is_some())
+            || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some())
         {
             return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(holder)));
         }
@@ -258,7 +258,7 @@ impl TieredInner {
                 }
                 Err(error) => {
                     self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                    return Err(self.into_not_applied(error));
+                    return Err(self.as_not_applied(error));
                 }
             }
         }
@@ -274,7 +274,7 @@ impl TieredInner {
             Ok(marked) => marked,
             Err(error) => {
                 self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                return Err(self.into_not_applied(error));
+                return Err(self.as_not_applied(error));
             }
         };
         let Some(marker) = marked else {
@@ -302,16 +302,16 @@ impl TieredInner {
     /// ran front-only. A parked holder cannot start a front-only run.
     async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> Result<ClaimStep, StoreError> {
         let at = &ask.address;
-        if self.is_loose() && self.find_marker(at).await.map_err(|error| self.into_not_applied(error))?.is_some() {
+        if self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some() {
             return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(holder)));
         }
         let _: SettleOutcome =
-            self.front.admin().forget(at, holder.fence).await.map_err(|error| self.into_not_applied(error))?;
+            self.front.admin().forget(at, holder.fence).await.map_err(|error| self.as_not_applied(error))?;
         Ok(ClaimStep::Retry)
     }
 
     /// The front could not tell whether a claim ran front-only. Nothing was claimed.
-    fn into_not_applied(&self, mut error: StoreError) -> StoreError {
+    fn as_not_applied(&self, mut error: StoreError) -> StoreError {
         self.report_front_error("claim", &error);
         error.kind = ErrorKind::NotApplied;
         error
