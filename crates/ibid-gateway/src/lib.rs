@@ -3,6 +3,7 @@
 //! Only [`config`] reads the environment. Nothing in this crate's library exits the process.
 
 #![allow(missing_docs, reason = "the library of a binary: its items are documented where the name does not say enough")]
+#![allow(rustdoc::private_intra_doc_links, reason = "its documentation is for people who read the source")]
 
 pub mod admin;
 pub mod commands;
