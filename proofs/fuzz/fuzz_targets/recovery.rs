@@ -12,12 +12,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use ibid::store::{Address, Ask, Claim, Cursor, End, Filter, Fingerprint, Outline, Store, Tags, Token};
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, EntryFilter, Fingerprint, ListCursor, RecordSummary, Settlement,
+    Store, Tags,
+};
 use ibid_fuzz::{
     disk::{Files, MemDisk},
     repair,
 };
-use ibid_stores::embedded::{Embedded, Options, TimeSource};
+use ibid_stores::embedded::{Embedded, EmbeddedOptions, TimeSource};
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
 
@@ -41,15 +44,17 @@ fuzz_target!(|input: &[u8]| {
     runtime().block_on(async {
         for nth in 0..KEYS {
             match store.get(&address(nth)).await {
-                Ok(Some(Claim::Done(found))) if !repaired => assert_eq!(found.record, record(nth), "key {nth}"),
-                Ok(Some(Claim::Granted(_))) => panic!("nobody may run what was there: key {nth}"),
+                Ok(Some(ClaimOutcome::Completed(found))) if !repaired => {
+                    assert_eq!(found.record, record(nth), "key {nth}")
+                }
+                Ok(Some(ClaimOutcome::Granted(_))) => panic!("nobody may run what was there: key {nth}"),
                 _ => {}
             }
         }
-        let _ = store.operators().list(&Filter::default(), Cursor::default(), 1000).await;
+        let _ = store.admin().list(&EntryFilter::default(), ListCursor::default(), 1000).await;
         let _ = store.sweep(1000).await;
         for nth in [0, KEYS] {
-            if let Ok(Claim::Granted(lease)) = store.claim(&ask(nth)).await {
+            if let Ok(ClaimOutcome::Granted(lease)) = store.claim(&ask(nth)).await {
                 let _ = store.settle(&lease, &end(nth)).await;
             }
         }
@@ -62,7 +67,9 @@ fn image() -> Files {
         let store = Embedded::open_on(Arc::new(disk.clone()), options()).expect("an empty disk");
         runtime().block_on(async {
             for nth in round * KEYS / 2..(round + 1) * KEYS / 2 {
-                let Ok(Claim::Granted(lease)) = store.claim(&ask(nth)).await else { panic!("key {nth} is fresh") };
+                let Ok(ClaimOutcome::Granted(lease)) = store.claim(&ask(nth)).await else {
+                    panic!("key {nth} is fresh")
+                };
                 // Every tenth is left unfinished.
                 if nth % 10 != 9 {
                     let _ = store.settle(&lease, &end(nth)).await.expect("there is room");
@@ -111,9 +118,9 @@ fn damage(files: &mut Files, [what, file, high, low, length_high, length, value,
     }
 }
 
-fn options() -> Options {
+fn options() -> EmbeddedOptions {
     let time = TimeSource::new(|| NOW);
-    Options { segment_size: 16 << 10, max_size: 1 << 20, time, ..Options::default() }
+    EmbeddedOptions { segment_size: 16 << 10, max_size: 1 << 20, time, ..EmbeddedOptions::default() }
 }
 
 fn address(nth: usize) -> Address {
@@ -122,16 +129,16 @@ fn address(nth: usize) -> Address {
     Address(address)
 }
 
-fn ask(nth: usize) -> Arc<Ask> {
-    Arc::new(Ask {
+fn ask(nth: usize) -> Arc<ClaimRequest> {
+    Arc::new(ClaimRequest {
         address: address(nth),
-        token: Token([nth as u8; 16]),
+        token: ClaimToken([nth as u8; 16]),
         fingerprint: Fingerprint { version: 1, digest: [nth as u8; 32] },
         tags: Tags::new("acme", "", "POST /payments", "k"),
         label: Bytes::from_static(b"label"),
-        hold: HOUR,
-        keep: HOUR,
-        over: None,
+        lease: HOUR,
+        ttl: HOUR,
+        take_over: None,
     })
 }
 
@@ -139,8 +146,13 @@ fn record(nth: usize) -> Bytes {
     (0..nth * 13 % 900).map(|at| (at + nth) as u8).collect()
 }
 
-fn end(nth: usize) -> End {
-    End::Complete { failed: false, record: record(nth), outline: Outline::default(), keep: HOUR * (1 + nth as u32 % 9) }
+fn end(nth: usize) -> Settlement {
+    Settlement::Complete {
+        failed: false,
+        record: record(nth),
+        summary: RecordSummary::default(),
+        ttl: HOUR * (1 + nth as u32 % 9),
+    }
 }
 
 fn runtime() -> Runtime {
