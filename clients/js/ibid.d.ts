@@ -72,8 +72,8 @@ export interface Problem {
 }
 
 /** Why there is no answer. The message is for people. */
-export class Stopped extends Error {
-  readonly name: 'Stopped'
+export class IdempotencyError extends Error {
+  readonly name: 'IdempotencyError'
   readonly reason: StopReason
   readonly attempts: number
   readonly key?: string
@@ -85,7 +85,7 @@ export class Stopped extends Error {
 /**
  * `fetch`, with a key, again until there is an answer or a reason to stop.
  *
- * Resolves with the operation's own answer, whatever its status. Rejects with `Stopped`, with the signal's reason if it is
+ * Resolves with the operation's own answer, whatever its status. Rejects with `IdempotencyError`, with the signal's reason if it is
  * aborted, or with a TypeError for what cannot be sent.
  */
 export function idempotentFetch(url: string | URL, init?: RequestInit, options?: Options): Promise<IdempotentResponse>

@@ -19,11 +19,11 @@ const WHY = {
 }
 
 /** Why there is no answer. */
-export class Stopped extends Error {
+export class IdempotencyError extends Error {
   constructor(reason, { attempts, key, last, problem }) {
     const said = problem ? `: ${problem.detail ?? problem.title}` : ` (${last?.status ?? last})`
     super(`stopped after ${attempts} attempts: ${WHY[reason]}${last ? said : ''}`)
-    Object.assign(this, { name: 'Stopped', reason, attempts, key, last, problem })
+    Object.assign(this, { name: 'IdempotencyError', reason, attempts, key, last, problem })
   }
 }
 
@@ -40,7 +40,7 @@ export async function idempotentFetch(url, init = {}, options = {}) {
   const until = Date.now() + deadline
   const headers = new Headers(init.headers)
   const state = { attempts: 0 }
-  const stop = (reason, more) => new Stopped(reason, Object.assign(state, more))
+  const stop = (reason, more) => new IdempotencyError(reason, Object.assign(state, more))
   let end = () => {}
   let fresh
   const own = headers.has(header) ? unquoted(headers.get(header)) : typeof given === 'string' ? given : undefined
@@ -61,7 +61,7 @@ export async function idempotentFetch(url, init = {}, options = {}) {
       // One that has ended is answered from the server's memory.
       if (kept.until === undefined && Date.now() - kept.since > lifetime) throw stop('key-too-old')
     } catch (last) {
-      throw last instanceof Stopped ? last : stop('storage', { last })
+      throw last instanceof IdempotencyError ? last : stop('storage', { last })
     }
   }
 

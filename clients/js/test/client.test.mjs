@@ -9,7 +9,7 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 
-import { Stopped, forget, idempotentFetch, memory, uuid } from '../ibid.js'
+import { IdempotencyError, forget, idempotentFetch, memory, uuid } from '../ibid.js'
 import { fileStorage } from '../file.js'
 import { cutter, gate, gateway, storage, upstream, until } from './kit.mjs'
 
@@ -20,7 +20,7 @@ const stopped = async call => {
     answer => assert.fail(`answered ${answer.status}`),
     error => error,
   )
-  assert.ok(error instanceof Stopped, `${error.stack}`)
+  assert.ok(error instanceof IdempotencyError, `${error.stack}`)
   return error
 }
 

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { Stopped, forget, idempotentFetch, memory } from '../ibid.js'
+import { IdempotencyError, forget, idempotentFetch, memory } from '../ibid.js'
 import { storage, until, upstream } from './kit.mjs'
 
 const PAY = { method: 'POST', body: 'amount=1' }
@@ -157,7 +157,7 @@ test('what cannot be reached stops as network, with its key kept', async t => {
   const kept = storage()
   const { error } = await ends(idempotentFetch('http://127.0.0.1:1/', PAY, { operation: 'o', storage: kept, schedule: [5, 5] }))
   assert.deepEqual([error.reason, error.attempts, kept.entries.size], ['network', 3, 1])
-  assert.ok(error instanceof Stopped && error.last instanceof Error)
+  assert.ok(error instanceof IdempotencyError && error.last instanceof Error)
 })
 
 test('one attempt and all of them have their time', async t => {

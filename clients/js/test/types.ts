@@ -1,6 +1,6 @@
 // Compiled, never run: the types say what the code does.
 
-import { type IdempotentResponse, type KeyStorage, Stopped, forget, guard, idempotentFetch, memory, uuid, uuidOf } from '../ibid.js'
+import { type IdempotentResponse, type KeyStorage, IdempotencyError, forget, guard, idempotentFetch, memory, uuid, uuidOf } from '../ibid.js'
 import { fileStorage } from '../file.js'
 import { derivedKey, operationKey, uuid7 } from '../keys.js'
 
@@ -19,7 +19,7 @@ export async function uses(form: HTMLFormElement): Promise<void> {
   off()
   const keys: string[] = [key, uuid(), uuidOf(new Uint8Array(16), 4), operationKey('u', 'o', 'r'), await derivedKey('a', 'b')]
   const error: unknown = new Error(`${attempts} ${replayed} ${degraded} ${keys}`)
-  if (error instanceof Stopped && error.reason === 'outcome-unknown') console.error(error.problem?.detail)
+  if (error instanceof IdempotencyError && error.reason === 'outcome-unknown') console.error(error.problem?.detail)
   // @ts-expect-error: no schedule has this name
   await idempotentFetch('/pay', {}, { schedule: 'sometimes' })
   // @ts-expect-error: a Request can be sent only once

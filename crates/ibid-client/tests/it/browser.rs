@@ -20,9 +20,9 @@ const PAGE: &str = r#"<!doctype html><title>shop</title>
 <button id="button">Pay</button>
 <form id="form"><input name="amount" value="1"><button id="submit" name="way" value="card">Pay</button></form>
 <script type="module">
-import { Stopped, guard, idempotentFetch } from '/ibid.min.js'
+import { IdempotencyError, guard, idempotentFetch } from '/ibid.min.js'
 const told = async answer => ({ status: answer.status, body: await answer.text(), ...answer.idempotency })
-window.ibid = { Stopped, guard, idempotentFetch }
+window.ibid = { IdempotencyError, guard, idempotentFetch }
 window.pay = async (url, options) => told(await idempotentFetch(url, {
   method: 'POST', body: '{"amount":1}', headers: { 'content-type': 'application/json' } }, options))
 window.ready = true

@@ -87,7 +87,7 @@ async fn the_code_in_python_retries_replays_and_stops() {
     // An unknown outcome is not retried.
     upstream.on("/lost", UpstreamFault::ResetAfterRequest);
     let (output, said) = pay("/lost", "k-4").await;
-    assert!(!output.status.success() && said.contains("Stopped: outcome-unknown: "), "{said}");
+    assert!(!output.status.success() && said.contains("IdempotencyError: outcome-unknown: "), "{said}");
     assert_eq!(upstream.executions_at("/lost"), 1);
     // Nor is what a server wants much later, or what never ends.
     upstream.on("/later", UpstreamReply::status(503).header("retry-after", "3600"));
