@@ -5,12 +5,19 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    thread::sleep,
+    time::Duration,
 };
+
+/// How often, and after which pause, a lock that this very process is named to hold is tried again. A child process
+/// inherits the locked file until it executes its program: for that time a lock outlives its owner's `drop`.
+const OWN_LOCK_RETRIES: u32 = 50;
+const OWN_LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Exclusive lock of a process on a file or directory. The operating system releases it when the process ends, even
 /// after a crash. The lock file names its holder, and is never removed.
 #[derive(Debug)]
-#[expect(dead_code, reason = "held, and never looked at")]
+#[allow(dead_code, reason = "held, and never read")]
 pub struct ProcessLock {
     file: File,
     directory: Option<File>,
@@ -23,6 +30,10 @@ impl ProcessLock {
     /// Returns [`io::ErrorKind::WouldBlock`] if another process holds the lock; the message names that process. Returns
     /// other errors if the file cannot be used.
     pub fn acquire(path: &Path) -> io::Result<Self> {
+        retry_while_own(|| Self::try_acquire(path))
+    }
+
+    fn try_acquire(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match file.try_lock() {
             Ok(()) => {
@@ -46,6 +57,10 @@ impl ProcessLock {
     /// # Errors
     /// As [`Self::acquire`].
     pub fn acquire_directory(folder: &Path, name: &str) -> io::Result<Self> {
+        retry_while_own(|| Self::try_acquire_directory(folder, name))
+    }
+
+    fn try_acquire_directory(folder: &Path, name: &str) -> io::Result<Self> {
         let path = folder.join(name);
         let directory = File::open(folder)?;
         let directory = match directory.try_lock() {
@@ -53,8 +68,21 @@ impl ProcessLock {
             Err(TryLockError::WouldBlock) => return Err(in_use_error(&fs::read_to_string(path).unwrap_or_default())),
             Err(TryLockError::Error(_)) => None,
         };
-        Ok(Self { directory, ..Self::acquire(&path)? })
+        Ok(Self { directory, ..Self::try_acquire(&path)? })
     }
+}
+
+#[allow(clippy::disallowed_methods, reason = "opening a store blocks on its files anyway")]
+fn retry_while_own(acquire: impl Fn() -> io::Result<ProcessLock>) -> io::Result<ProcessLock> {
+    let own = format!("in use by process {} on ", std::process::id());
+    let is_own = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock && error.to_string().contains(&own);
+    for _ in 0..OWN_LOCK_RETRIES {
+        match acquire() {
+            Err(error) if is_own(&error) => sleep(OWN_LOCK_PAUSE),
+            acquired => return acquired,
+        }
+    }
+    acquire()
 }
 
 fn in_use_error(holder: &str) -> io::Error {
@@ -76,6 +104,23 @@ mod tests {
         assert!(refused.to_string().contains(&format!("in use by process {} on ", std::process::id())), "{refused}");
         drop(lock);
         ProcessLock::acquire(&path).unwrap();
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "on a thread of its own")]
+    /// As if a child process had inherited the file for a moment.
+    #[test]
+    fn a_lock_of_this_process_that_is_about_to_be_released_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let lock = ProcessLock::acquire(&path).unwrap();
+        let inherited = lock.file.try_clone().unwrap();
+        drop(lock);
+        let released = std::thread::spawn(move || {
+            sleep(OWN_LOCK_PAUSE * 5);
+            drop(inherited);
+        });
+        ProcessLock::acquire(&path).unwrap();
+        released.join().unwrap();
     }
 
     #[test]
