@@ -9,10 +9,8 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -25,8 +23,8 @@ use hyper_util::{
 use ibid::{
     Ibid, Policy, Refusal, RefusalReason, grpc,
     http::{
-        IbidLayer, IbidService, PeerAddress, PeerConnection, Protocol, ResponseBody, plain_response, refusal_response,
-        sent_request_id,
+        IbidLayer, IbidService, PeerAddress, PeerConnection, Protocol, ResponseBody, catch_panic, plain_response,
+        refusal_response, sent_request_id,
     },
 };
 use tokio::{
@@ -347,16 +345,6 @@ impl ServerState {
             }
         }
     }
-}
-
-/// Returns the output of a future, or `None` if it panicked. The panic hook logs the panic.
-async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Some),
-        Err(_) => Poll::Ready(None),
-    })
-    .await
 }
 
 /// The response after a panic in the gateway. A claimed operation is parked when it is dropped.

@@ -38,6 +38,7 @@ pub use self::{
     handler_claim::{HandlerClaim, NotRememberedError},
     inner_response::completed_answer_of,
     layer::{IbidLayer, IbidService},
+    operation::catch_panic,
     poll_hook::PollHook,
     request::carries_key,
     request_id::{current_request_id, sent_request_id},

@@ -367,8 +367,8 @@ fn delegated_outcome<B>(
     }
 }
 
-/// Returns the output of a future, or `None` if it panicked.
-async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
+/// Returns the output of a future, or `None` if it panicked. The panic hook has been called.
+pub async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Some),
