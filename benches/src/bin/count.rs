@@ -2,7 +2,7 @@
 //!
 //! `count MODE N` runs the operation of [`MODES`] N times and prints nothing. What is set up before does not depend on
 //! N, so that two runs with N and 2N differ by N operations; `scripts/bench` does that under callgrind.
-//! `count print_ratios` compares fingerprints with plain SHA-256 by the clock, in alternating batches.
+//! `count ratios` compares fingerprints with plain SHA-256 by the clock, in alternating batches.
 //! `count sha` says how SHA-256 is computed where it runs: valgrind may not know the processor's own instructions.
 
 use std::{

@@ -43,9 +43,9 @@ pub struct ObservedAnswer {
     pub sent_at: Duration,
     /// When it was there.
     pub at: Duration,
-    /// `IdempotencyMiddleware-Replayed`.
+    /// `Idempotent-Replayed`.
     pub replayed: bool,
-    /// `Idempotency-StoredAs: pending`: it waits in that gateway's journal.
+    /// `Idempotency-Stored: pending`: it waits in that gateway's journal.
     pub pending: bool,
     /// `Idempotency-Guarantee: degraded`.
     pub degraded: bool,

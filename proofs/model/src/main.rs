@@ -1,6 +1,6 @@
 //! Explores the larger worlds, then every red variant, and prints what was found. Fails if anything is not as it must be.
 //!
-//! `ibid-model MIN_SECRET_PART_LENGTH` explores only the worlds whose name contains PART; `ibid-model trace MIN_SECRET_PART_LENGTH` prints the steps of the red
+//! `ibid-model PART` explores only the worlds whose name contains PART; `ibid-model trace PART` prints the steps of the red
 //! variants' counterexamples.
 
 use std::{env, process::ExitCode, time::Instant};
