@@ -187,6 +187,8 @@ async fn service_replay(count: u64) {
 /// An operation that has its answer already.
 struct CompletedOperation(Bytes);
 
+impl ibid::Claimant for CompletedOperation {}
+
 impl Operation for CompletedOperation {
     type Answer = ();
 

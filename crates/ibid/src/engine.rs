@@ -6,12 +6,7 @@
 //! Invariant: **record first, then answer.** A caller never sees the end of an answer that is not recorded, and a
 //! holder that lost its claim returns the recorded answer, never its own response.
 
-use std::{
-    future::Future,
-    pin::{Pin, pin},
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
@@ -22,18 +17,25 @@ use crate::{
     observe::{EngineEvent, NoopObserver, Observer, StoreCall},
     policy::{CheckedPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
     quota::Quota,
-    refusal::{Refusal, RefusalReason},
+    refusal::Refusal,
     running::RunningOperations,
     settle_queue::SettleQueue,
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fingerprint, Holder, Lease,
-        RecordSummary, SettleOutcome, Settlement, Store, StoreError,
+        RecordSummary, Settlement, Store, StoreError,
     },
     time::from_now,
 };
 
-pub use self::shadow::{ShadowClaim, ShadowResult, ShadowRunOutcome};
+pub(crate) use self::refusals::store_unavailable;
+use self::refusals::{in_progress, key_reused, not_comparable, outcome_unknown, quota_exceeded};
+pub use self::{
+    run::ClaimedRun,
+    shadow::{ShadowClaim, ShadowResult, ShadowRunOutcome},
+};
 
+mod refusals;
+mod run;
 mod shadow;
 
 /// The maximum number of attempts at one claim or settle call.
@@ -43,16 +45,10 @@ const MAX_TAKEOVERS: u32 = 8;
 /// `Retry-After` of refusals that clear up soon.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
-/// An operation that the engine runs at most once.
-pub trait Operation: Send {
-    /// The result that the caller gets.
-    type Answer: Send;
-
-    /// Runs the operation. The engine calls this at most once; without a lease the operation runs unprotected.
-    fn run(&mut self, lease: Option<&Lease>) -> impl Future<Output = RunOutcome<Self::Answer>> + Send;
-
+/// What the engine may ask about a request before it runs.
+pub trait Claimant: Send {
     /// The longest time that the caller waits for a concurrent run to end. The policy may allow less.
-    fn patience(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         Duration::MAX
     }
 
@@ -67,6 +63,28 @@ pub trait Operation: Send {
     fn probe(&mut self) -> impl Future<Output = ProbeOutcome> + Send {
         async { ProbeOutcome::Inconclusive }
     }
+}
+
+/// An operation that the engine runs at most once.
+pub trait Operation: Claimant {
+    /// The result that the caller gets.
+    type Answer: Send;
+
+    /// Runs the operation. The engine calls this at most once; without a lease the operation runs unprotected.
+    fn run(&mut self, lease: Option<&Lease>) -> impl Future<Output = RunOutcome<Self::Answer>> + Send;
+}
+
+/// The result of [`Engine::begin`].
+#[must_use]
+pub enum BeginOutcome {
+    /// The claim is granted: run the operation, then call [`Engine::end`].
+    Run(ClaimedRun),
+    /// The store is down, and the policy lets the operation run unprotected.
+    RunUnprotected,
+    /// A remembered answer, and whether it is in the store or still in the journal.
+    Replay(CompletedEntry, StoredAs),
+    /// The request is refused.
+    Refused(Refusal),
 }
 
 /// The outcome of a run.
@@ -154,6 +172,19 @@ pub enum Decision<A> {
     Refused(Refusal),
 }
 
+impl<A> Decision<A> {
+    /// The decision about a run without a claim.
+    pub(crate) fn unprotected(outcome: RunOutcome<A>) -> Self {
+        match outcome {
+            RunOutcome::Complete(answer, _)
+            | RunOutcome::Release(answer)
+            | RunOutcome::Park(answer, _)
+            | RunOutcome::DelegatedToTransaction(answer, _) => Self::Ran(answer, StoredAs::Unprotected),
+            RunOutcome::NotStarted(refusal) => Self::Refused(refusal),
+        }
+    }
+}
+
 /// Where the answer of a run is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredAs {
@@ -211,32 +242,45 @@ impl Engine {
     }
 
     /// Decides what happens to one request, and runs `operation` if the claim is granted.
-    pub fn execute<O: Operation>(
-        &self, policy: &CheckedPolicy, ask: ClaimRequest, mut operation: O,
-    ) -> impl Future<Output = Decision<O::Answer>> {
-        let ask = Arc::new(ask);
-        // Not an `async fn`, which would store its arguments twice.
-        async move { self.decide(policy, ask, &mut operation).await }
+    pub async fn execute<O: Operation>(
+        &self, policy: &CheckedPolicy, request: ClaimRequest, mut operation: O,
+    ) -> Decision<O::Answer> {
+        match self.begin(policy, request, &mut operation).await {
+            BeginOutcome::Run(run) => {
+                let outcome = Box::pin(self.keep_alive(policy, &run, operation.run(Some(run.lease())))).await;
+                let operation = &mut operation;
+                Box::pin(self.end(policy, run, outcome, move |version| operation.fingerprint(version))).await
+            }
+            BeginOutcome::RunUnprotected => Decision::unprotected(Box::pin(operation.run(None)).await),
+            BeginOutcome::Replay(entry, stored) => Decision::Replay(entry, stored),
+            BeginOutcome::Refused(refusal) => Decision::Refused(refusal),
+        }
     }
 
+    /// Decides what happens to one request. The caller runs the operation if the claim is granted, under
+    /// [`keep_alive`](Self::keep_alive), and settles it with [`end`](Self::end).
+    ///
     /// Boxes the branches that only some requests take: futures are moved as a whole, and a replay should not pay for
     /// them.
-    async fn decide<O: Operation>(
-        &self, policy: &Policy, mut ask: Arc<ClaimRequest>, operation: &mut O,
-    ) -> Decision<O::Answer> {
+    pub async fn begin<C: Claimant>(
+        &self, policy: &CheckedPolicy, request: ClaimRequest, claimant: &mut C,
+    ) -> BeginOutcome {
+        let mut ask = Arc::new(request);
         let own = ask.fingerprint;
-        let patience = from_now(policy.wait_timeout.min(operation.patience()));
+        let patience = from_now(policy.wait_timeout.min(claimant.max_wait()));
         let mut takeovers = 0;
         let mut probed = false;
 
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
-            if let Some(refusal) = mismatch(policy, &own, &finished.fingerprint, operation) {
-                return Decision::Refused(refusal);
+            if let Some(refusal) =
+                mismatch(policy, &own, &finished.fingerprint, |version| claimant.fingerprint(version))
+            {
+                return BeginOutcome::Refused(refusal);
             }
-            return Decision::Replay(finished, if solo { StoredAs::FrontOnly } else { StoredAs::Pending });
+            return BeginOutcome::Replay(finished, if solo { StoredAs::FrontOnly } else { StoredAs::Pending });
         }
         if let Some(refusal) = self.check_quota(&ask).await {
-            return Decision::Refused(refusal);
+            return BeginOutcome::Refused(refusal);
         }
         loop {
             let sent = Instant::now();
@@ -254,34 +298,22 @@ impl Engine {
             }
             let claim = match claim {
                 Ok(claim) => claim,
-                Err(error) => return self.decide_without_store(policy, operation, &error).await,
+                Err(error) if error.kind == ErrorKind::Corrupt => return BeginOutcome::Refused(store_unavailable()),
+                Err(_) if policy.on_store_down == OnStoreDown::Open => return BeginOutcome::RunUnprotected,
+                Err(_) => return BeginOutcome::Refused(store_unavailable()),
             };
             if let Some(stored) = stored_fingerprint(&claim)
-                && let Some(refusal) = mismatch(policy, &own, stored, operation)
+                && let Some(refusal) = mismatch(policy, &own, stored, |version| claimant.fingerprint(version))
             {
-                return Decision::Refused(refusal);
+                return BeginOutcome::Refused(refusal);
             }
             match claim {
-                ClaimOutcome::Granted(lease) => {
-                    if let Some(refusal) = self.spend_quota(&lease).await {
-                        let refused = || Decision::Refused(refusal);
-                        return Box::pin(self.settle_without_answer(
-                            policy,
-                            &lease,
-                            Settlement::Release,
-                            Instant::now(),
-                            operation,
-                            refused,
-                        ))
-                        .await;
-                    }
-                    return Box::pin(self.run(policy, lease, sent, operation)).await;
-                }
-                ClaimOutcome::Completed(finished) => return Decision::Replay(finished, StoredAs::Recorded),
+                ClaimOutcome::Granted(lease) => return Box::pin(self.start_run(policy, lease, sent)).await,
+                ClaimOutcome::Completed(finished) => return BeginOutcome::Replay(finished, StoredAs::Recorded),
                 ClaimOutcome::InProgress(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
                     if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
-                        return Decision::Refused(in_progress(RETRY_SOON));
+                        return BeginOutcome::Refused(in_progress(RETRY_SOON));
                     }
                     self.wait(&ask, &holder, left).await;
                 }
@@ -290,7 +322,7 @@ impl Engine {
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.resolve.is_some() && !probed {
                         probed = true;
-                        if self.probe_and_resolve(policy, &ask, &holder, operation).await {
+                        if self.probe_and_resolve(policy, &ask, &holder, claimant).await {
                             continue;
                         }
                     }
@@ -299,16 +331,16 @@ impl Engine {
                         // again.
                         _ if !ripe && (policy.on_unknown == OnUnknown::Retry || policy.resolve.is_some()) => {
                             if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
-                                return Decision::Refused(in_progress(holder.takeover_in.max(RETRY_SOON)));
+                                return BeginOutcome::Refused(in_progress(holder.takeover_in.max(RETRY_SOON)));
                             }
                             sleep(holder.takeover_in.min(left)).await;
                         }
-                        OnUnknown::Hold => return Decision::Refused(outcome_unknown()),
+                        OnUnknown::Hold => return BeginOutcome::Refused(outcome_unknown()),
                         OnUnknown::Retry if takeovers < MAX_TAKEOVERS => {
                             takeovers += 1;
                             ask = Arc::new(ClaimRequest { take_over: Some(holder.fence), ..ClaimRequest::clone(&ask) });
                         }
-                        OnUnknown::Retry => return Decision::Refused(in_progress(RETRY_SOON)),
+                        OnUnknown::Retry => return BeginOutcome::Refused(in_progress(RETRY_SOON)),
                     }
                 }
                 // An operator forgot the claim before its response arrived: claim again with a new token.
@@ -320,7 +352,7 @@ impl Engine {
                         ..ClaimRequest::clone(&ask)
                     });
                 }
-                ClaimOutcome::TokenSpent => return Decision::Refused(in_progress(RETRY_SOON)),
+                ClaimOutcome::TokenSpent => return BeginOutcome::Refused(in_progress(RETRY_SOON)),
             }
         }
     }
@@ -340,165 +372,12 @@ impl Engine {
         Box::pin(quota.spend(self.store.as_ref(), &lease.request.tags)).await.err().map(quota_exceeded)
     }
 
-    /// Charges the recorded bytes to the tenant's quota.
-    async fn charge_quota(&self, lease: &Lease, recorded: usize) {
-        let Some(quota) = self.quota.as_ref().filter(|quota| quota.is_set()) else { return };
-        let ClaimRequest { tags, label, .. } = &*lease.request;
-        let bytes = (recorded + tags.as_bytes().len() + label.len()) as u64;
-        Box::pin(quota.charge_bytes(self.store.as_ref(), tags, bytes)).await;
-    }
-
-    /// Runs a granted operation under its lease and settles the claim.
-    async fn run<O: Operation>(
-        &self, policy: &Policy, lease: Lease, sent: Instant, operation: &mut O,
-    ) -> Decision<O::Answer> {
-        let abandoned = self.settle_queue.guard_claim(&lease, policy);
-        if sent.elapsed() > policy.lease * 2 / 3 && self.extend(&lease, policy).await == HeartbeatOutcome::ClaimLost {
-            abandoned.disarm();
-            return Decision::Refused(in_progress(RETRY_SOON));
-        }
-        let ended = self.run_with_heartbeat(&lease, policy, pin!(operation.run(Some(&lease)))).await;
-        let now = Instant::now();
-        let keep_unknown = policy.ttl.saturating_sub(now - sent).max(policy.lease);
-        let verdict = match ended {
-            RunOutcome::Complete(answer, CompletedAnswer { failed, record, summary }) => {
-                let recorded = record.len();
-                let end = Settlement::Complete { failed, record, summary, ttl: policy.ttl };
-                let settled = self.settle(&lease, &end, now).await;
-                self.charge_quota(&lease, recorded).await;
-                match settled {
-                    Ok(SettleOutcome::ClaimLost(there)) => self.decide_lost_claim(policy, &lease, *there, operation),
-                    Ok(_) if lease.front_only => Decision::Ran(answer, StoredAs::Unprotected),
-                    Ok(_) => Decision::Ran(answer, StoredAs::Recorded),
-                    Err(_) => self.journal_or_queue(&lease, end, answer).await,
-                }
-            }
-            RunOutcome::Release(answer) => {
-                self.settle_without_answer(policy, &lease, Settlement::Release, now, operation, || {
-                    Decision::Ran(answer, StoredAs::NotRecorded)
-                })
-                .await
-            }
-            RunOutcome::NotStarted(refusal) => {
-                self.settle_without_answer(policy, &lease, Settlement::Release, now, operation, || {
-                    Decision::Refused(refusal)
-                })
-                .await
-            }
-            RunOutcome::DelegatedToTransaction(answer, otherwise) => {
-                self.settle_delegated(policy, &lease, answer, otherwise, (now, keep_unknown), operation).await
-            }
-            RunOutcome::Park(answer, by) => {
-                let end = Settlement::Park { ttl: keep_unknown, retry_in: by.retry_in(policy) };
-                self.settle_without_answer(policy, &lease, end, now, operation, || {
-                    Decision::Ran(answer, StoredAs::OutcomeUnknown)
-                })
-                .await
-            }
-        };
-        abandoned.disarm();
-        verdict
-    }
-
-    /// Settles a run whose own transaction records the answer. The settle call blocks until that transaction ends, so
-    /// its outcome tells whether it committed: `Completed` if it did, otherwise the operation did not happen.
-    async fn settle_delegated<O: Operation>(
-        &self, policy: &Policy, lease: &Lease, answer: O::Answer, otherwise: OnRollback,
-        (now, ttl): (Instant, Duration), operation: &mut O,
-    ) -> Decision<O::Answer> {
-        let end = match otherwise {
-            OnRollback::Park(by) => Settlement::Park { ttl, retry_in: by.retry_in(policy) },
-            OnRollback::Refuse | OnRollback::Release => Settlement::Release,
-        };
-        let settled = self.settle(lease, &end, now).await;
-        match (settled, otherwise) {
-            (Ok(SettleOutcome::ClaimLost(there)), _) => match (*there, otherwise) {
-                (ClaimOutcome::Completed(finished), OnRollback::Refuse) if finished.fence == lease.fence => {
-                    Decision::Ran(answer, StoredAs::Recorded)
-                }
-                (ClaimOutcome::Completed(finished), _) if finished.fence == lease.fence => {
-                    Decision::Replay(finished, StoredAs::Recorded)
-                }
-                (there, _) => self.decide_lost_claim(policy, lease, there, operation),
-            },
-            (Ok(_), OnRollback::Refuse) => Decision::Refused(rolled_back()),
-            (Ok(_), OnRollback::Release) => Decision::Ran(answer, StoredAs::NotRecorded),
-            (Ok(_), OnRollback::Park(_)) => Decision::Ran(answer, StoredAs::OutcomeUnknown),
-            (Err(_), _) => {
-                self.settle_queue.push(lease.clone(), end);
-                Decision::Refused(commit_unknown())
-            }
-        }
-    }
-
-    /// Settles a run that has no answer to record. If the store call fails, the settle queue retries it.
-    async fn settle_without_answer<O: Operation>(
-        &self, policy: &Policy, lease: &Lease, end: Settlement, now: Instant, operation: &mut O,
-        verdict: impl FnOnce() -> Decision<O::Answer>,
-    ) -> Decision<O::Answer> {
-        match self.settle(lease, &end, now).await {
-            Ok(SettleOutcome::ClaimLost(there)) => self.decide_lost_claim(policy, lease, *there, operation),
-            Ok(_) => verdict(),
-            Err(_) => {
-                self.settle_queue.push(lease.clone(), end);
-                verdict()
-            }
-        }
-    }
-
-    /// Saves an answer that the store could not record. Without a journal, the caller is refused until the settle queue
-    /// has stored the answer.
-    async fn journal_or_queue<A>(&self, lease: &Lease, end: Settlement, answer: A) -> Decision<A> {
-        if let Some(journal) = &self.journal {
-            match journal.append(lease, &end).await {
-                Ok(()) => {
-                    self.observer.on_event(&EngineEvent::Journaled(&lease.request.address));
-                    self.settle_queue.wake();
-                    return Decision::Ran(
-                        answer,
-                        if lease.front_only { StoredAs::FrontOnly } else { StoredAs::Pending },
-                    );
-                }
-                Err(why) => self.observer.on_event(&EngineEvent::JournalFailed(&why)),
-            }
-        }
-        self.settle_queue.push(lease.clone(), end);
-        Decision::Refused(
-            Refusal::new(
-                RefusalReason::StoreUnavailable,
-                "the operation ran, but its answer could not be recorded yet; \
-                 a retry with the same key gets it once it is, and does not run it again",
-            )
-            .retry_after(RETRY_SOON),
-        )
-    }
-
-    /// Decides what the caller gets after its claim was lost: the recorded answer, never its own response. If the
-    /// record belongs to a different request (the key was forgotten and reused), the caller is refused.
-    fn decide_lost_claim<O: Operation>(
-        &self, policy: &Policy, lease: &Lease, now: ClaimOutcome, operation: &O,
-    ) -> Decision<O::Answer> {
-        self.observer.on_event(&EngineEvent::ClaimLost(&lease.request.address));
-        if let Some(stored) = stored_fingerprint(&now)
-            && let Some(refusal) = mismatch(policy, &lease.request.fingerprint, stored, operation)
-        {
-            return Decision::Refused(refusal);
-        }
-        match now {
-            ClaimOutcome::Completed(finished) => Decision::Replay(finished, StoredAs::Recorded),
-            ClaimOutcome::InProgress(_) | ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => {
-                Decision::Refused(in_progress(RETRY_SOON))
-            }
-            ClaimOutcome::OutcomeUnknown(_) => Decision::Refused(outcome_unknown()),
-        }
-    }
-
     /// Probes the app about an unknown outcome. Returns `true` if the entry was resolved and another claim is
     /// worthwhile.
-    async fn probe_and_resolve<O: Operation>(
-        &self, policy: &Policy, ask: &ClaimRequest, holder: &Holder, operation: &mut O,
+    async fn probe_and_resolve<C: Claimant>(
+        &self, policy: &Policy, ask: &ClaimRequest, holder: &Holder, claimant: &mut C,
     ) -> bool {
-        let end = match Box::pin(operation.probe()).await {
+        let end = match Box::pin(claimant.probe()).await {
             ProbeOutcome::Happened(CompletedAnswer { failed, record, summary }) => {
                 Settlement::Complete { failed, record, summary, ttl: policy.ttl }
             }
@@ -512,17 +391,6 @@ impl Engine {
                 false
             }
         }
-    }
-
-    /// Refuses the request or runs it unprotected, depending on `on_store_down`.
-    async fn decide_without_store<O: Operation>(
-        &self, policy: &Policy, operation: &mut O, error: &StoreError,
-    ) -> Decision<O::Answer> {
-        let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
-        if !open {
-            return Decision::Refused(store_unavailable());
-        }
-        run_unprotected(operation, StoredAs::Unprotected).await
     }
 
     async fn wait(&self, ask: &ClaimRequest, holder: &Holder, left: Duration) {
@@ -559,78 +427,6 @@ impl Engine {
         }
     }
 
-    /// The caller passes the current time, as for [`claim`](Self::claim).
-    async fn settle(&self, lease: &Lease, end: &Settlement, now: Instant) -> Result<SettleOutcome, StoreError> {
-        let (mut asked, mut sent) = (0, now);
-        loop {
-            asked += 1;
-            let answer = self.store.settle(lease, end).await;
-            self.observer.asked(StoreCall::Settle, sent.elapsed());
-            match answer {
-                Ok(held) => {
-                    if held == SettleOutcome::Restored {
-                        self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
-                    }
-                    return Ok(held);
-                }
-                Err(error) => {
-                    self.report_store_failure("settle", &error);
-                    if asked == MAX_STORE_ATTEMPTS {
-                        return Err(error);
-                    }
-                }
-            }
-            sleep(retry_delay(asked)).await;
-            sent = Instant::now();
-        }
-    }
-
-    /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
-    async fn run_with_heartbeat<T>(
-        &self, lease: &Lease, policy: &Policy, mut work: Pin<&mut impl Future<Output = T>>,
-    ) -> T {
-        let beat = sleep(policy.lease / 3);
-        tokio::pin!(beat);
-        loop {
-            tokio::select! {
-                biased;
-                ended = &mut work => return ended,
-                () = &mut beat => {}
-            }
-            let extended = self.extend(lease, policy);
-            tokio::pin!(extended);
-            let now = tokio::select! {
-                biased;
-                ended = &mut work => return ended,
-                now = &mut extended => now,
-            };
-            match now {
-                HeartbeatOutcome::Extended => beat.as_mut().reset(from_now(policy.lease / 3)),
-                // The settle call detects the lost claim and reports it once.
-                HeartbeatOutcome::ClaimLost => return work.await,
-                HeartbeatOutcome::Failed => beat.as_mut().reset(from_now(policy.lease / 10)),
-            }
-        }
-    }
-
-    async fn extend(&self, lease: &Lease, policy: &Policy) -> HeartbeatOutcome {
-        let sent = Instant::now();
-        let answer = self.store.extend(lease, policy.lease).await;
-        self.observer.asked(StoreCall::Extend, sent.elapsed());
-        match answer {
-            Ok(SettleOutcome::Applied) => HeartbeatOutcome::Extended,
-            Ok(SettleOutcome::Restored) => {
-                self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
-                HeartbeatOutcome::Extended
-            }
-            Ok(SettleOutcome::ClaimLost(_)) => HeartbeatOutcome::ClaimLost,
-            Err(error) => {
-                self.report_store_failure("extend", &error);
-                HeartbeatOutcome::Failed
-            }
-        }
-    }
-
     fn report_store_failure(&self, call: &'static str, error: &StoreError) {
         self.observer.on_event(&EngineEvent::StoreFailed { call, error });
     }
@@ -664,23 +460,6 @@ impl Engine {
     }
 }
 
-async fn run_unprotected<O: Operation>(operation: &mut O, stored: StoredAs) -> Decision<O::Answer> {
-    match Box::pin(operation.run(None)).await {
-        RunOutcome::Complete(answer, _)
-        | RunOutcome::Release(answer)
-        | RunOutcome::Park(answer, _)
-        | RunOutcome::DelegatedToTransaction(answer, _) => Decision::Ran(answer, stored),
-        RunOutcome::NotStarted(refusal) => Decision::Refused(refusal),
-    }
-}
-
-#[derive(PartialEq, Eq)]
-enum HeartbeatOutcome {
-    Extended,
-    ClaimLost,
-    Failed,
-}
-
 fn stored_fingerprint(claim: &ClaimOutcome) -> Option<&Fingerprint> {
     match claim {
         ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder) => Some(&holder.fingerprint),
@@ -690,11 +469,7 @@ fn stored_fingerprint(claim: &ClaimOutcome) -> Option<&Fingerprint> {
 }
 
 /// Returns a refusal if the stored fingerprint belongs to a different request or cannot be compared.
-fn mismatch<O: Operation>(policy: &Policy, own: &Fingerprint, stored: &Fingerprint, operation: &O) -> Option<Refusal> {
-    mismatch_with(policy, own, stored, |version| operation.fingerprint(version))
-}
-
-fn mismatch_with(
+fn mismatch(
     policy: &Policy, own: &Fingerprint, stored: &Fingerprint, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
 ) -> Option<Refusal> {
     if policy.on_mismatch != OnMismatch::Reject {
@@ -709,68 +484,4 @@ fn mismatch_with(
 
 fn retry_delay(asked: u32) -> Duration {
     Duration::from_millis(10) * asked * asked
-}
-
-fn key_reused() -> Refusal {
-    Refusal::new(
-        RefusalReason::KeyReused,
-        "this key was first used for a different request; a new operation needs a fresh key",
-    )
-}
-
-fn not_comparable() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "nothing was executed, because this key was recorded by a version that this one cannot compare with; \
-         try again with the same key",
-    )
-    .retry_after(RETRY_SOON)
-}
-
-fn in_progress(after: Duration) -> Refusal {
-    Refusal::new(
-        RefusalReason::InProgress,
-        "the first request with this key has not ended yet; try again with the same key",
-    )
-    .retry_after(after)
-}
-
-fn outcome_unknown() -> Refusal {
-    Refusal::new(
-        RefusalReason::OutcomeUnknown,
-        "an earlier request with this key was started and its end was never seen; \
-         it is not run again until somebody has looked what became of it",
-    )
-}
-
-fn rolled_back() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "the operation was rolled back together with the record of its answer, so nothing was executed; \
-         try again with the same key",
-    )
-    .retry_after(RETRY_SOON)
-}
-
-fn commit_unknown() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "whether the operation was committed could not be asked; a retry with the same key gets its answer, \
-         or runs it if it was not",
-    )
-    .retry_after(RETRY_SOON)
-}
-
-fn quota_exceeded(after: Duration) -> Refusal {
-    let detail = "nothing was executed, because this caller has begun or stored as much as they may for now; \
-                  retries of earlier ones are still answered";
-    Refusal::new(RefusalReason::QuotaExceeded, detail).retry_after(after)
-}
-
-pub(crate) fn store_unavailable() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "nothing was executed, because the request could not be remembered; try again with the same key",
-    )
-    .retry_after(RETRY_SOON)
 }

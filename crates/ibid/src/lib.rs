@@ -24,8 +24,8 @@
 
 pub use self::{
     engine::{
-        CompletedAnswer, Decision, Engine, OnRollback, Operation, ProbeOutcome, RunOutcome, ShadowClaim, ShadowResult,
-        ShadowRunOutcome, StoredAs, UnknownCause,
+        BeginOutcome, Claimant, ClaimedRun, CompletedAnswer, Decision, Engine, OnRollback, Operation, ProbeOutcome,
+        RunOutcome, ShadowClaim, ShadowResult, ShadowRunOutcome, StoredAs, UnknownCause,
     },
     fingerprint::{FingerprintComparison, JsonPointer, JsonPointerError, PartDigests},
     http::{Ibid, IbidLayer},

@@ -10,7 +10,9 @@ use tokio::{
 };
 
 use crate::{
-    engine::{CompletedAnswer, Decision, Engine, Operation, RunOutcome, ShadowRunOutcome, StoredAs, UnknownCause},
+    engine::{
+        Claimant, CompletedAnswer, Decision, Engine, Operation, RunOutcome, ShadowRunOutcome, StoredAs, UnknownCause,
+    },
     key::{IdempotencyKey, mask},
     policy::{CheckedPolicy, InvalidPolicy, LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
@@ -208,7 +210,9 @@ where
             }
         }
     }
+}
 
+impl<F: Send, R> Claimant for FunctionOperation<F, R> {
     /// The fingerprint of plain bytes is the same in every version.
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
         (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint })

@@ -89,8 +89,8 @@ enum SettleAttempt {
 }
 
 /// Parks a claim if it is dropped before the claim was settled.
-pub(crate) struct AbandonGuard<'a> {
-    queue: &'a SettleQueue,
+pub(crate) struct AbandonGuard {
+    queue: SettleQueue,
     lease: Option<Lease>,
     ttl: Duration,
     retry_in: Duration,
@@ -140,10 +140,10 @@ impl SettleQueue {
         }
     }
 
-    pub(crate) fn guard_claim(&self, lease: &Lease, policy: &Policy) -> AbandonGuard<'_> {
+    pub(crate) fn guard_claim(&self, lease: Lease, policy: &Policy) -> AbandonGuard {
         AbandonGuard {
-            queue: self,
-            lease: Some(lease.clone()),
+            queue: self.clone(),
+            lease: Some(lease),
             ttl: policy.ttl.max(policy.lease),
             retry_in: policy.lease,
         }
@@ -373,13 +373,17 @@ async fn run_worker(inner: Arc<SettleQueueState>) {
     }
 }
 
-impl AbandonGuard<'_> {
+impl AbandonGuard {
+    pub(crate) fn lease(&self) -> &Lease {
+        self.lease.as_ref().expect("set until the guard is disarmed")
+    }
+
     pub(crate) fn disarm(mut self) {
         self.lease = None;
     }
 }
 
-impl Drop for AbandonGuard<'_> {
+impl Drop for AbandonGuard {
     fn drop(&mut self) {
         if let Some(lease) = self.lease.take() {
             self.queue.push(lease, Settlement::Park { ttl: self.ttl, retry_in: self.retry_in });

@@ -25,6 +25,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Answers with what tells it from all others.
 struct FloodOperation(Bytes);
 
+impl ibid::Claimant for FloodOperation {}
+
 impl Operation for FloodOperation {
     type Answer = ();
 

@@ -12,7 +12,7 @@ use tokio::{
     time::{Duration, Instant},
 };
 
-use super::{CompletedAnswer, Engine, mismatch_with, stored_fingerprint};
+use super::{CompletedAnswer, Engine, mismatch, stored_fingerprint};
 use crate::{
     http::UnderRequestId,
     observe::{RequestOutcome, ShadowOutcome},
@@ -121,8 +121,8 @@ impl Engine {
     ) -> ShadowResult {
         match self.shadow_claim(policy, ask, by_version).await {
             Ok(lease) => {
-                let abandoned = self.settle_queue.guard_claim(&lease, policy);
-                let finish = self.run_with_heartbeat(&lease, policy, pin!(ended)).await;
+                let abandoned = self.settle_queue.guard_claim(lease.clone(), policy);
+                let finish = self.keep_lease_alive(policy, &lease, pin!(ended)).await;
                 let outcome = self.record_shadow_outcome(policy, &lease, finish.ok()).await;
                 abandoned.disarm();
                 ShadowResult { outcome, attempt: Some(lease.attempt) }
@@ -139,15 +139,11 @@ impl Engine {
         &self, policy: &CheckedPolicy, mut ask: Arc<ClaimRequest>, by_version: impl Fn(u8) -> Option<Fingerprint>,
     ) -> Result<Lease, ShadowOutcome> {
         let refusal = |reason| Err(ShadowOutcome::Refusal(reason));
-        let compare = |ask: &ClaimRequest, stored: &Fingerprint| match mismatch_with(
-            policy,
-            &ask.fingerprint,
-            stored,
-            &by_version,
-        ) {
-            Some(refusal) => Err(ShadowOutcome::Refusal(refusal.reason)),
-            None => Ok(()),
-        };
+        let compare =
+            |ask: &ClaimRequest, stored: &Fingerprint| match mismatch(policy, &ask.fingerprint, stored, &by_version) {
+                Some(refusal) => Err(ShadowOutcome::Refusal(refusal.reason)),
+                None => Ok(()),
+            };
         if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             compare(&ask, &finished.fingerprint)?;
             return Err(ShadowOutcome::Replay);

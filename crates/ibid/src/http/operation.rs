@@ -28,7 +28,7 @@ use super::{
     service::{RequestContext, refuse_and_report},
 };
 use crate::{
-    engine::{OnRollback, Operation, ProbeOutcome, RunOutcome, UnknownCause},
+    engine::{Claimant, OnRollback, Operation, ProbeOutcome, RunOutcome, UnknownCause},
     grpc,
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
@@ -108,8 +108,16 @@ where
         }
         RunOutcome::Complete(answer, self.response_context.compress(complete))
     }
+}
 
-    fn patience(&self) -> Duration {
+impl<S, B, RB> Claimant for HttpOperation<'_, S, B, RB>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send,
+    S::Error: Into<BoxError> + Send,
+    B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send,
+    RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+{
+    fn max_wait(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    engine::{CompletedAnswer, Operation, RunOutcome, UnknownCause},
+    engine::{Claimant, CompletedAnswer, Operation, RunOutcome, UnknownCause},
     store::{CompletedEntry, Lease, RecordSummary},
     time::now_ms,
 };
@@ -38,6 +38,8 @@ pub(super) struct HandlerRun<F, E> {
     pub(super) uncounted_attempts: u32,
     pub(super) failure: FailureSlot<E>,
 }
+
+impl<F: Send, E: Send> Claimant for HandlerRun<F, E> {}
 
 impl<F, R, E> Operation for HandlerRun<F, E>
 where
@@ -76,6 +78,8 @@ where
 
 /// Lends an operation to the engine, which takes it when the run starts.
 pub(super) struct BorrowedOperation<'a, O>(pub(super) &'a mut Option<O>);
+
+impl<O: Operation> Claimant for BorrowedOperation<'_, O> {}
 
 impl<O: Operation> Operation for BorrowedOperation<'_, O> {
     type Answer = O::Answer;

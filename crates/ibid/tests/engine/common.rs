@@ -10,8 +10,8 @@ use std::{
 
 use bytes::Bytes;
 use ibid::{
-    CompletedAnswer, Decision, Engine, EngineEvent, Journal, Observer, OnRollback, Operation, Policy, ProbeOutcome,
-    Refusal, RefusalReason, RunOutcome, Scope, StoredAs, UnknownCause,
+    Claimant, CompletedAnswer, Decision, Engine, EngineEvent, Journal, Observer, OnRollback, Operation, Policy,
+    ProbeOutcome, Refusal, RefusalReason, RunOutcome, Scope, StoredAs, UnknownCause,
     store::{
         ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, SettleOutcome, Settlement, Store,
         Tags,
@@ -173,7 +173,9 @@ impl Operation for CountedOperation {
             }
         }
     }
+}
 
+impl Claimant for CountedOperation {
     async fn probe(&mut self) -> ProbeOutcome {
         self.op.probe_outcome.take().unwrap_or(ProbeOutcome::Inconclusive)
     }

@@ -13,6 +13,8 @@ const QUOTA: u64 = 1_000;
 
 struct QuotaPayment;
 
+impl ibid::Claimant for QuotaPayment {}
+
 impl Operation for QuotaPayment {
     type Answer = ();
 

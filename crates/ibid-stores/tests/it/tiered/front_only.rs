@@ -272,6 +272,8 @@ async fn without_an_answer_of_first_nothing_runs_solo() {
 /// Answers at once.
 struct InstantOperation;
 
+impl ibid::Claimant for InstantOperation {}
+
 impl Operation for InstantOperation {
     type Answer = ();
 

@@ -195,6 +195,8 @@ struct SimulatedOperation {
     random: Arc<SharedRandom>,
 }
 
+impl ibid::Claimant for SimulatedOperation {}
+
 impl Operation for SimulatedOperation {
     type Answer = Bytes;
 

@@ -1,0 +1,257 @@
+//! Runs under a claim: the heartbeat while the operation runs, and the settlement at its end.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    BeginOutcome, CompletedAnswer, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs,
+    UnknownCause, mismatch, refusals, retry_delay, stored_fingerprint,
+};
+use crate::{
+    observe::{EngineEvent, StoreCall},
+    policy::Policy,
+    refusal::Refusal,
+    settle_queue::AbandonGuard,
+    store::{ClaimOutcome, ClaimRequest, Fingerprint, Lease, SettleOutcome, Settlement, StoreError},
+    time::from_now,
+};
+
+/// A granted claim whose operation runs now. If it is dropped before [`Engine::end`], the outcome is unknown.
+#[must_use]
+pub struct ClaimedRun {
+    guard: AbandonGuard,
+    claimed_at: Instant,
+}
+
+impl ClaimedRun {
+    /// The lease of the claim.
+    pub fn lease(&self) -> &Lease {
+        self.guard.lease()
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum HeartbeatOutcome {
+    Extended,
+    ClaimLost,
+    Failed,
+}
+
+/// What the caller gets once the claim is settled, unless the claim was lost.
+enum Ending<A> {
+    Answer(A, StoredAs),
+    Refused(Refusal),
+    /// The operation's own transaction records the answer.
+    Delegated(A, OnRollback),
+}
+
+impl Engine {
+    pub(super) async fn start_run(&self, policy: &Policy, lease: Lease, claimed_at: Instant) -> BeginOutcome {
+        if let Some(refusal) = self.spend_quota(&lease).await {
+            if self.settle(&lease, &Settlement::Release, Instant::now()).await.is_err() {
+                self.settle_queue.push(lease, Settlement::Release);
+            }
+            return BeginOutcome::Refused(refusal);
+        }
+        let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at };
+        let is_late = claimed_at.elapsed() > policy.lease * 2 / 3;
+        if is_late && self.extend(run.lease(), policy).await == HeartbeatOutcome::ClaimLost {
+            run.guard.disarm();
+            return BeginOutcome::Refused(refusals::in_progress(RETRY_SOON));
+        }
+        BeginOutcome::Run(run)
+    }
+
+    /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
+    pub async fn keep_alive<T>(&self, policy: &Policy, run: &ClaimedRun, work: impl Future<Output = T>) -> T {
+        self.keep_lease_alive(policy, run.lease(), pin!(work)).await
+    }
+
+    pub(super) async fn keep_lease_alive<T>(
+        &self, policy: &Policy, lease: &Lease, mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> T {
+        let beat = sleep(policy.lease / 3);
+        tokio::pin!(beat);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut work => return ended,
+                () = &mut beat => {}
+            }
+            let extended = self.extend(lease, policy);
+            tokio::pin!(extended);
+            let now = tokio::select! {
+                biased;
+                ended = &mut work => return ended,
+                now = &mut extended => now,
+            };
+            match now {
+                HeartbeatOutcome::Extended => beat.as_mut().reset(from_now(policy.lease / 3)),
+                // The settle call detects the lost claim and reports it once.
+                HeartbeatOutcome::ClaimLost => return work.await,
+                HeartbeatOutcome::Failed => beat.as_mut().reset(from_now(policy.lease / 10)),
+            }
+        }
+    }
+
+    async fn extend(&self, lease: &Lease, policy: &Policy) -> HeartbeatOutcome {
+        let sent = Instant::now();
+        let answer = self.store.extend(lease, policy.lease).await;
+        self.observer.asked(StoreCall::Extend, sent.elapsed());
+        match answer {
+            Ok(SettleOutcome::Applied) => HeartbeatOutcome::Extended,
+            Ok(SettleOutcome::Restored) => {
+                self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
+                HeartbeatOutcome::Extended
+            }
+            Ok(SettleOutcome::ClaimLost(_)) => HeartbeatOutcome::ClaimLost,
+            Err(error) => {
+                self.report_store_failure("extend", &error);
+                HeartbeatOutcome::Failed
+            }
+        }
+    }
+
+    /// Settles the claim and decides what the caller gets. `by_version` computes the request's fingerprint by the rules
+    /// of other versions, see [`Claimant::fingerprint`](super::Claimant::fingerprint).
+    pub async fn end<A>(
+        &self, policy: &Policy, run: ClaimedRun, outcome: RunOutcome<A>,
+        by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+    ) -> Decision<A> {
+        let (lease, now) = (run.lease(), Instant::now());
+        let unknown_ttl = policy.ttl.saturating_sub(now - run.claimed_at).max(policy.lease);
+        let park = |cause: UnknownCause| Settlement::Park { ttl: unknown_ttl, retry_in: cause.retry_in(policy) };
+        let (settlement, ending) = match outcome {
+            RunOutcome::Complete(answer, CompletedAnswer { failed, record, summary }) => {
+                let stored = if lease.front_only { StoredAs::Unprotected } else { StoredAs::Recorded };
+                (Settlement::Complete { failed, record, summary, ttl: policy.ttl }, Ending::Answer(answer, stored))
+            }
+            RunOutcome::Release(answer) => (Settlement::Release, Ending::Answer(answer, StoredAs::NotRecorded)),
+            RunOutcome::NotStarted(refusal) => (Settlement::Release, Ending::Refused(refusal)),
+            RunOutcome::Park(answer, cause) => (park(cause), Ending::Answer(answer, StoredAs::OutcomeUnknown)),
+            RunOutcome::DelegatedToTransaction(answer, on_rollback) => {
+                let settlement = match on_rollback {
+                    OnRollback::Park(cause) => park(cause),
+                    OnRollback::Refuse | OnRollback::Release => Settlement::Release,
+                };
+                (settlement, Ending::Delegated(answer, on_rollback))
+            }
+        };
+        let settled = self.settle(lease, &settlement, now).await;
+        if let Settlement::Complete { record, .. } = &settlement {
+            self.charge_quota(lease, record.len()).await;
+        }
+        let decision = match (settled, ending) {
+            (Ok(SettleOutcome::ClaimLost(entry)), ending) => match (*entry, ending) {
+                // The settle call waited for the operation's transaction, which has committed this answer.
+                (ClaimOutcome::Completed(entry), Ending::Delegated(answer, on_rollback))
+                    if entry.fence == lease.fence =>
+                {
+                    match on_rollback {
+                        OnRollback::Refuse => Decision::Ran(answer, StoredAs::Recorded),
+                        OnRollback::Release | OnRollback::Park(_) => Decision::Replay(entry, StoredAs::Recorded),
+                    }
+                }
+                (entry, _) => self.decide_lost_claim(policy, lease, entry, by_version),
+            },
+            (Ok(_), Ending::Answer(answer, stored)) => Decision::Ran(answer, stored),
+            (Ok(_), Ending::Delegated(answer, on_rollback)) => match on_rollback {
+                OnRollback::Refuse => Decision::Refused(refusals::rolled_back()),
+                OnRollback::Release => Decision::Ran(answer, StoredAs::NotRecorded),
+                OnRollback::Park(_) => Decision::Ran(answer, StoredAs::OutcomeUnknown),
+            },
+            (Err(_), Ending::Answer(answer, _)) if matches!(settlement, Settlement::Complete { .. }) => {
+                self.journal_or_queue(lease, settlement, answer).await
+            }
+            (Err(_), ending) => {
+                self.settle_queue.push(lease.clone(), settlement);
+                match ending {
+                    Ending::Answer(answer, stored) => Decision::Ran(answer, stored),
+                    Ending::Refused(refusal) => Decision::Refused(refusal),
+                    Ending::Delegated(..) => Decision::Refused(refusals::commit_unknown()),
+                }
+            }
+            (Ok(_), Ending::Refused(refusal)) => Decision::Refused(refusal),
+        };
+        run.guard.disarm();
+        decision
+    }
+
+    /// Saves an answer that the store could not record. Without a journal, the caller is refused until the settle queue
+    /// has stored the answer.
+    async fn journal_or_queue<A>(&self, lease: &Lease, settlement: Settlement, answer: A) -> Decision<A> {
+        if let Some(journal) = &self.journal {
+            match journal.append(lease, &settlement).await {
+                Ok(()) => {
+                    self.observer.on_event(&EngineEvent::Journaled(&lease.request.address));
+                    self.settle_queue.wake();
+                    let stored = if lease.front_only { StoredAs::FrontOnly } else { StoredAs::Pending };
+                    return Decision::Ran(answer, stored);
+                }
+                Err(why) => self.observer.on_event(&EngineEvent::JournalFailed(&why)),
+            }
+        }
+        self.settle_queue.push(lease.clone(), settlement);
+        Decision::Refused(refusals::not_recorded())
+    }
+
+    /// Decides what the caller gets after its claim was lost: the recorded answer, never its own response. If the
+    /// record belongs to a different request (the key was forgotten and reused), the caller is refused.
+    fn decide_lost_claim<A>(
+        &self, policy: &Policy, lease: &Lease, entry: ClaimOutcome, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+    ) -> Decision<A> {
+        self.observer.on_event(&EngineEvent::ClaimLost(&lease.request.address));
+        if let Some(stored) = stored_fingerprint(&entry)
+            && let Some(refusal) = mismatch(policy, &lease.request.fingerprint, stored, by_version)
+        {
+            return Decision::Refused(refusal);
+        }
+        match entry {
+            ClaimOutcome::Completed(entry) => Decision::Replay(entry, StoredAs::Recorded),
+            ClaimOutcome::OutcomeUnknown(_) => Decision::Refused(refusals::outcome_unknown()),
+            ClaimOutcome::InProgress(_) | ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => {
+                Decision::Refused(refusals::in_progress(RETRY_SOON))
+            }
+        }
+    }
+
+    /// The caller passes the current time, as for [`claim`](Self::claim).
+    pub(super) async fn settle(
+        &self, lease: &Lease, end: &Settlement, now: Instant,
+    ) -> Result<SettleOutcome, StoreError> {
+        let (mut asked, mut sent) = (0, now);
+        loop {
+            asked += 1;
+            let answer = self.store.settle(lease, end).await;
+            self.observer.asked(StoreCall::Settle, sent.elapsed());
+            match answer {
+                Ok(held) => {
+                    if held == SettleOutcome::Restored {
+                        self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
+                    }
+                    return Ok(held);
+                }
+                Err(error) => {
+                    self.report_store_failure("settle", &error);
+                    if asked == MAX_STORE_ATTEMPTS {
+                        return Err(error);
+                    }
+                }
+            }
+            sleep(retry_delay(asked)).await;
+            sent = Instant::now();
+        }
+    }
+
+    /// Charges the recorded bytes to the tenant's quota.
+    pub(super) async fn charge_quota(&self, lease: &Lease, recorded: usize) {
+        let Some(quota) = self.quota.as_ref().filter(|quota| quota.is_set()) else { return };
+        let ClaimRequest { tags, label, .. } = &*lease.request;
+        let bytes = (recorded + tags.as_bytes().len() + label.len()) as u64;
+        Box::pin(quota.charge_bytes(self.store.as_ref(), tags, bytes)).await;
+    }
+}
