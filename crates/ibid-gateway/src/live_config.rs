@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
 use ibid::{
     PolicyMode, Quota, Refusal, RefusalFormat, RefusalReason, grpc,
-    http::{Protocol, RouteMatch, Routing, carries_key, key_headers, match_uncovered},
+    http::{Protocol, RouteMatch, carries_key, key_headers, match_uncovered},
 };
 use parking_lot::Mutex;
 
@@ -60,13 +60,12 @@ pub struct RenderedContract {
     pub json: String,
 }
 
-/// The upstream that a request goes to. The server stores it in the request's extensions.
-#[derive(Clone)]
+/// The upstream that a request goes to, and the route that covers it.
 pub struct RoutedUpstream {
     pub upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
     /// Format of refusals if no policy covers the request.
     pub refusals: RefusalFormat,
-    route_match: RouteMatch,
+    pub route_match: RouteMatch,
 }
 
 /// The parts of a request that decide its route, and how the route handles it.
@@ -215,6 +214,18 @@ impl ConfigSnapshot {
             && self.settings.upstream_identity == settings.upstream_identity
     }
 
+    /// The headers that carry the key of requests with this method, for a CORS preflight. `None` if no route covers them.
+    pub fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>> {
+        let Parts { uri, version, headers, .. } = preflight;
+        match self.route_request(RequestHead { method, uri, version: *version, headers }).route_match {
+            RouteMatch::Covered { route, alternatives } => {
+                let all = std::iter::once(&route).chain(&alternatives);
+                Some(all.flat_map(|route| key_headers(&route.policy)).collect())
+            }
+            _ => None,
+        }
+    }
+
     /// Finds the route and the upstream of a request.
     pub fn route_request(&self, head: RequestHead<'_>) -> RoutedUpstream {
         let path = head.uri.path();
@@ -247,6 +258,7 @@ impl ConfigSnapshot {
     /// is handled.
     fn match_route(&self, head: RequestHead<'_>, named: &RouteCandidates<'_>) -> RouteMatch {
         let routes = &self.settings.routes;
+        let refuse = |refusal| RouteMatch::Refused(refusal, routes.refusal_shape(head.uri.path()));
         let covering = || {
             let all = named.first.iter().chain(&named.others).copied();
             all.filter(|route| route.policy.covers(head.method))
@@ -258,7 +270,7 @@ impl ConfigSnapshot {
                 let has_key = || carries_key(policy, head.uri, head.headers);
                 policy.mode == PolicyMode::Enforce && (policy.key.required || has_key())
             };
-            return if covering().any(is_protected) { RouteMatch::Refused(dot_segments_refusal()) } else { passed() };
+            return if covering().any(is_protected) { refuse(dot_segments_refusal()) } else { passed() };
         }
         let is_call = head.is_grpc_call();
         let Some(first) = covering().next().filter(|first| !(is_call && first.matches_unknown_paths())) else {
@@ -275,7 +287,7 @@ impl ConfigSnapshot {
         };
         let wants_call = first.protocol == Protocol::Grpc && grpc::is_grpc(head.headers);
         if wants_call && !is_call && first.policy.mode == PolicyMode::Enforce {
-            return RouteMatch::Refused(not_http2_refusal());
+            return refuse(not_http2_refusal());
         }
         let also = covering().skip(1).map(|route| route.guard(is_call).clone()).collect();
         RouteMatch::Covered { route: first.guard(is_call).clone(), alternatives: also }
@@ -447,30 +459,4 @@ async fn read_contents(file: &Path, files: &[std::path::PathBuf]) -> Vec<Option<
         found.push(tokio::fs::read(path).await.ok());
     }
     found
-}
-
-/// Reads the [`RoutedUpstream`] that [`ConfigSnapshot::route_request`] returned from the request's extensions.
-pub struct RoutedUpstreamLookup(pub Arc<LiveConfig>);
-
-impl Routing for RoutedUpstreamLookup {
-    fn route(&self, request: &Parts) -> RouteMatch {
-        request.extensions.get::<RoutedUpstream>().map_or(RouteMatch::NotCovered, |chosen| chosen.route_match.clone())
-    }
-
-    fn key_headers(&self, method: &Method, request: &Parts) -> Option<Vec<HeaderName>> {
-        let Parts { uri, version, headers, .. } = request;
-        match self.0.now().route_request(RequestHead { method, uri, version: *version, headers }).route_match {
-            RouteMatch::Covered { route, alternatives: also } => {
-                let all = std::iter::once(&route).chain(&also);
-                Some(all.flat_map(|route| key_headers(&route.policy)).collect())
-            }
-            RouteMatch::NotCovered | RouteMatch::UncoveredKey | RouteMatch::UnknownCall(_) | RouteMatch::Refused(_) => {
-                None
-            }
-        }
-    }
-
-    fn refusals(&self, request: &Parts) -> RefusalFormat {
-        request.extensions.get::<RoutedUpstream>().map(|chosen| chosen.refusals).unwrap_or_default()
-    }
 }

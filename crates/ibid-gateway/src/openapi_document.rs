@@ -21,18 +21,17 @@ use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use ibid::{
-    Ibid, RefusalFormat, RefusalReason,
-    http::{DispatchOutcome, IbidService, MemoryReservation, ResponseBody},
+    Ibid, RefusalReason,
+    http::{MemoryReservation, ResponseBody},
 };
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::{sync::OwnedMutexGuard, time::timeout};
-use tower_service::Service;
 
 use self::conditions::Conditions;
 use crate::{
     commands::openapi::{AnnotateOutcome, annotated_text},
-    proxy::{self, Proxy, ProxyResponseBody},
+    proxy::{ProxyResponseBody, RequestFailure},
     routes::RouteTable,
 };
 
@@ -94,10 +93,8 @@ pub(crate) struct Asked {
     pub(crate) ibid: Ibid,
     /// Maximum time for the app to send the body.
     pub(crate) timeout: Duration,
-    /// Format of the refusal if the body is late or breaks off.
-    pub(crate) refusals: RefusalFormat,
-    /// For the log.
-    pub(crate) request_id: Option<HeaderValue>,
+    /// The refusal if the body is late or breaks off.
+    pub(crate) failure: RequestFailure,
 }
 
 enum Read {
@@ -207,7 +204,12 @@ enum NotAnnotated {
 
 impl Asked {
     /// Forwards the request to the app and annotates the response if it is a document.
-    pub(crate) async fn answer(self, mut service: IbidService<Proxy>, mut request: Request<Incoming>) -> Answer {
+    pub(crate) async fn answer<F>(
+        self, mut request: Request<Incoming>, send: impl FnOnce(Request<Incoming>) -> F,
+    ) -> Answer
+    where
+        F: Future<Output = Answer>,
+    {
         let is_head = request.method() == Method::HEAD;
         // A response to HEAD has no body to compute the annotated document's headers from.
         *request.method_mut() = Method::GET;
@@ -221,7 +223,7 @@ impl Asked {
         if let Some(etag) = known.as_ref().and_then(|known| known.etag.as_ref()) {
             headers.insert(header::IF_NONE_MATCH, etag.clone());
         }
-        let answer = service.call(request).await.unwrap_or_else(|never| match never {});
+        let answer = send(request).await;
         let answer = match (answer.status(), known) {
             (StatusCode::NOT_MODIFIED, Some(known)) => match &known.made {
                 Ok(annotated) => annotated.instead_of(answer),
@@ -308,9 +310,7 @@ impl Asked {
     }
 
     fn failed(&self, reason: RefusalReason, why: &str) -> Answer {
-        let request_id = self.request_id.as_ref();
-        proxy::failed(reason, why, DispatchOutcome::ResponseLost, false, self.refusals, request_id)
-            .map(ResponseBody::untouched)
+        self.failure.refuse(reason, why).0.map(ResponseBody::untouched)
     }
 }
 

@@ -1,7 +1,7 @@
-//! The innermost service of the gateway: sends a request to its upstream and returns the response.
+//! The app behind the gateway, as [`Ibid::handle`](ibid::Ibid::handle) sees it: sends a request to its upstream and returns the response.
 //!
-//! It never resends a request once a byte may have been written. It reports the kind of failure in the response's
-//! extensions ([`DispatchOutcome`]); the layer around it settles accordingly.
+//! It never resends a request once a byte may have been written. It reports whether a failed request may have been
+//! executed ([`DispatchOutcome`]), and the claim is settled accordingly.
 
 use std::{
     convert::Infallible,
@@ -9,29 +9,26 @@ use std::{
     net::IpAddr,
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll},
     time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
-    Policy, Refusal, RefusalFormat, RefusalReason, TrustedProxies, grpc,
+    Refusal, RefusalFormat, RefusalReason, TrustedProxies,
     http::{
-        DispatchOutcome, PollHook, Protocol, RequestBody, ResponseBody, RunInfo, SendState, plain_response,
-        refusal_response, sent_request_id,
+        App, AppCall, AppError, DispatchOutcome, Protocol, RequestBody, ResponseBody, plain_response, refusal_response,
+        sent_request_id,
     },
 };
 use tokio::sync::OwnedSemaphorePermit;
-use tower_service::Service;
 
 use self::outgoing_body::{BodyProgress, BodyStartError, OutgoingBody};
 use crate::{
     config::LimitSettings,
-    live_config::RoutedUpstream,
     server::interim::InterimResponses,
     trace::{self, RequestTrace},
-    upstream::{self, Affinity, ReusePolicy, SendFailure, UpstreamBody, join_header_lines},
+    upstream::{self, Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, join_header_lines},
 };
 
 mod outgoing_body;
@@ -58,11 +55,18 @@ pub struct ProxyClient {
     affinity: Affinity<UpstreamRequestBody>,
 }
 
-/// The innermost service. Each client connection has one.
+/// Sends one request of a client to its upstream.
 #[derive(Clone)]
 pub struct Proxy {
-    client: Arc<ProxyClient>,
+    pub(crate) client: Arc<ProxyClient>,
+    pub(crate) upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
+    /// The format of refusals if no policy covers the request.
+    pub(crate) refusals: RefusalFormat,
+    pub(crate) trace: Option<RequestTrace>,
 }
+
+/// A request without a response of the app. Boxed, because it contains the response for the client.
+type ProxyError = Box<AppError<ProxyResponseBody>>;
 
 impl ProxyClient {
     pub fn new(
@@ -82,116 +86,106 @@ impl ProxyClient {
     }
 }
 
+impl App<Incoming> for Proxy {
+    type Body = ProxyResponseBody;
+    type PassError = Infallible;
+    type PassFuture = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
+
+    fn pass(&mut self, request: Request<RequestBody<Incoming>>) -> Self::PassFuture {
+        let proxy = self.clone();
+        Box::pin(async move {
+            let call = AppCall { run: None, claim: None, send_state: None };
+            let failed = |error: ProxyError| error.response.expect("the proxy answers for the app");
+            Ok(proxy.forward(request, call).await.unwrap_or_else(failed))
+        })
+    }
+
+    async fn send(
+        &mut self, request: Request<RequestBody<Incoming>>, call: AppCall<'_>,
+    ) -> Result<Response<ProxyResponseBody>, AppError<ProxyResponseBody>> {
+        self.forward(request, call).await.map_err(|error| *error)
+    }
+}
+
 impl Proxy {
-    pub fn new(client: Arc<ProxyClient>) -> Self {
-        Self { client }
-    }
-}
-
-impl Service<Request<RequestBody<Incoming>>> for Proxy {
-    type Response = Response<ProxyResponseBody>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
-        let client = self.client.clone();
-        Box::pin(async move { Ok(forward(&client, request).await) })
-    }
-}
-
-async fn forward(client: &ProxyClient, mut request: Request<RequestBody<Incoming>>) -> Response<ProxyResponseBody> {
-    let upgrade = tunnel::requested_upgrade(&mut request);
-    remove_hop_by_hop(request.headers_mut());
-    if let Some((protocol, _)) = &upgrade {
-        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        request.headers_mut().insert(header::UPGRADE, protocol.clone());
-    }
-    // The server has already answered `Expect: 100-continue`.
-    request.headers_mut().remove(header::EXPECT);
-    set_forwarded_headers(client, &mut request);
-    let request_id = sent_request_id(request.headers()).cloned();
-    let request_id = request_id.as_ref();
-    let is_call = grpc::is_call(request.version(), request.headers());
-    if is_call {
-        // gRPC servers assume that a call without `TE: trailers` came through a proxy that drops trailers.
-        request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
-    }
-    let runs = request.extensions().get::<RunInfo>().is_some();
-    // Probes also belong to a claim.
-    let is_claimed = runs || request.extensions().get::<SendState>().is_some();
-    let care = if is_claimed { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
-    let chosen = request.extensions_mut().remove::<RoutedUpstream>().expect("the server chose an upstream");
-    request.extensions_mut().remove::<PollHook>();
-    let traced = request.extensions_mut().remove::<RequestTrace>();
-    let version = request.version();
-    let refusals = chosen.refusals;
-    // The policy limits the time of claimed requests. Clients limit that of gRPC calls, which may be silent streams.
-    let is_timed = !is_claimed && !chosen.upstream.is_grpc();
-    let (request, progress) = match start_request(client, request, is_timed).await {
-        Ok(begun) => begun,
-        Err(not_begun) => return body_error_response(&not_begun, version, refusals),
-    };
-    let (mut head, body) = request.into_parts();
-    let sent = traced.map(|trace| trace.send(&mut head.headers, runs));
-    let mut request = Request::from_parts(head, body);
-    if version == Version::HTTP_11 {
-        let (interim, serial) = (client.interim.clone(), client.interim.request_number());
-        hyper::ext::on_informational(&mut request, move |reply| interim.push(serial, reply.status(), reply.headers()));
-    }
-    let reply = chosen.upstream.send(request, care, &client.affinity);
-    let reply = async {
-        match is_timed {
-            true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
-            false => Some(reply.await),
+    async fn forward(
+        &self, mut request: Request<RequestBody<Incoming>>, call: AppCall<'_>,
+    ) -> Result<Response<ProxyResponseBody>, ProxyError> {
+        let client = &self.client;
+        let upgrade = tunnel::requested_upgrade(&mut request);
+        remove_hop_by_hop(request.headers_mut());
+        if let Some((protocol, _)) = &upgrade {
+            request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+            request.headers_mut().insert(header::UPGRADE, protocol.clone());
         }
-    };
-    let reply = match version {
-        Version::HTTP_11 => client.interim.write_while_waiting(reply).await,
-        _ => reply.await,
-    };
-    let mut answer = match reply {
-        Some(Ok(reply)) => build_response(client, reply, upgrade, refusals, request_id),
-        Some(Err(SendFailure::NeverWritten(why @ upstream::UpstreamError::PoolExhausted { .. }))) => {
-            failed(RefusalReason::Overloaded, &why.to_string(), DispatchOutcome::NotSent, is_call, refusals, request_id)
+        // The server has already answered `Expect: 100-continue`.
+        request.headers_mut().remove(header::EXPECT);
+        set_forwarded_headers(client, &mut request);
+        let version = request.version();
+        let failure = RequestFailure {
+            protocol: Protocol::of_request(version, request.headers()),
+            refusals: self.refusals,
+            request_id: sent_request_id(request.headers()).cloned(),
+        };
+        if failure.protocol == Protocol::Grpc {
+            // gRPC servers assume that a call without `TE: trailers` came through a proxy that drops trailers.
+            request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
         }
-        Some(Err(SendFailure::NeverWritten(why))) => failed(
-            RefusalReason::UpstreamUnreachable,
-            &why.to_string(),
-            DispatchOutcome::NotSent,
-            is_call,
-            refusals,
-            request_id,
-        ),
-        Some(Err(SendFailure::MaybeWritten(_))) if progress.is_some_and(|progress| progress.has_timed_out()) => {
-            body_error_response(&BodyStartError::TimedOut, version, refusals)
+        // Probes also belong to a claim.
+        let is_claimed = call.send_state.is_some();
+        let care = if is_claimed { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
+        // The policy limits the time of claimed requests. Clients limit that of gRPC calls, which may be silent streams.
+        let is_timed = !is_claimed && !self.upstream.is_grpc();
+        let (mut request, progress) = match start_request(client, request, is_timed).await {
+            Ok(begun) => begun,
+            Err(not_begun) => return Ok(body_error_response(&not_begun, version, self.refusals)),
+        };
+        let sent = self.trace.as_ref().map(|trace| trace.send(request.headers_mut(), call.run.is_some()));
+        if version == Version::HTTP_11 {
+            let (interim, serial) = (client.interim.clone(), client.interim.request_number());
+            hyper::ext::on_informational(&mut request, move |reply| {
+                interim.push(serial, reply.status(), reply.headers());
+            });
         }
-        Some(Err(SendFailure::MaybeWritten(why))) => failed(
-            RefusalReason::UpstreamLost,
-            &why.to_string(),
-            DispatchOutcome::ResponseLost,
-            is_call,
-            refusals,
-            request_id,
-        ),
-        None => failed(
-            RefusalReason::UpstreamTimeout,
-            "no reply within limits.reply_timeout",
-            DispatchOutcome::ResponseLost,
-            is_call,
-            refusals,
-            request_id,
-        ),
-    };
-    // Removes the gateway's own trace header if the app sent it.
-    trace::take_original_context(&mut answer);
-    if let Some(sent) = sent {
-        sent.answered(&mut answer);
+        let reply = self.upstream.send(request, care, call.send_state, &client.affinity);
+        let reply = async {
+            match is_timed {
+                true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
+                false => Some(reply.await),
+            }
+        };
+        let reply = match version {
+            Version::HTTP_11 => client.interim.write_while_waiting(reply).await,
+            _ => reply.await,
+        };
+        let mut answer = match reply {
+            Some(Ok(reply)) => build_response(client, reply, upgrade, &failure),
+            Some(Err(SendFailure::NeverWritten(why))) => {
+                let is_full = matches!(why, upstream::UpstreamError::PoolExhausted { .. });
+                let reason = if is_full { RefusalReason::Overloaded } else { RefusalReason::UpstreamUnreachable };
+                Err(failure.error(reason, &why.to_string()))
+            }
+            Some(Err(SendFailure::MaybeWritten(_))) if progress.is_some_and(|progress| progress.has_timed_out()) => {
+                Ok(body_error_response(&BodyStartError::TimedOut, version, self.refusals))
+            }
+            Some(Err(SendFailure::MaybeWritten(why))) => {
+                Err(failure.error(RefusalReason::UpstreamLost, &why.to_string()))
+            }
+            None => Err(failure.error(RefusalReason::UpstreamTimeout, "no reply within limits.reply_timeout")),
+        };
+        let response = match &mut answer {
+            Ok(response) => Some(response),
+            Err(error) => error.response.as_mut(),
+        };
+        if let Some(response) = response {
+            // Removes the gateway's own trace header if the app sent it.
+            trace::take_original_context(response);
+            if let Some(sent) = sent {
+                sent.answered(response);
+            }
+        }
+        answer
     }
-    answer
 }
 
 /// Returns the request to send upstream. A timed request waits here for the first frame of its body.
@@ -208,15 +202,15 @@ async fn start_request(
 
 fn build_response(
     client: &ProxyClient, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>,
-    refusals: RefusalFormat, request_id: Option<&HeaderValue>,
-) -> Response<ProxyResponseBody> {
+    failure: &RequestFailure,
+) -> Result<Response<ProxyResponseBody>, ProxyError> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         remove_hop_by_hop(reply.headers_mut());
-        return reply.map(ProxyResponseBody::untouched);
+        return Ok(reply.map(ProxyResponseBody::untouched));
     }
     let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_upgrade_accepted(asked, reply.headers())) else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(RefusalReason::UpstreamLost, why, DispatchOutcome::ResponseLost, false, refusals, request_id);
+        return Err(failure.error(RefusalReason::UpstreamLost, why));
     };
     let upstream = hyper::upgrade::on(&mut reply);
     let (place, limit) = (client.connection_permit.upgrade(), client.tunnel_timeout);
@@ -226,7 +220,7 @@ fn build_response(
         // Both connections count towards their limits until here.
         drop((place, body));
     });
-    Response::from_parts(head, ProxyResponseBody::whole("", None))
+    Ok(Response::from_parts(head, ProxyResponseBody::whole("", None)))
 }
 
 /// The response to a pass-through request whose body did not arrive.
@@ -235,7 +229,7 @@ fn body_error_response(why: &BodyStartError, version: Version, refusals: Refusal
         BodyStartError::TimedOut => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
         BodyStartError::Broken => (StatusCode::BAD_REQUEST, "the body broke off or is malformed"),
     };
-    let mut answer = plain_response(status, detail, &refusal_policy(refusals), Protocol::Http);
+    let mut answer = plain_response(status, detail, refusals, Protocol::Http);
     if version != Version::HTTP_2 {
         // The rest of the body may still follow on this connection.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -243,39 +237,42 @@ fn body_error_response(why: &BodyStartError, version: Version, refusals: Refusal
     answer
 }
 
-/// A policy that only sets the format of the refusal.
-fn refusal_policy(refusals: RefusalFormat) -> Policy {
-    let mut policy = Policy::ietf();
-    policy.refusals = refusals;
-    policy
+/// What the refusal of a failed request depends on.
+pub(crate) struct RequestFailure {
+    pub(crate) protocol: Protocol,
+    pub(crate) refusals: RefusalFormat,
+    pub(crate) request_id: Option<HeaderValue>,
 }
 
-/// The refusal for a request whose response did not arrive, or broke off.
-pub(crate) fn failed(
-    reason: RefusalReason, why: &str, fate: fn(String) -> DispatchOutcome, is_call: bool, refusals: RefusalFormat,
-    request_id: Option<&HeaderValue>,
-) -> Response<ProxyResponseBody> {
-    // Callers must not learn the upstream's address; it goes to the log.
-    let request_id = request_id.and_then(|id| id.to_str().ok());
-    tracing::warn!(reason = reason.name(), why, request_id, "upstream");
-    let detail = match reason {
-        RefusalReason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
-        RefusalReason::Overloaded => "no connection to the app was free in time; nothing was sent to it",
-        RefusalReason::UpstreamTimeout => {
-            "the app did not begin its answer in time; the request may have been executed"
-        }
-        _ => "the app's answer was lost; the request may have been executed",
-    };
-    let (mut refusal, policy) = (Refusal::new(reason, detail), refusal_policy(refusals));
-    if reason == RefusalReason::Overloaded {
-        refusal = refusal.retry_after(Duration::from_secs(1));
+impl RequestFailure {
+    fn error(&self, reason: RefusalReason, why: &str) -> ProxyError {
+        let (response, detail) = self.refuse(reason, why);
+        let outcome = match reason {
+            RefusalReason::UpstreamUnreachable | RefusalReason::Overloaded => DispatchOutcome::NotSent(detail.into()),
+            _ => DispatchOutcome::ResponseLost(detail.into()),
+        };
+        Box::new(AppError { outcome, response: Some(response) })
     }
-    let mut answer = match is_call {
-        true => grpc::refusal_response(&refusal, &policy, ""),
-        false => refusal_response(&refusal, &policy, ""),
-    };
-    answer.extensions_mut().insert(fate(detail.to_owned()));
-    answer
+
+    /// The refusal for a request whose response did not arrive, or broke off, and its detail.
+    pub(crate) fn refuse(&self, reason: RefusalReason, why: &str) -> (Response<ProxyResponseBody>, &'static str) {
+        // Callers must not learn the upstream's address; it goes to the log.
+        let request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok());
+        tracing::warn!(reason = reason.name(), why, request_id, "upstream");
+        let detail = match reason {
+            RefusalReason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
+            RefusalReason::Overloaded => "no connection to the app was free in time; nothing was sent to it",
+            RefusalReason::UpstreamTimeout => {
+                "the app did not begin its answer in time; the request may have been executed"
+            }
+            _ => "the app's answer was lost; the request may have been executed",
+        };
+        let mut refusal = Refusal::new(reason, detail);
+        if reason == RefusalReason::Overloaded {
+            refusal = refusal.retry_after(Duration::from_secs(1));
+        }
+        (refusal_response(&refusal, self.refusals, self.protocol), detail)
+    }
 }
 
 /// Removes hop-by-hop headers, and the headers that `Connection` names.

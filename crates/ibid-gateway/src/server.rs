@@ -14,17 +14,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use ibid::{
-    Ibid, Policy, Refusal, RefusalReason, grpc,
+    Ibid, Refusal, RefusalFormat, RefusalReason,
     http::{
-        IbidLayer, IbidService, PeerAddress, PeerConnection, Protocol, ResponseBody, catch_panic, plain_response,
-        refusal_response, sent_request_id,
+        PeerConnection, Protocol, RequestSender, ResponseBody, catch_panic, plain_response, refusal_response,
+        sent_request_id,
     },
 };
 use tokio::{
@@ -35,8 +35,6 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
-use tower_layer::Layer;
-use tower_service::Service;
 
 use self::{
     connection_activity::ConnectionActivity,
@@ -46,9 +44,9 @@ use crate::{
     config::LimitSettings,
     contract_page,
     jwt::JwtVerifier,
-    live_config::{LiveConfig, RequestHead, RoutedUpstreamLookup},
+    live_config::{LiveConfig, RequestHead, RoutedUpstream},
     openapi_document::Asked,
-    proxy::{Proxy, ProxyClient, ProxyResponseBody, tunnel},
+    proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
     trace::{self, RequestTrace, Tracer},
     upstream::set_client_keep_alive,
 };
@@ -77,16 +75,15 @@ pub struct GatewayServer {
 enum Precheck {
     Respond(ClientResponse),
     /// Continue after verifying the token, if there is a verifier.
-    Continue(Option<(Arc<JwtVerifier>, HashSet<String>)>),
+    Continue(RoutedUpstream, Option<(Arc<JwtVerifier>, HashSet<String>)>),
     /// The request is for an OpenAPI document that the gateway annotates.
-    Document(Box<Asked>),
+    Document(RoutedUpstream, Box<Asked>),
 }
 
 /// State that all connections share.
 struct ServerState {
     live: Arc<LiveConfig>,
     ibid: Ibid,
-    layer: IbidLayer,
     limits: LimitSettings,
     trusted_proxies: ibid::TrustedProxies,
     tracer: Option<Tracer>,
@@ -105,8 +102,7 @@ impl GatewayServer {
         };
         let listener =
             TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
-        let layer = ibid.layer_with_routing(Arc::new(RoutedUpstreamLookup(live.clone())));
-        let front = Arc::new(ServerState { live, ibid, layer, limits, trusted_proxies: trusted, tracer });
+        let front = Arc::new(ServerState { live, ibid, limits, trusted_proxies: trusted, tracer });
         Ok(Self { listener, is_secure: secure, state: front })
     }
 
@@ -200,26 +196,32 @@ impl ServerState {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let interim = client.interim.clone();
-        let service = self.layer.layer(Proxy::new(client));
         let traffic = Arc::new(ConnectionActivity::new());
         let sending = WriteProgress::new();
         let answer = {
             let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
             let link = PeerConnection::new();
-            service_fn(move |mut request: Request<Incoming>| {
+            service_fn(move |request: Request<Incoming>| {
                 let busy = ConnectionActivity::begin(&traffic);
-                request.extensions_mut().insert(link.clone());
-                let (front, service, sending) = (front.clone(), service.clone(), sending.clone());
-                let is_call = grpc::is_call(request.version(), request.headers());
+                let (front, client, connection, sending) =
+                    (front.clone(), client.clone(), link.clone(), sending.clone());
+                let protocol = Protocol::of_request(request.version(), request.headers());
                 let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
                 interim.iter().for_each(|interim| interim.begin_request());
                 async move {
                     // Everything runs inside, so that a panic before the first await does not end the connection
                     // either.
-                    let writing = sending.clone();
-                    let answer =
-                        catch_panic(async move { front.handle_request(service, request, peer, writing).await }).await;
-                    let answer = answer.unwrap_or_else(|| panic_response(is_call));
+                    let abort = WriteProgress::current(&sending).cut().clone();
+                    let answer = catch_panic(async move {
+                        let sender = RequestSender {
+                            peer: Some(peer.ip()),
+                            connection: Some(connection),
+                            abort: Some(abort),
+                            ..RequestSender::default()
+                        };
+                        front.handle_request(client, request, sender).await
+                    });
+                    let answer = answer.await.unwrap_or_else(|| panic_response(protocol));
                     interim.iter().for_each(|interim| interim.end_request());
                     Ok::<_, Infallible>(answer.map(|body| busy.track_body(body, WriteProgress::current(&sending))))
                 }
@@ -266,54 +268,60 @@ impl ServerState {
         }
     }
 
-    /// Handles one request: the checks that apply to all requests, then the layer.
-    fn handle_request(
-        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
-        sending: Arc<WriteProgress>,
-    ) -> impl Future<Output = ClientResponse> + Send + use<> {
-        let trace = self.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &mut request));
-        let early = self.precheck(&mut request, peer);
-        async move {
-            let answer = async {
-                let verifier = match early {
-                    Precheck::Respond(answer) => return answer,
-                    Precheck::Document(asked) => return Box::pin(asked.answer(service, request)).await,
-                    Precheck::Continue(verifier) => verifier,
-                };
-                if let Some((verifier, wanted)) = verifier {
-                    let identity = Box::pin(verifier.identify_caller(request.headers(), &wanted)).await;
-                    request.extensions_mut().insert(identity);
+    /// Handles one request: the checks that apply to all requests, then the exchange.
+    async fn handle_request(
+        &self, client: Arc<ProxyClient>, mut request: Request<Incoming>, mut sender: RequestSender,
+    ) -> ClientResponse {
+        let trace = self.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &request));
+        let precheck = self.precheck(&mut request);
+        sender.poll_hook = trace.as_ref().map(RequestTrace::poll_hook);
+        let answer = async {
+            match precheck {
+                Precheck::Respond(answer) => answer,
+                Precheck::Document(routed, asked) => {
+                    let send = |request| self.send(client, request, sender, routed, trace.clone());
+                    Box::pin(asked.answer(request, send)).await
                 }
-                request.extensions_mut().insert(WriteProgress::current(&sending).cut().clone());
-                service.call(request).await.unwrap_or_else(|never| match never {})
-            };
-            match trace {
-                Some(trace) => {
-                    let mut answer = trace.scope(answer).await;
-                    trace.answered(&mut answer);
-                    answer
+                Precheck::Continue(routed, verifier) => {
+                    if let Some((verifier, wanted)) = verifier {
+                        sender.identity = Some(Box::pin(verifier.identify_caller(request.headers(), &wanted)).await);
+                    }
+                    self.send(client, request, sender, routed, trace.clone()).await
                 }
-                None => {
-                    let mut answer = answer.await;
-                    // A replayed response may carry the context of a trace that was recorded while tracing was on.
-                    trace::take_original_context(&mut answer);
-                    answer
-                }
+            }
+        };
+        match &trace {
+            Some(trace) => {
+                let mut answer = trace.scope(answer).await;
+                trace.answered(&mut answer);
+                answer
+            }
+            None => {
+                let mut answer = answer.await;
+                // A replayed response may carry the context of a trace that was recorded while tracing was on.
+                trace::take_original_context(&mut answer);
+                answer
             }
         }
     }
 
-    fn precheck(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Precheck {
-        let is_call = grpc::is_call(request.version(), request.headers());
-        let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
+    fn send(
+        &self, client: Arc<ProxyClient>, request: Request<Incoming>, sender: RequestSender, routed: RoutedUpstream,
+        trace: Option<RequestTrace>,
+    ) -> impl Future<Output = ClientResponse> + use<> {
+        let RoutedUpstream { upstream, refusals, route_match } = routed;
+        let proxy = Proxy { client, upstream, refusals, trace };
+        let key_headers = |method: &Method, preflight: &Parts| self.live.now().key_headers(method, preflight);
+        let response = self.ibid.handle(proxy, request, sender, route_match, &key_headers);
+        async move { response.await.unwrap_or_else(|never| match never {}) }
+    }
+
+    fn precheck(&self, request: &mut Request<Incoming>) -> Precheck {
+        let protocol = Protocol::of_request(request.version(), request.headers());
         if let Some(detail) = ambiguity(request) {
             let refusal = Refusal::new(RefusalReason::RequestAmbiguous, detail);
-            let mut policy = Policy::ietf();
-            policy.refusals = self.live.now().settings.routes.refusal_shape(request.uri().path());
-            let mut answer = match protocol {
-                Protocol::Http => refusal_response(&refusal, &policy, ""),
-                Protocol::Grpc => grpc::refusal_response(&refusal, &policy, ""),
-            };
+            let format = self.live.now().settings.routes.refusal_shape(request.uri().path());
+            let mut answer = refusal_response(&refusal, format, protocol);
             if request.version() != Version::HTTP_2 {
                 // The rest of the misunderstood request may still follow on this connection.
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -331,28 +339,28 @@ impl ServerState {
         let version = request.version();
         tunnel::retain_allowed_upgrades(request.headers_mut(), version, &now.settings.upgrades);
         let head = RequestHead { method: request.method(), uri: request.uri(), version, headers: request.headers() };
-        let chosen = now.route_request(head);
-        let document = now.document(head);
-        let (verifier, refusals) = (now.verifier_for(&chosen), chosen.refusals);
-        request.extensions_mut().insert(chosen);
-        request.extensions_mut().insert(PeerAddress(peer.ip()));
-        match document {
-            None => Precheck::Continue(verifier),
+        let routed = now.route_request(head);
+        match now.document(head) {
+            None => {
+                let verifier = now.verifier_for(&routed);
+                Precheck::Continue(routed, verifier)
+            }
             Some(document) => {
-                let timeout = self.limits.reply_timeout;
                 let request_id = sent_request_id(request.headers()).cloned();
-                Precheck::Document(Box::new(Asked { document, ibid: self.ibid.clone(), timeout, refusals, request_id }))
+                let failure = RequestFailure { protocol, refusals: routed.refusals, request_id };
+                let timeout = self.limits.reply_timeout;
+                let asked = Asked { document, ibid: self.ibid.clone(), timeout, failure };
+                Precheck::Document(routed, Box::new(asked))
             }
         }
     }
 }
 
 /// The response after a panic in the gateway. A claimed operation is parked when it is dropped.
-fn panic_response(is_call: bool) -> ClientResponse {
+fn panic_response(protocol: Protocol) -> ClientResponse {
     tracing::error!("a request failed inside the gateway");
     let detail = "the gateway failed; whether the operation took place is not known";
-    let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
-    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, &Policy::ietf(), protocol)
+    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, RefusalFormat::default(), protocol)
 }
 
 /// Explains why the app, or a proxy in between, could interpret the request differently.

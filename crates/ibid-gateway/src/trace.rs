@@ -100,7 +100,7 @@ thread_local!(static CURRENT: RefCell<Option<RequestTrace>> = const { RefCell::n
 
 impl RequestTrace {
     /// Continues the caller's trace, or starts one. `None` if the caller's `traceparent` is not sampled.
-    pub fn begin<B>(tracer: &Tracer, request: &mut Request<B>) -> Option<Self> {
+    pub fn begin<B>(tracer: &Tracer, request: &Request<B>) -> Option<Self> {
         let caller = SpanContext::from_headers(request.headers(), &TRACEPARENT);
         if caller.is_some_and(|(_, sampled)| !sampled) {
             return None;
@@ -116,11 +116,13 @@ impl RequestTrace {
             path: request.uri().path().to_owned(),
             details: Mutex::default(),
         };
-        let trace = Self(Arc::new(traced));
-        let inside = trace.clone();
-        request.extensions_mut().insert(PollHook::new(move |poll| inside.enter(poll)));
-        request.extensions_mut().insert(trace.clone());
-        Some(trace)
+        Some(Self(Arc::new(traced)))
+    }
+
+    /// Polls the work on the request with this trace as the current one, also after the client has left.
+    pub fn poll_hook(&self) -> PollHook {
+        let trace = self.clone();
+        PollHook::new(move |poll| trace.enter(poll))
     }
 
     /// Polls a future with this trace as the current one, so that observer calls are recorded in it.

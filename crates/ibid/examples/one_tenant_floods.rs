@@ -15,6 +15,8 @@ use ibid::{
 
 struct FloodPayment;
 
+impl ibid::Claimant for FloodPayment {}
+
 impl Operation for FloodPayment {
     type Answer = ();
 

@@ -26,25 +26,25 @@
 
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
+use tokio::time::Instant;
 
-pub(crate) use self::{
-    code::classify_code,
-    framing::fingerprint,
-    refusal::{refusal_with_masked_key, status_response},
-    timeout::deadline,
-    unary_response::{completed_answer, replay_without_message, status_of},
-};
 pub use self::{
     code::{CallOutcome, GrpcStatusCode},
     methods::{DescriptorError, MethodNameError, UnaryMethods},
     reflection::{ReflectionError, fetch_descriptors},
-    refusal::refusal_response,
 };
 use crate::{
-    http::{Protocol, Route, RouteMatch, Routing, carries_key, match_uncovered},
+    engine::StoredAs,
+    fingerprint::{FingerprintInput, PartDigests},
+    http::{Ibid, IbidLayer, RequestContext, Route, RouteMatch, Routing, WholeBody, carries_key, match_uncovered},
     key::KeySource,
-    policy::{InvalidPolicy, Policy, PolicyMode},
+    policy::{InvalidPolicy, Policy},
+    protocol::{AppReply, Protocol, ProtocolRules, ReplyMeaning},
+    record::{Record, RecordBody},
+    refusal::Refusal,
+    store::Fingerprint,
 };
 
 mod code;
@@ -154,15 +154,73 @@ impl Routing for UnaryRouting {
     }
 }
 
-/// Changes the request so that its response can be remembered: in a coding that every client reads, and with the
-/// route's timeout. A server that stopped at this client's deadline would drop an answer that a retry could use.
-pub(crate) fn prepare(headers: &mut HeaderMap, policy: &Policy) {
-    headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
-    if policy.mode != PolicyMode::Shadow {
-        headers.insert(
-            "grpc-timeout",
-            timeout::format_timeout(policy.timeout.saturating_add(policy.late_answer_or_lease())),
-        );
+impl Ibid {
+    /// Creates a layer with one policy for the unary methods of a gRPC server. Other paths pass through unchanged. A
+    /// request to a covered method without a gRPC media type is covered as an HTTP request. Use it with tonic's
+    /// `Server::builder().layer(…)`, or around its `Routes`.
+    ///
+    /// # Errors
+    /// As [`layer`](Self::layer), and if a setting has no meaning for gRPC calls.
+    pub fn grpc_layer(&self, methods: UnaryMethods, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
+        Ok(self.layer_with_routing(Arc::new(UnaryRouting::new(methods, String::new(), policy)?)))
+    }
+}
+
+pub(crate) struct GrpcRules;
+
+impl ProtocolRules for GrpcRules {
+    fn is_plain_http(&self) -> bool {
+        false
+    }
+
+    fn fingerprint(
+        &self, version: u8, policy: &Policy, input: &FingerprintInput<'_>,
+    ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
+        framing::fingerprint(version, policy, input)
+    }
+
+    fn endpoint(&self, request: &Parts) -> String {
+        format!("grpc {}", request.uri.path().trim_start_matches('/'))
+    }
+
+    fn deadline(&self, headers: &HeaderMap) -> Option<Instant> {
+        timeout::deadline(headers)
+    }
+
+    /// Asks for a coding that every client reads, and sets the route's timeout. A server that stopped at this client's
+    /// deadline would drop an answer that a retry could use.
+    fn prepare_request(&self, headers: &mut HeaderMap, policy: &Policy) {
+        headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
+        let limit = policy.timeout.saturating_add(policy.late_answer_or_lease());
+        headers.insert("grpc-timeout", timeout::format_timeout(limit));
+    }
+
+    fn judge(&self, policy: &Policy, reply: AppReply<'_>) -> ReplyMeaning {
+        let has_body = reply.body != RecordBody::Whole(Bytes::new());
+        let Some(code) = unary_response::status_of(reply.headers, reply.trailers, has_body) else {
+            return ReplyMeaning::Incomplete("the app's answer ended without a gRPC status");
+        };
+        match CallOutcome::of(policy, code) {
+            CallOutcome::Remembered => ReplyMeaning::Remember(unary_response::completed_answer(policy, reply, code)),
+            CallOutcome::Released => ReplyMeaning::Release,
+            CallOutcome::OutcomeUnknown => ReplyMeaning::Unknown,
+        }
+    }
+
+    fn status(&self, _: StatusCode, headers: &HeaderMap, trailers: Option<&HeaderMap>) -> u16 {
+        unary_response::status_of(headers, trailers, false).unwrap_or(GrpcStatusCode::Unknown).summary_status()
+    }
+
+    fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
+        refusal::refuse(refusal, context.policy(), context.masked_key())
+    }
+
+    fn fail(&self, status: StatusCode, detail: &str, _: &RequestContext) -> Response<WholeBody> {
+        refusal::fail(status, detail)
+    }
+
+    fn replay(&self, record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody> {
+        unary_response::replay(record, stored, context)
     }
 }
 

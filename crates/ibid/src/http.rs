@@ -16,45 +16,47 @@
 //! `client_response` builds what the client gets. After the claim, a client cannot cancel the work: if its future is
 //! dropped, the work continues in its own task.
 
-use std::{
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use http::{HeaderName, Method, request::Parts};
+use bytes::Buf;
+use http::{HeaderName, Method, Request, request::Parts};
+use http_body::Body;
 use tokio::time::timeout;
 
 pub use self::{
+    app::{App, AppCall, AppError, DispatchOutcome, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody, TruncatedResponse},
     budget::MemoryReservation,
-    client_response::{error_answer, plain_response, refusal_response, success_answer},
+    call_app::catch_panic,
+    client_response::{error_answer, success_answer},
     connection::{PeerConnection, ResponseAbort},
+    context::{RequestSender, plain_response, refusal_response},
     cors::Cors,
     future::ResponseFuture,
     handler_claim::{HandlerClaim, NotRememberedError},
-    inner_response::completed_answer_of,
     layer::{IbidLayer, IbidService},
-    operation::catch_panic,
     poll_hook::PollHook,
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
+    rules::completed_answer_of,
+    service::KeyHeaderLookup,
 };
 pub(crate) use self::{
-    inner_response::{ResponseMeaning, stored_headers},
+    body::WholeBody,
+    client_response::{set_replay_headers, whole_response},
+    context::RequestContext,
     request_id::UnderRequestId,
+    rules::{HttpRules, stored_headers},
 };
+pub use crate::protocol::Protocol;
 use crate::{
-    engine::Engine,
-    grpc::{self, UnaryMethods},
+    engine::{CompletedAnswer, Engine},
     journal::Journal,
     key::KeySource,
     observe::{NoopObserver, Observer},
     policy::{CheckedPolicy, InvalidPolicy, MAX_DURATION, Policy, RefusalFormat},
     quota::Quota,
+    record,
     refusal::Refusal,
     scope::{AddressSecret, Credentials, TrustedProxies},
     store::Store,
@@ -62,23 +64,27 @@ use crate::{
 
 mod ambiguity;
 mod anonymous;
+mod app;
 mod body;
 mod budget;
+mod call_app;
 mod client_response;
 mod connection;
+mod context;
 mod cors;
+mod exchange;
 mod forwarded;
 mod future;
 mod handler_claim;
 mod inner_response;
 mod late_answers;
 mod layer;
-mod operation;
 mod poll_hook;
 mod read_body;
 mod refusal_style;
 mod request;
 mod request_id;
+mod rules;
 mod service;
 mod shadow;
 mod shared_key_detector;
@@ -117,6 +123,17 @@ struct LayerSettings {
     sweep_every: Option<Duration>,
 }
 
+impl LayerState {
+    /// Compresses an answer that the layer records itself. An answer recorded by a handler's transaction stays
+    /// uncompressed, because SQL functions read it.
+    fn compress(&self, answer: CompletedAnswer) -> CompletedAnswer {
+        match self.settings.compress {
+            true => CompletedAnswer { record: record::compress(answer.record), ..answer },
+            false => answer,
+        }
+    }
+}
+
 struct LayerState {
     engine: Engine,
     settings: LayerSettings,
@@ -135,11 +152,6 @@ pub trait Routing: Send + Sync + 'static {
     /// The headers that carry the key of requests with this method, for a CORS preflight. `None` if such a request is
     /// not covered; the app then answers its preflight alone.
     fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
-
-    /// The format of refusals that belong to no route.
-    fn refusals(&self, _request: &Parts) -> RefusalFormat {
-        RefusalFormat::Problem
-    }
 }
 
 /// The result of [`Routing::route`].
@@ -160,8 +172,8 @@ pub enum RouteMatch {
     /// A gRPC call whose method is not known to be unary. It is never buffered: if it has a key, or the policy requires
     /// one, it is refused (`method-unknown`); otherwise it passes through.
     UnknownCall(Arc<Route>),
-    /// The request is refused, regardless of its route.
-    Refused(Refusal),
+    /// The request is refused in this format, regardless of its route.
+    Refused(Refusal, RefusalFormat),
 }
 
 impl RouteMatch {
@@ -182,59 +194,9 @@ pub struct Route {
     pub protocol: Protocol,
 }
 
-/// The protocol of a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Protocol {
-    /// HTTP requests and responses.
-    #[default]
-    Http,
-    /// Unary gRPC calls, see [`grpc`].
-    Grpc,
-}
-
 /// The sender's address. The server puts it into the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddress(pub IpAddr);
-
-/// Identifies a run. The layer puts it into the request's extensions for the handler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunInfo {
-    /// The number of the run, from 1.
-    pub attempt: u32,
-    /// Grows with every run of the same operation. A resource can refuse a lower fence than it has seen.
-    pub fence: u64,
-}
-
-/// A proxy puts this into the response's extensions if it has no response of the app.
-#[derive(Debug, Clone)]
-pub enum DispatchOutcome {
-    /// No byte of the request was sent.
-    NotSent(String),
-    /// The request may have been executed.
-    ResponseLost(String),
-}
-
-/// Tracks whether a proxy has started to send a request. The layer puts it into the request's extensions. If the
-/// request is abandoned while unsent, it provably did not happen. Without [`hold`](Self::hold) a request counts as
-/// sent.
-#[derive(Debug, Clone, Default)]
-pub struct SendState(Arc<AtomicBool>);
-
-impl SendState {
-    /// Marks the request as unsent until [`mark_sending`](Self::mark_sending).
-    pub fn hold(&self) {
-        self.0.store(true, SeqCst);
-    }
-
-    /// Marks that bytes of the request may have been sent.
-    pub fn mark_sending(&self) {
-        self.0.store(false, SeqCst);
-    }
-
-    fn is_unsent(&self) -> bool {
-        self.0.load(SeqCst)
-    }
-}
 
 impl Ibid {
     /// Creates an instance with default limits and no observer.
@@ -280,22 +242,25 @@ impl Ibid {
     /// As [`layer`](Self::layer).
     pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
         let route = Route { name: name.into(), policy: policy.checked()?, protocol: Protocol::Http };
-        Ok(self.layer_with_routing(Arc::new(SingleRoute(Arc::new(route)))))
-    }
-
-    /// Creates a layer with one policy for the unary methods of a gRPC server. Other paths pass through unchanged. A
-    /// request to a covered method without a gRPC media type is covered as an HTTP request. Use it with tonic's
-    /// `Server::builder().layer(…)`, or around its `Routes`.
-    ///
-    /// # Errors
-    /// As [`layer`](Self::layer), and if a setting has no meaning for gRPC calls.
-    pub fn grpc_layer(&self, methods: UnaryMethods, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
-        Ok(self.layer_with_routing(Arc::new(grpc::UnaryRouting::new(methods, String::new(), policy)?)))
+        let grpc_route = Arc::new(Route { protocol: Protocol::Grpc, ..route.clone() });
+        Ok(self.layer_with_routing(Arc::new(SingleRoute { route: Arc::new(route), grpc_route })))
     }
 
     /// Creates a layer that looks up the policy of each request.
     pub fn layer_with_routing(&self, routing: Arc<dyn Routing>) -> IbidLayer {
         IbidLayer { shared: self.shared.clone(), routing }
+    }
+
+    /// Handles a request in a server that sends requests to the app itself. `key_headers` is only called for CORS
+    /// preflights.
+    pub fn handle<A, B>(
+        &self, app: A, request: Request<B>, sender: RequestSender, route: RouteMatch, key_headers: &KeyHeaderLookup<'_>,
+    ) -> ResponseFuture<A::PassFuture, A::Body>
+    where
+        A: App<B>,
+        B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        service::call(&self.shared, app, request, sender, route, key_headers)
     }
 
     /// Returns once no operation is running and the store has all results. Await it before the process ends. It waits
@@ -431,24 +396,28 @@ impl IbidBuilder {
     }
 }
 
-struct SingleRoute(Arc<Route>);
+struct SingleRoute {
+    route: Arc<Route>,
+    /// The same route for gRPC calls, whose refusals are gRPC responses.
+    grpc_route: Arc<Route>,
+}
 
 impl Routing for SingleRoute {
     fn route(&self, request: &Parts) -> RouteMatch {
-        let policy = &self.0.policy;
+        let policy = &self.route.policy;
         if !policy.covers(&request.method) {
             return match_uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
         }
         // gRPC calls may be streams, which must not be buffered, and they report their outcome in trailers.
-        match grpc::is_call(request.version, &request.headers) {
-            false => RouteMatch::covered(self.0.clone()),
-            true if request.extensions.get::<RunInfo>().is_some() => RouteMatch::NotCovered,
-            true => RouteMatch::UnknownCall(self.0.clone()),
+        match Protocol::of_request(request.version, &request.headers) {
+            Protocol::Http => RouteMatch::covered(self.route.clone()),
+            Protocol::Grpc if request.extensions.get::<RunInfo>().is_some() => RouteMatch::NotCovered,
+            Protocol::Grpc => RouteMatch::UnknownCall(self.grpc_route.clone()),
         }
     }
 
     fn key_headers(&self, method: &Method, _: &Parts) -> Option<Vec<HeaderName>> {
-        self.0.policy.covers(method).then(|| key_headers(&self.0.policy))
+        self.route.policy.covers(method).then(|| key_headers(&self.route.policy))
     }
 }
 

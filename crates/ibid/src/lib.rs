@@ -63,6 +63,7 @@ mod key;
 mod label;
 mod observe;
 mod policy;
+mod protocol;
 mod quota;
 mod record;
 mod refusal;

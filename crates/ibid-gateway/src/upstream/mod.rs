@@ -186,21 +186,20 @@ where
     /// The URI may be in origin or absolute form; `Host` is sent unchanged. Framing headers must agree with
     /// the body.
     pub async fn send(
-        &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity<B>,
+        &self, mut request: Request<B>, care: ReusePolicy, send_state: Option<&SendState>, affinity: &Affinity<B>,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
-        // Lets a caller that gives up while we wait for a connection know that nothing was written.
-        let unsent = request.extensions().get::<SendState>().cloned();
         let mut tries = 1;
         // Whether the request may be resent even if it may have been written.
         let mut repeatable = care == ReusePolicy::PassThrough && is_safe_to_resend(&request);
         let mut fresh = false;
         loop {
-            unsent.iter().for_each(SendState::hold);
+            // Lets a caller that gives up while we wait for a connection know that nothing was written.
+            send_state.iter().for_each(|state| state.mark_unsent());
             let channel = self
                 .acquire_channel(care, affinity, fresh || tries == MAX_SEND_ATTEMPTS)
                 .await
                 .map_err(SendFailure::NeverWritten)?;
-            unsent.iter().for_each(SendState::mark_sending);
+            send_state.iter().for_each(|state| state.mark_sending());
             let copy = (repeatable && channel.is_reused()).then(|| clone_without_body(&request));
             let result = match channel {
                 SendChannel::H1(lease) => self.send_h1(lease, request, affinity).await,

@@ -2,10 +2,7 @@
 
 use http::StatusCode;
 
-use crate::{
-    http::ResponseMeaning,
-    policy::{Policy, Remember},
-};
+use crate::policy::{Policy, Remember};
 
 /// Separates gRPC codes from HTTP statuses (three digits) if both share a field.
 const GRPC_SUMMARY_OFFSET: u16 = 1000;
@@ -105,11 +102,11 @@ impl GrpcStatusCode {
     }
 
     /// The value in fields for HTTP statuses: 1000 plus the number. See [`RecordSummary`](crate::store::RecordSummary).
-    pub fn outline(self) -> u16 {
+    pub fn summary_status(self) -> u16 {
         GRPC_SUMMARY_OFFSET + u16::from(self.number())
     }
 
-    /// The inverse of [`outline`](Self::outline); `None` for an HTTP status.
+    /// The inverse of [`summary_status`](Self::summary_status); `None` for an HTTP status.
     pub fn from_summary_status(status: u16) -> Option<Self> {
         CODES.get(usize::from(status.checked_sub(GRPC_SUMMARY_OFFSET)?)).map(|row| row.code)
     }
@@ -137,31 +134,22 @@ pub enum CallOutcome {
 }
 
 impl CallOutcome {
-    /// Applies the policy's `remember` and `unknown_status`.
+    /// Classifies a complete response by the policy. `unknown_status` takes precedence over `remember`. A call that is
+    /// not remembered and may have taken effect has an unknown outcome under every policy.
     pub fn of(policy: &Policy, code: GrpcStatusCode) -> Self {
-        match classify_code(policy, code) {
-            ResponseMeaning::Remember => Self::Remembered,
-            ResponseMeaning::Release => Self::Released,
-            ResponseMeaning::Unknown => Self::OutcomeUnknown,
+        let says = code.info().meaning;
+        let remembered = match &policy.remember {
+            Remember::All => true,
+            Remember::Final => says == CodeMeaning::Final,
+            Remember::Success => code == GrpcStatusCode::Ok,
+            list @ Remember::List { .. } => list.matches(code.status()),
+        };
+        match says {
+            _ if policy.unknown_status.contains(&code.status()) => Self::OutcomeUnknown,
+            _ if remembered => Self::Remembered,
+            CodeMeaning::OutcomeUnknown => Self::OutcomeUnknown,
+            CodeMeaning::Final | CodeMeaning::Retryable => Self::Released,
         }
-    }
-}
-
-/// Classifies a complete response. `unknown_status` takes precedence over `remember`. A call that is not remembered and
-/// may have taken effect has an unknown outcome under every policy.
-pub(crate) fn classify_code(policy: &Policy, code: GrpcStatusCode) -> ResponseMeaning {
-    let says = code.info().meaning;
-    let remembered = match &policy.remember {
-        Remember::All => true,
-        Remember::Final => says == CodeMeaning::Final,
-        Remember::Success => code == GrpcStatusCode::Ok,
-        list @ Remember::List { .. } => list.matches(code.status()),
-    };
-    match says {
-        _ if policy.unknown_status.contains(&code.status()) => ResponseMeaning::Unknown,
-        _ if remembered => ResponseMeaning::Remember,
-        CodeMeaning::OutcomeUnknown => ResponseMeaning::Unknown,
-        CodeMeaning::Final | CodeMeaning::Retryable => ResponseMeaning::Release,
     }
 }
 
@@ -175,9 +163,9 @@ mod tests {
     }
 
     /// The names of the codes with this meaning.
-    fn those(policy: &Policy, meaning_is: ResponseMeaning) -> Vec<&'static str> {
+    fn those(policy: &Policy, meaning_is: CallOutcome) -> Vec<&'static str> {
         GrpcStatusCode::all()
-            .filter(|code| classify_code(policy, *code) == meaning_is)
+            .filter(|code| CallOutcome::of(policy, *code) == meaning_is)
             .map(GrpcStatusCode::name)
             .collect()
     }
@@ -190,7 +178,7 @@ mod tests {
             assert_eq!(usize::from(row.code.number()), at, "{}", row.name);
             assert_eq!(GrpcStatusCode::from_number(at as u32), row.code);
             assert_eq!(GrpcStatusCode::from_name(row.name), Some(row.code));
-            assert_eq!(GrpcStatusCode::from_summary_status(row.code.outline()), Some(row.code));
+            assert_eq!(GrpcStatusCode::from_summary_status(row.code.summary_status()), Some(row.code));
         }
         assert_eq!(GrpcStatusCode::from_number(17), GrpcStatusCode::Unknown);
         assert_eq!(GrpcStatusCode::from_summary_status(200), None);
@@ -201,18 +189,18 @@ mod tests {
     fn under_final_what_would_come_again_is_remembered_and_what_may_have_happened_is_unknown() {
         let policy = with(Remember::Final);
         assert_eq!(
-            those(&policy, ResponseMeaning::Remember),
+            those(&policy, CallOutcome::Remembered),
             ["OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "OUT_OF_RANGE"]
         );
         assert_eq!(
-            those(&policy, ResponseMeaning::Release),
+            those(&policy, CallOutcome::Released),
             ["PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "ABORTED", "UNIMPLEMENTED", "UNAVAILABLE", "UNAUTHENTICATED"]
         );
-        assert_eq!(those(&policy, ResponseMeaning::Unknown), OPEN);
+        assert_eq!(those(&policy, CallOutcome::OutcomeUnknown), OPEN);
         for code in GrpcStatusCode::all() {
             assert_eq!(
-                classify_code(&policy, code),
-                classify_code(&Policy::ietf(), code),
+                CallOutcome::of(&policy, code),
+                CallOutcome::of(&Policy::ietf(), code),
                 "{code}: 502 and 504 change nothing"
             );
         }
@@ -220,21 +208,21 @@ mod tests {
 
     #[test]
     fn all_remembers_every_status_and_success_only_one() {
-        assert_eq!(those(&with(Remember::All), ResponseMeaning::Remember).len(), 17);
-        assert_eq!(those(&with(Remember::Success), ResponseMeaning::Remember), ["OK"]);
-        assert_eq!(those(&with(Remember::Success), ResponseMeaning::Unknown), OPEN);
+        assert_eq!(those(&with(Remember::All), CallOutcome::Remembered).len(), 17);
+        assert_eq!(those(&with(Remember::Success), CallOutcome::Remembered), ["OK"]);
+        assert_eq!(those(&with(Remember::Success), CallOutcome::OutcomeUnknown), OPEN);
     }
 
     #[test]
     fn lists_go_by_the_http_status_of_the_same_meaning() {
         let include = vec![StatusRange::Class(2), StatusRange::Code(StatusCode::NOT_FOUND)];
         let list = with(Remember::List { include, exclude: Vec::new() });
-        assert_eq!(those(&list, ResponseMeaning::Remember), ["OK", "NOT_FOUND"]);
+        assert_eq!(those(&list, CallOutcome::Remembered), ["OK", "NOT_FOUND"]);
         let all_but = with(Remember::all_except([StatusCode::NOT_FOUND]));
-        assert_eq!(those(&all_but, ResponseMeaning::Remember).len(), 16);
-        assert_eq!(those(&all_but, ResponseMeaning::Release), ["NOT_FOUND"]);
+        assert_eq!(those(&all_but, CallOutcome::Remembered).len(), 16);
+        assert_eq!(those(&all_but, CallOutcome::Released), ["NOT_FOUND"]);
         let mut all = with(Remember::All);
         all.unknown_status = vec![StatusCode::SERVICE_UNAVAILABLE];
-        assert_eq!(those(&all, ResponseMeaning::Unknown), ["UNAVAILABLE"]);
+        assert_eq!(those(&all, CallOutcome::OutcomeUnknown), ["UNAVAILABLE"]);
     }
 }

@@ -10,8 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{GrpcStatusCode, header_encoding, proto::ProtoWriter};
 use crate::{
-    http::{ResponseBody, key_headers},
-    key::mask,
+    http::{WholeBody, key_headers, whole_response},
     policy::Policy,
     refusal::{Refusal, RefusalReason},
 };
@@ -24,15 +23,8 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// The domain of every `ErrorInfo`.
 const DOMAIN: &str = "ibid";
 
-/// Builds a refusal as a trailers-only response. `key` is masked here; empty without a key.
-pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
-    let masked = if key.is_empty() { String::new() } else { mask(key) };
-    refusal_with_masked_key(refusal, policy, &masked)
-}
-
-pub(crate) fn refusal_with_masked_key<B>(
-    refusal: &Refusal, policy: &Policy, masked: &str,
-) -> Response<ResponseBody<B>> {
+/// Builds a refusal as a trailers-only response.
+pub(super) fn refuse(refusal: &Refusal, policy: &Policy, masked: &str) -> Response<WholeBody> {
     let reason = refusal.reason;
     let code = GrpcStatusCode::from_number(policy.grpc_status_of(reason).into());
     let place = format!("/.well-known/idempotency#{}", reason.name());
@@ -54,7 +46,7 @@ pub(crate) fn refusal_with_masked_key<B>(
 }
 
 /// Builds a response for an error outside of the refusal table, by its HTTP status.
-pub(crate) fn status_response<B>(status: StatusCode, detail: &str) -> Response<ResponseBody<B>> {
+pub(super) fn fail(status: StatusCode, detail: &str) -> Response<WholeBody> {
     let (code, name) = match status {
         StatusCode::REQUEST_TIMEOUT => (GrpcStatusCode::DeadlineExceeded, "REQUEST_TIMEOUT"),
         StatusCode::BAD_REQUEST => (GrpcStatusCode::InvalidArgument, "REQUEST_BROKEN_OFF"),
@@ -67,7 +59,7 @@ pub(crate) fn status_response<B>(status: StatusCode, detail: &str) -> Response<R
 
 /// Replaces a response that was too large to store: the call took place, but only its first caller got the response. A
 /// retry does not help, so the code is not one that clients retry.
-pub(super) fn body_not_kept<B>(length: u64, sha256: &str) -> Response<ResponseBody<B>> {
+pub(super) fn body_not_kept(length: u64, sha256: &str) -> Response<WholeBody> {
     let message = format!(
         "the call took place with status OK, and its answer of {length} bytes was too large to be remembered; \
          look the result up"
@@ -76,7 +68,7 @@ pub(super) fn body_not_kept<B>(length: u64, sha256: &str) -> Response<ResponseBo
     trailers_only(GrpcStatusCode::FailedPrecondition, &message, &[info])
 }
 
-fn trailers_only<B>(code: GrpcStatusCode, message: &str, details: &[Vec<u8>]) -> Response<ResponseBody<B>> {
+fn trailers_only(code: GrpcStatusCode, message: &str, details: &[Vec<u8>]) -> Response<WholeBody> {
     let mut status = ProtoWriter::default().number(1, code.number().into()).text(2, message);
     for detail in details {
         status = status.bytes(3, detail);
@@ -87,9 +79,7 @@ fn trailers_only<B>(code: GrpcStatusCode, message: &str, details: &[Vec<u8>]) ->
     headers.insert(STATUS, u16::from(code.number()).into());
     headers.insert(MESSAGE, value(header_encoding::percent_encode(message)));
     headers.insert(DETAILS, value(header_encoding::base64_encode(&status.finish())));
-    let mut answer = Response::new(ResponseBody::whole("", None));
-    *answer.headers_mut() = headers;
-    answer
+    whole_response(StatusCode::OK, headers, "", None)
 }
 
 /// Converts `in-progress` to `IN_PROGRESS`.
@@ -124,12 +114,11 @@ fn bad_request(field: &str, description: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use http_body::Body;
     use prost::Message;
 
     use super::*;
 
-    type TestGrpcResponse = Response<ResponseBody<http_body_util::Empty<bytes::Bytes>>>;
+    type TestGrpcResponse = Response<WholeBody>;
 
     /// The google.rpc messages, as another implementation encodes them.
     mod rpc {
@@ -209,9 +198,9 @@ mod tests {
     #[test]
     fn a_refusal_is_one_block_of_headers() {
         let refusal = Refusal::new(RefusalReason::InProgress, "l\u{e4}uft").retry_after(Duration::from_millis(1500));
-        let answer: TestGrpcResponse = refusal_with_masked_key(&refusal, &Policy::platform(), "ab****yz");
+        let answer: TestGrpcResponse = refuse(&refusal, &Policy::platform(), "ab****yz");
         assert_eq!(answer.status(), 200);
-        assert!(answer.body().is_end_stream());
+        assert!(answer.body().data.is_empty() && answer.body().trailers.is_none());
         assert_eq!(value(&answer, "content-type"), Some("application/grpc"));
         assert_eq!(value(&answer, "grpc-status"), Some("10"));
         assert_eq!(value(&answer, "grpc-message"), Some("l%C3%A4uft"));
@@ -237,11 +226,8 @@ mod tests {
 
     #[test]
     fn a_key_at_fault_is_a_field_violation() {
-        let answer: TestGrpcResponse = refusal_with_masked_key(
-            &Refusal::new(RefusalReason::KeyMissing, "no key"),
-            &Policy::leads().for_grpc(),
-            "",
-        );
+        let answer: TestGrpcResponse =
+            refuse(&Refusal::new(RefusalReason::KeyMissing, "no key"), &Policy::leads().for_grpc(), "");
         let violation = rpc::FieldViolation { field: "x-idempotency-key".into(), description: "no key".into() };
         let status = rpc::Status {
             code: 3,
@@ -261,21 +247,20 @@ mod tests {
     fn every_refusal_has_the_code_of_the_table_unless_the_policy_sets_another() {
         for reason in RefusalReason::all() {
             let refusal = Refusal::new(reason, format!("why {reason}"));
-            let answer: TestGrpcResponse = refusal_with_masked_key(&refusal, &Policy::ietf(), "");
+            let answer: TestGrpcResponse = refuse(&refusal, &Policy::ietf(), "");
             assert_eq!(value(&answer, "grpc-status"), Some(reason.grpc_status().to_string().as_str()));
             assert_eq!(value(&answer, "grpc-retry-pushback-ms"), None, "only where there is a time to wait");
         }
         let mut policy = Policy::platform();
         policy.grpc_status = vec![(RefusalReason::KeyReused, GrpcStatusCode::AlreadyExists.number())];
-        let answer: TestGrpcResponse =
-            refusal_with_masked_key(&Refusal::new(RefusalReason::KeyReused, ""), &policy, "");
+        let answer: TestGrpcResponse = refuse(&Refusal::new(RefusalReason::KeyReused, ""), &policy, "");
         assert_eq!(value(&answer, "grpc-status"), Some("6"));
     }
 
     #[test]
     fn what_is_not_in_the_table_has_a_status_too() {
         for (status, code) in [(408, "4"), (400, "3"), (502, "14"), (500, "2")] {
-            let answer: TestGrpcResponse = status_response(StatusCode::from_u16(status).unwrap(), "why");
+            let answer: TestGrpcResponse = fail(StatusCode::from_u16(status).unwrap(), "why");
             assert_eq!(value(&answer, "grpc-status"), Some(code));
             assert_eq!(value(&answer, "grpc-message"), Some("why"));
         }

@@ -1,20 +1,19 @@
 //! The response of a unary call: its status, its record, and its replay if the message was not stored.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, header, response::Parts};
-use tokio::time::Instant;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
 use super::{
     GrpcStatusCode,
     refusal::{self, MESSAGE, STATUS},
 };
 use crate::{
-    engine::CompletedAnswer,
-    http::{ResponseBody, stored_headers},
+    engine::{CompletedAnswer, StoredAs},
+    http::{RequestContext, WholeBody, set_replay_headers, stored_headers, whole_response},
     key::hex,
     policy::Policy,
+    protocol::AppReply,
     record::{Record, RecordBody},
-    store::RecordSummary,
     time::now_ms,
 };
 
@@ -23,7 +22,7 @@ const EMPTY_MESSAGE: &[u8] = &[0; 5];
 
 /// The status of a whole response: in its trailers, or in its headers if there is no body. `None` if the status is
 /// missing or ambiguous; the response is then incomplete.
-pub(crate) fn status_of(headers: &HeaderMap, trailers: Option<&HeaderMap>, has_body: bool) -> Option<GrpcStatusCode> {
+pub(super) fn status_of(headers: &HeaderMap, trailers: Option<&HeaderMap>, has_body: bool) -> Option<GrpcStatusCode> {
     let ends_with = match trailers.filter(|trailers| !trailers.is_empty()) {
         Some(trailers) => trailers,
         None if has_body => return None,
@@ -36,21 +35,14 @@ pub(crate) fn status_of(headers: &HeaderMap, trailers: Option<&HeaderMap>, has_b
 }
 
 /// Builds what is remembered of a response. With `remember_body = false` that is its status and an empty message.
-pub(crate) fn completed_answer(
-    policy: &Policy, parts: &Parts, code: GrpcStatusCode, body: RecordBody, trailers: Option<&HeaderMap>,
-    requested_at_ms: u64, started: Instant,
-) -> CompletedAnswer {
-    let mut headers = stored_headers(policy, &parts.headers, false);
-    let mut trailers = trailers.cloned().unwrap_or_default();
-    let body = if policy.remember_body { body } else { status_only(code, &mut headers, &mut trailers) };
-    let completed_at_ms = now_ms();
-    let (status, cookies) = (parts.status, Vec::new());
-    let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
-    CompletedAnswer {
-        failed: code != GrpcStatusCode::Ok,
-        record: record.encode(),
-        summary: RecordSummary { status: code.outline(), requested_at_ms, completed_at_ms, took: started.elapsed() },
-    }
+pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>, code: GrpcStatusCode) -> CompletedAnswer {
+    let mut headers = stored_headers(policy, reply.headers, false);
+    let mut trailers = reply.trailers.cloned().unwrap_or_default();
+    let body = if policy.remember_body { reply.body } else { status_only(code, &mut headers, &mut trailers) };
+    let AppReply { status, requested_at_ms, started, .. } = reply;
+    let cookies = Vec::new();
+    let record = Record { status, requested_at_ms, completed_at_ms: now_ms(), headers, body, trailers, cookies };
+    CompletedAnswer::new(&record, code.summary_status(), code != GrpcStatusCode::Ok, started)
 }
 
 fn status_only(code: GrpcStatusCode, headers: &mut HeaderMap, trailers: &mut HeaderMap) -> RecordBody {
@@ -63,18 +55,23 @@ fn status_only(code: GrpcStatusCode, headers: &mut HeaderMap, trailers: &mut Hea
     RecordBody::Whole(if code == GrpcStatusCode::Ok { Bytes::from_static(EMPTY_MESSAGE) } else { Bytes::new() })
 }
 
-/// Replays a response whose message was too large to store. A failure is replayed by its trailers; an OK without its
-/// message would be wrong.
-pub(crate) fn replay_without_message<B>(
-    headers: HeaderMap, trailers: HeaderMap, length: u64, sha256: &[u8; 32],
-) -> Response<ResponseBody<B>> {
-    if status_of(&headers, Some(&trailers), true) == Some(GrpcStatusCode::Ok) {
-        return refusal::body_not_kept(length, &hex(sha256));
-    }
-    let mut answer = Response::new(ResponseBody::whole("", Some(trailers)));
-    *answer.headers_mut() = headers;
-    answer.headers_mut().entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
-    answer
+/// Builds the response from a record. A failure whose message was too large to store is replayed by its trailers; an OK
+/// without its message would be wrong.
+pub(super) fn replay(record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody> {
+    let Record { status, mut headers, trailers, requested_at_ms, body, .. } = record;
+    let mut response = match body {
+        RecordBody::Digest { length, sha256 } => match status_of(&headers, Some(&trailers), true) {
+            Some(GrpcStatusCode::Ok) => refusal::body_not_kept(length, &hex(&sha256)),
+            _ => {
+                headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
+                whole_response(StatusCode::OK, headers, "", Some(trailers))
+            }
+        },
+        RecordBody::Whole(body) => whole_response(status, headers, body, Some(trailers)),
+        RecordBody::None => whole_response(status, headers, "", Some(trailers)),
+    };
+    set_replay_headers(response.headers_mut(), requested_at_ms, stored, context);
+    response
 }
 
 #[cfg(test)]

@@ -39,17 +39,17 @@ impl AnonymousCaller {
     /// Returns `None` if a credential identifies the caller, or the scope needs none.
     pub(super) fn of(
         kind: CallerKind, ask: &ClaimRequest, policy: &Policy, secret: Option<&AddressSecret>,
-    ) -> Option<Arc<Self>> {
+    ) -> Option<Self> {
         if kind == CallerKind::Named {
             return None;
         }
         // Must outlive the answer itself, which is settled a little later.
         let keep = policy.ttl.saturating_add(policy.lease);
-        Some(Arc::new(Self {
+        Some(Self {
             request: ClaimRequest { ttl: keep, ..ask.clone() },
             secret: secret.cloned(),
             unrecorded_cookies: Mutex::new(None),
-        }))
+        })
     }
 
     /// Hashes the cookies that a response sets. They count as unrecorded until [`mark_recorded`](Self::mark_recorded).

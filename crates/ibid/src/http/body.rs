@@ -129,6 +129,19 @@ pin_project! {
     }
 }
 
+/// A complete body and its trailers.
+#[derive(Debug, Default)]
+pub(crate) struct WholeBody {
+    pub(crate) data: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
+}
+
+impl<B> From<WholeBody> for ResponseBody<B> {
+    fn from(body: WholeBody) -> Self {
+        Self::whole(body.data, body.trailers)
+    }
+}
+
 /// A message of a streamed response. If the channel closes before the end, the client must see a truncated response.
 #[derive(Debug)]
 pub(crate) enum StreamChunk {

@@ -18,12 +18,11 @@ use std::{
     time::Duration,
 };
 
-use http::Extensions;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
-    PeerAddress,
+    RequestSender,
     connection::{PeerConnection, ResponseAbort},
 };
 use crate::scope::TrustedProxies;
@@ -266,13 +265,8 @@ impl MemoryAccount {
 }
 
 impl BudgetClient {
-    /// Reads the client from a request's extensions.
-    pub(crate) fn of(request: &Extensions) -> Self {
-        Self {
-            address: request.get::<PeerAddress>().map(|peer| peer.0),
-            connection: request.get::<PeerConnection>().cloned(),
-            abort: request.get::<ResponseAbort>().cloned(),
-        }
+    pub(super) fn new(sender: &RequestSender) -> Self {
+        Self { address: sender.peer, connection: sender.connection.clone(), abort: sender.abort.clone() }
     }
 }
 

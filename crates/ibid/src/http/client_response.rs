@@ -4,20 +4,18 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
-    Protocol,
-    body::ResponseBody,
+    body::{ResponseBody, WholeBody},
+    context::RequestContext,
     cors, key_headers,
-    refusal_style::{RefusalInfo, set_common_headers},
-    request::request_id,
+    refusal_style::{RefusalInfo, RefusalStyle, set_common_headers},
     request_id::REQUEST_ID,
 };
 use crate::{
-    engine::{CompletedAnswer, StoredAs},
+    engine::StoredAs,
     fingerprint::{BodyFormat, json},
-    grpc,
-    key::{hex, mask},
+    key::hex,
     policy::{HeaderTemplate, Policy, ResponseEnvelope},
-    record::{self, Record, RecordBody},
+    record::{Record, RecordBody},
     refusal::{Refusal, RefusalReason},
     time::rfc3339,
 };
@@ -38,46 +36,6 @@ const BODY_DIGEST_HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("content-md5"),
 ];
 
-#[derive(Debug, Clone)]
-pub(super) struct ResponseContext {
-    pub(super) requested_at_ms: u64,
-    /// The client's request id, or a new one.
-    pub(super) request_id: HeaderValue,
-    pub(super) origin: Option<HeaderValue>,
-    pub(super) protocol: Protocol,
-    /// Whether large answers are compressed in the store.
-    pub(super) compress: bool,
-    /// The key header as sent, for refusal styles that echo it.
-    pub(super) sent_key: Option<(HeaderName, HeaderValue)>,
-}
-
-impl ResponseContext {
-    /// The context of a response for which only the policy is known.
-    fn minimal(requested_at_ms: u64, protocol: Protocol) -> Self {
-        let request_id = request_id(&HeaderMap::new());
-        Self { requested_at_ms, request_id, origin: None, protocol, compress: false, sent_key: None }
-    }
-
-    fn request_id(&self) -> &str {
-        self.request_id.to_str().expect("visible ASCII")
-    }
-
-    /// Compresses an answer that the layer records itself. An answer recorded by a handler's transaction stays
-    /// uncompressed, because SQL functions read it.
-    pub(super) fn compress(&self, complete: CompletedAnswer) -> CompletedAnswer {
-        match self.compress {
-            true => CompletedAnswer { record: record::compress(complete.record), ..complete },
-            false => complete,
-        }
-    }
-
-    fn echo_key(&self, headers: &mut HeaderMap) {
-        if let Some((name, value)) = &self.sent_key {
-            headers.insert(name, value.clone());
-        }
-    }
-}
-
 /// Adds headers that tell what a client cannot rely on.
 fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
     if matches!(stored, StoredAs::Pending | StoredAs::FrontOnly) {
@@ -93,23 +51,22 @@ fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
 
 /// Builds the response of a run that just ended.
 pub(super) fn first_response<B>(
-    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<StoredAs>,
-    telling: &mut ResponseContext,
+    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, stored: Option<StoredAs>, context: &RequestContext,
 ) -> Response<ResponseBody<B>> {
+    let policy = context.policy();
     let headers = answer.headers_mut();
     remove_own_headers(headers, policy);
-    let requested_at_ms = telling.requested_at_ms;
-    set_policy_headers(headers, &policy.first_headers, telling, requested_at_ms);
+    set_policy_headers(headers, &policy.first_headers, context, context.requested_at_ms);
     if let Some(stored) = stored {
         set_guarantee_headers(headers, stored);
     }
-    telling.echo_key(headers);
-    if let Some(origin) = &telling.origin {
+    context.echo_key(headers);
+    if let Some(origin) = &context.cors_origin {
         cors::set_cors_headers(headers, origin, exposed_headers(policy));
     }
     if policy.envelope == ResponseEnvelope::Metadata
         && let Some(body) = whole
-        && let Some(body) = with_metadata(answer.headers(), &body, false, telling, None)
+        && let Some(body) = with_metadata(answer.headers(), &body, false, context, None)
     {
         let headers = answer.headers_mut();
         BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
@@ -132,32 +89,24 @@ pub(super) fn is_own(name: &HeaderName) -> bool {
 
 /// Sets the policy's headers. Ids and times are only formatted if a header contains them.
 fn set_policy_headers(
-    headers: &mut HeaderMap, told: &[(HeaderName, HeaderTemplate)], telling: &mut ResponseContext, original_ms: u64,
+    headers: &mut HeaderMap, told: &[(HeaderName, HeaderTemplate)], context: &RequestContext, original_ms: u64,
 ) {
     for (name, value) in told {
         let value = match value.is_fixed() {
             true => value.fill("", ""),
-            false => value.fill(telling.request_id(), &rfc3339(original_ms)),
+            false => value.fill(context.request_id(), &rfc3339(original_ms)),
         };
         headers.insert(name, value);
     }
 }
 
 /// Builds the response from a record.
-pub(super) fn replay_response<B>(
-    record: Record, policy: &Policy, stored: StoredAs, telling: &mut ResponseContext,
-) -> Response<ResponseBody<B>> {
-    let is_call = telling.protocol == Protocol::Grpc;
+pub(super) fn replay(record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody> {
+    let policy = context.policy();
     let mut headers = record.headers;
     let mut status = record.status;
     let body = match record.body {
         RecordBody::Whole(body) => body,
-        RecordBody::Digest { length, sha256 } if is_call => {
-            let mut answer = grpc::replay_without_message(headers, record.trailers, length, &sha256);
-            set_policy_headers(answer.headers_mut(), &policy.replay_headers, telling, record.requested_at_ms);
-            set_guarantee_headers(answer.headers_mut(), stored);
-            return answer;
-        }
         RecordBody::Digest { length, sha256 } => {
             BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
             headers.remove(header::CONTENT_ENCODING);
@@ -170,51 +119,46 @@ pub(super) fn replay_response<B>(
         }
         RecordBody::None => Bytes::new(),
     };
-    set_policy_headers(&mut headers, &policy.replay_headers, telling, record.requested_at_ms);
-    set_guarantee_headers(&mut headers, stored);
-    telling.echo_key(&mut headers);
+    set_replay_headers(&mut headers, record.requested_at_ms, stored, context);
+    context.echo_key(&mut headers);
     (policy.refusals.style().write_replay_headers)(status, &mut headers);
-    if let Some(origin) = &telling.origin {
-        headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
-        cors::set_cors_headers(&mut headers, origin, exposed_headers(policy));
-    }
     let mut body = body;
     if policy.envelope == ResponseEnvelope::Metadata
-        && let Some(spliced) = with_metadata(&headers, &body, true, telling, Some(record.requested_at_ms))
+        && let Some(spliced) = with_metadata(&headers, &body, true, context, Some(record.requested_at_ms))
     {
         BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
         body = spliced;
     }
-    if record.trailers.is_empty() && !is_call && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
+    if record.trailers.is_empty() && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
         headers.insert(header::CONTENT_LENGTH, body.len().into());
     }
-    let mut answer = Response::new(ResponseBody::whole(body, Some(record.trailers)));
-    *answer.status_mut() = status;
-    *answer.headers_mut() = headers;
-    answer
+    whole_response(status, headers, body, Some(record.trailers))
 }
 
-/// Builds a refusal in the policy's format. `key` is masked here; empty without a key.
-pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
-    let requested_at_ms = crate::time::now_ms();
-    let mut telling = ResponseContext::minimal(requested_at_ms, Protocol::Http);
-    let masked = if key.is_empty() { String::new() } else { mask(key) };
-    refusal_with_context(refusal, policy, &masked, &mut telling)
-}
-
-/// Builds a response for an error outside of the refusal table, such as a body that did not arrive in time.
-pub fn plain_response<B>(
-    status: StatusCode, detail: &str, policy: &Policy, protocol: Protocol,
-) -> Response<ResponseBody<B>> {
-    plain_with_context(status, detail, policy, &ResponseContext::minimal(0, protocol))
-}
-
-pub(super) fn refusal_with_context<B>(
-    refusal: &Refusal, policy: &Policy, masked: &str, telling: &mut ResponseContext,
-) -> Response<ResponseBody<B>> {
-    if telling.protocol == Protocol::Grpc {
-        return grpc::refusal_with_masked_key(refusal, policy, masked);
+/// Sets the headers that mark a replay.
+pub(crate) fn set_replay_headers(
+    headers: &mut HeaderMap, requested_at_ms: u64, stored: StoredAs, context: &RequestContext,
+) {
+    set_policy_headers(headers, &context.policy().replay_headers, context, requested_at_ms);
+    set_guarantee_headers(headers, stored);
+    if let Some(origin) = &context.cors_origin {
+        headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
+        cors::set_cors_headers(headers, origin, exposed_headers(context.policy()));
     }
+}
+
+pub(crate) fn whole_response(
+    status: StatusCode, headers: HeaderMap, data: impl Into<Bytes>, trailers: Option<HeaderMap>,
+) -> Response<WholeBody> {
+    let mut response = Response::new(WholeBody { data: data.into(), trailers });
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// Builds a refusal in the policy's format.
+pub(super) fn refuse(refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
+    let (policy, masked) = (context.policy(), context.masked_key());
     let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
     let (shape, told) = (policy.refusals.style(), RefusalInfo::refusal(refusal, status, masked));
     let mut body = (shape.write_members)(&told);
@@ -224,21 +168,18 @@ pub(super) fn refusal_with_context<B>(
             true => String::new(),
             false => format!("\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},"),
         };
-        let time = rfc3339(telling.requested_at_ms);
-        let id = json_string(telling.request_id());
+        let time = rfc3339(context.requested_at_ms);
+        let id = json_string(context.request_id());
         body.push_str(&format!(
             ",\"success\":false,{error}\"metadata\":{{\"timestamp\":\"{time}\",\"requestId\":{id}}}"
         ));
     }
     body.push('}');
-    let mut answer = Response::new(ResponseBody::whole(body, None));
-    *answer.status_mut() = status;
+    let mut answer = error_response(shape, &told, body, context);
     let headers = answer.headers_mut();
-    set_common_headers(shape, &told, headers);
-    telling.echo_key(headers);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if policy.envelope == ResponseEnvelope::Metadata {
-        headers.insert(REQUEST_ID, telling.request_id.clone());
+        headers.insert(REQUEST_ID, context.request_id.clone());
     }
     if let Some(after) = refusal.retry_after {
         headers
@@ -253,29 +194,25 @@ pub(super) fn refusal_with_context<B>(
             HeaderValue::from_static("</.well-known/idempotency>; rel=\"describedby\"; type=\"text/html\""),
         );
     }
-    if let Some(origin) = &telling.origin {
-        cors::set_cors_headers(headers, origin, exposed_headers(policy));
-    }
     answer
 }
 
 /// Builds a response for an error outside of the refusal table.
-pub(super) fn plain_with_context<B>(
-    status: StatusCode, detail: &str, policy: &Policy, telling: &ResponseContext,
-) -> Response<ResponseBody<B>> {
-    if telling.protocol == Protocol::Grpc {
-        return grpc::status_response(status, detail);
+pub(super) fn fail(status: StatusCode, detail: &str, context: &RequestContext) -> Response<WholeBody> {
+    let (shape, told) = (context.policy().refusals.style(), RefusalInfo::plain(status, detail));
+    error_response(shape, &told, (shape.write_members)(&told) + "}", context)
+}
+
+fn error_response(
+    style: &RefusalStyle, info: &RefusalInfo<'_>, body: String, context: &RequestContext,
+) -> Response<WholeBody> {
+    let mut headers = HeaderMap::new();
+    set_common_headers(style, info, &mut headers);
+    context.echo_key(&mut headers);
+    if let Some(origin) = &context.cors_origin {
+        cors::set_cors_headers(&mut headers, origin, exposed_headers(context.policy()));
     }
-    let (shape, told) = (policy.refusals.style(), RefusalInfo::plain(status, detail));
-    let mut answer = Response::new(ResponseBody::whole((shape.write_members)(&told) + "}", None));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    set_common_headers(shape, &told, headers);
-    telling.echo_key(headers);
-    if let Some(origin) = &telling.origin {
-        cors::set_cors_headers(headers, origin, exposed_headers(policy));
-    }
-    answer
+    whole_response(info.status, headers, body, None)
 }
 
 /// The response headers that scripts may read.
@@ -294,13 +231,13 @@ fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> {
 
 /// Sets the member `metadata`, if the body is a JSON object.
 fn with_metadata(
-    headers: &HeaderMap, body: &Bytes, cached: bool, telling: &mut ResponseContext, original_ms: Option<u64>,
+    headers: &HeaderMap, body: &Bytes, cached: bool, context: &RequestContext, original_ms: Option<u64>,
 ) -> Option<Bytes> {
     let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     if BodyFormat::of(content_type) != BodyFormat::Json || headers.contains_key(header::CONTENT_ENCODING) {
         return None;
     }
-    let (time, id) = (rfc3339(telling.requested_at_ms), json_string(telling.request_id()));
+    let (time, id) = (rfc3339(context.requested_at_ms), json_string(context.request_id()));
     let original = original_ms.map(|ms| format!(",\"originalTimestamp\":\"{}\"", rfc3339(ms))).unwrap_or_default();
     let metadata = format!("{{\"cached\":{cached}{original},\"timestamp\":\"{time}\",\"requestId\":{id}}}");
     json::splice_member(body, "metadata", metadata.as_bytes()).map(Bytes::from)

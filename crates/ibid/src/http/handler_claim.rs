@@ -10,10 +10,7 @@ use http::{Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{
-    Route,
-    inner_response::{self, ResponseMeaning},
-};
+use super::{Route, rules};
 use crate::{engine::CompletedAnswer, record::Record, store::Lease};
 
 /// The claim under which a handler runs, in its request's extensions. gRPC calls have none, because their responses are
@@ -65,10 +62,10 @@ impl HandlerClaim {
     /// If the policy does not remember such an answer. Nothing has changed then.
     pub fn delegate(&self, response: &Response<Bytes>) -> Result<CompletedAnswer, NotRememberedError> {
         let policy = &self.0.route.policy;
-        if inner_response::classify_status(policy, response.status()) != ResponseMeaning::Remember {
+        if !rules::is_remembered(policy, response.status()) {
             return Err(NotRememberedError(response.status()));
         }
-        let complete = inner_response::completed_answer_of(policy, response, self.0.requested_at_ms, self.0.started);
+        let complete = rules::completed_answer_of(policy, response, self.0.requested_at_ms, self.0.started);
         *self.0.delegated_record.lock() = Some(complete.record.clone());
         Ok(complete)
     }

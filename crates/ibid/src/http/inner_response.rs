@@ -3,47 +3,19 @@
 use std::{future::poll_fn, pin::Pin, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, Response, StatusCode, header, response::Parts};
+use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame};
 use sha2::{Digest, Sha256};
-use tokio::{
-    sync::mpsc,
-    time::{Instant, timeout},
-};
+use tokio::{sync::mpsc, time::timeout};
 
 use super::{
     body::{BoxError, CHUNK_BYTES, StreamChunk},
     budget::InFlightCounter,
-    client_response,
 };
-use crate::{
-    engine::{CompletedAnswer, UnknownCause},
-    policy::Policy,
-    record::{Record, RecordBody},
-    store::RecordSummary,
-    time::now_ms,
-};
+use crate::{engine::UnknownCause, policy::Policy, record::RecordBody};
 
 /// The maximum number of chunks that a streamed response may be ahead of its client.
 const MAX_CHUNKS_AHEAD: usize = 16;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ResponseMeaning {
-    Remember,
-    Release,
-    Unknown,
-}
-
-/// `unknown_status` takes precedence over `remember`.
-pub(super) fn classify_status(policy: &Policy, status: StatusCode) -> ResponseMeaning {
-    if policy.unknown_status.contains(&status) {
-        ResponseMeaning::Unknown
-    } else if policy.remember.matches(status) {
-        ResponseMeaning::Remember
-    } else {
-        ResponseMeaning::Release
-    }
-}
 
 /// A body, as far as it is buffered.
 pub(super) enum BufferedBody {
@@ -216,79 +188,6 @@ impl StreamTail {
             }
         }
     }
-}
-
-/// Builds what is remembered of a response.
-pub(super) fn completed_answer(
-    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, cookies: Vec<[u8; 32]>,
-    requested_at_ms: u64, started: Instant,
-) -> CompletedAnswer {
-    let body = if policy.remember_body { body } else { RecordBody::None };
-    let headers = stored_headers(policy, &parts.headers, body == RecordBody::None);
-    let completed_at_ms = now_ms();
-    let trailers = if policy.remember_body { trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
-    let status = parts.status;
-    let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
-    CompletedAnswer {
-        failed: parts.status.is_client_error() || parts.status.is_server_error(),
-        record: record.encode(),
-        summary: RecordSummary {
-            status: parts.status.as_u16(),
-            requested_at_ms,
-            completed_at_ms,
-            took: started.elapsed(),
-        },
-    }
-}
-
-/// Builds what is remembered of a complete response, as the layer would. `started` is when its handler started.
-pub fn completed_answer_of(
-    policy: &Policy, response: &Response<Bytes>, requested_at_ms: u64, started: Instant,
-) -> CompletedAnswer {
-    let body = response.body();
-    let body = if body.len() as u64 > policy.max_response {
-        RecordBody::Digest { length: body.len() as u64, sha256: Sha256::digest(body).into() }
-    } else {
-        RecordBody::Whole(body.clone())
-    };
-    let (mut parts, ()) = Response::new(()).into_parts();
-    (parts.status, parts.headers) = (response.status(), response.headers().clone());
-    completed_answer(policy, &parts, body, None, Vec::new(), requested_at_ms, started)
-}
-
-/// Selects the headers to store.
-pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
-    let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
-    let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
-    let is_forgotten = |name: &HeaderName| {
-        is_never_stored(name)
-            || client_response::is_own(name)
-            || policy.drop_headers.contains(name)
-            || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
-            || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))
-    };
-    let mut remembered = HeaderMap::with_capacity(headers.keys_len());
-    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name)) {
-        remembered.append(name, value.clone());
-    }
-    remembered
-}
-
-fn is_never_stored(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "set-cookie"
-            | "date"
-            | "content-length"
-            | "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "te"
-            | "transfer-encoding"
-            | "upgrade"
-    )
 }
 
 #[cfg(test)]

@@ -5,12 +5,15 @@ use std::{
 };
 
 use bytes::Buf;
-use http::{Request, Response};
+use http::{Method, Request, Response, request::Parts};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{BoxError, LayerState, RequestBody, ResponseBody, ResponseFuture, Routing, service};
+use super::{
+    BoxError, LayerState, RequestBody, ResponseBody, ResponseFuture, Routing, app::ServiceApp, context::RequestSender,
+    service,
+};
 
 /// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).
 #[derive(Clone)]
@@ -54,7 +57,11 @@ where
         // Calls the instance that was polled ready, and keeps the clone.
         let fresh = self.inner.clone();
         let inner = mem::replace(&mut self.inner, fresh);
-        service::call(&self.shared, &*self.routing, inner, request)
+        let (parts, body) = request.into_parts();
+        let (sender, route) = (RequestSender::from_extensions(&parts.extensions), self.routing.route(&parts));
+        let request = Request::from_parts(parts, body);
+        let key_headers = |method: &Method, parts: &Parts| self.routing.key_headers(method, parts);
+        service::call(&self.shared, ServiceApp(inner), request, sender, route, &key_headers)
     }
 }
 

@@ -21,7 +21,7 @@ const MAX_SDK_RETRY_AFTER: Duration = Duration::from_secs(60);
 pub(super) struct RefusalInfo<'a> {
     /// `None` for errors outside of the refusal table.
     reason: Option<RefusalReason>,
-    status: StatusCode,
+    pub(super) status: StatusCode,
     detail: &'a str,
     /// The masked key; empty without a key.
     masked_key: &'a str,

@@ -3,19 +3,17 @@
 use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
+use http::{HeaderMap, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
 
 use super::{
-    LayerState, PeerAddress, Protocol, Route, ambiguity,
-    forwarded::client_address,
-    request_id::{REQUEST_ID, sent_request_id},
+    LayerState, Route, ambiguity,
+    context::{RequestContext, RequestSender},
 };
 use crate::{
     engine::store_unavailable,
     fingerprint::{BodyFormat, FingerprintInput, PartDigests, json},
-    grpc,
-    key::{IdempotencyKey, KeyFormat, KeySource, generate_key, hex, mask},
+    key::{IdempotencyKey, KeyFormat, KeySource, hex, mask},
     label,
     policy::{LabelKeyDisplay, OnMismatch, OnStoreDown, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
@@ -64,10 +62,10 @@ pub(super) type RouteChoice = (Arc<Route>, HeadCheck, Vec<(Arc<Route>, KeyedRequ
 /// Like [`check_head`], for a request that an app could match to several routes. The requirements of all routes apply.
 /// The first route under which the request has a key governs it; enforced routes precede those in shadow mode.
 pub(super) fn choose_route(
-    shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts,
+    shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts, sender: &RequestSender,
 ) -> RouteChoice {
     let enforced = |route: &Route| route.policy.mode == PolicyMode::Enforce;
-    let first = check_head(shared, &route, parts);
+    let first = check_head(shared, &route, parts, sender);
     if also.is_empty() || matches!(first, HeadCheck::Refused(..)) && enforced(&route) {
         return (route, first, Vec::new());
     }
@@ -79,7 +77,7 @@ pub(super) fn choose_route(
         first => otherwise = Some((route, first)),
     }
     for other in also {
-        match check_head(shared, &other, parts) {
+        match check_head(shared, &other, parts, sender) {
             HeadCheck::Keyed(found) => keyed.push((other, found)),
             refused @ HeadCheck::Refused(..) if enforced(&other) && (other.policy.key.required || !has_key) => {
                 return (other, refused, Vec::new());
@@ -98,7 +96,7 @@ pub(super) fn choose_route(
 }
 
 /// Reads key and scope from the head.
-pub(super) fn check_head(shared: &LayerState, route: &Route, parts: &Parts) -> HeadCheck {
+fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &RequestSender) -> HeadCheck {
     let policy = &route.policy;
     let key = match key_from_head(policy, parts) {
         Ok(key) => key,
@@ -122,16 +120,16 @@ pub(super) fn check_head(shared: &LayerState, route: &Route, parts: &Parts) -> H
         method: &parts.method,
         uri: plain.as_ref().unwrap_or(&parts.uri),
         headers: &parts.headers,
-        peer: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
-        identity: parts.extensions.get::<TokenVerification>(),
+        peer: sender.peer,
+        identity: sender.identity.as_ref(),
         route: &route.name,
         trusted: &shared.settings.trusted_proxies,
         credentials,
     };
     let scope = Scope::read(&policy.scope, &caller).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
     let scope = match scope {
-        // Cookies of gRPC calls are not recorded, so such a caller cannot be recognized.
-        Ok((_, CallerKind::CookiesOnly)) if route.protocol == Protocol::Grpc => Err(cookies_only()),
+        // Only the cookies of HTTP responses are recorded: no other caller can be recognized by them.
+        Ok((_, CallerKind::CookiesOnly)) if !route.protocol.rules().is_plain_http() => Err(cookies_only()),
         scope => scope,
     };
     let judged = match scope {
@@ -186,12 +184,11 @@ impl KeyedRequest {
 
     /// Builds the claim once the body is read. Returns `None` if the request has no key and needs none.
     pub(super) fn prepare_claim(
-        &self, shared: &LayerState, route: &Route, parts: &Parts, (body, trailers): RequestContent<'_>,
-        requested_at_ms: u64,
+        &self, shared: &LayerState, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
     ) -> Result<Option<PreparedClaim>, Refusal> {
-        let content = (body, trailers);
+        let (content, route) = ((body, trailers), &*context.route);
         let made = fingerprint(Fingerprint::VERSION, route, parts, content)?.expect("the current version is known");
-        let Some(asked) = self.prepare_claim_with(shared, route, parts, body, made, requested_at_ms)? else {
+        let Some(asked) = self.prepare_claim_with(shared, context, parts, body, made)? else {
             return Ok(None);
         };
         // The address contains the fingerprint, so a record of older rules has another address.
@@ -199,17 +196,17 @@ impl KeyedRequest {
         let depends = policy.on_mismatch == OnMismatch::New || policy.key.from.contains(&KeySource::Body);
         let before = if depends { fingerprint(1, route, parts, content)? } else { None };
         let older = match before.filter(|(before, _)| before.digest != asked.request.fingerprint.digest) {
-            Some(before) => self.prepare_claim_with(shared, route, parts, body, before, requested_at_ms)?.map(Box::new),
+            Some(before) => self.prepare_claim_with(shared, context, parts, body, before)?.map(Box::new),
             None => None,
         };
         Ok(Some(PreparedClaim { legacy: older, ..asked }))
     }
 
     fn prepare_claim_with(
-        &self, shared: &LayerState, route: &Route, parts: &Parts, body: &[u8],
-        (fingerprint, digests): (Fingerprint, PartDigests), requested_at_ms: u64,
+        &self, shared: &LayerState, context: &RequestContext, parts: &Parts, body: &[u8],
+        (fingerprint, digests): (Fingerprint, PartDigests),
     ) -> Result<Option<PreparedClaim>, Refusal> {
-        let policy = &route.policy;
+        let (route, policy) = (&*context.route, context.policy());
         let key = match self.key.clone() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
@@ -229,17 +226,12 @@ impl KeyedRequest {
         let named;
         // A catch-all route name does not describe the request.
         let endpoint = if matches!(route.name.as_str(), "" | "*") {
-            named = match route.protocol {
-                Protocol::Http => format!("{} {}", parts.method, path_pattern(parts.uri.path())),
-                Protocol::Grpc => format!("grpc {}", parts.uri.path().trim_start_matches('/')),
-            };
+            named = route.protocol.rules().endpoint(parts);
             &named
         } else {
             &route.name
         };
-        let peer = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
-        let client = client_address(&parts.headers, peer, &shared.settings.trusted_proxies);
-        let client = client.map(|client| client.to_string()).unwrap_or_default();
+        let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
         let ask = ClaimRequest {
@@ -247,7 +239,7 @@ impl KeyedRequest {
             token: ClaimToken::mint(),
             fingerprint,
             tags: Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]),
-            label: label::encode(requested_at_ms, told, digests.as_ref()),
+            label: label::encode(context.requested_at_ms, told, digests.as_ref()),
             lease: policy.lease,
             ttl: policy.ttl,
             take_over: None,
@@ -289,20 +281,7 @@ pub(super) fn fingerprint(
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
     let Parts { method, uri, headers, .. } = parts;
     let input = FingerprintInput { method, uri, headers, body, trailers };
-    match route.protocol {
-        Protocol::Http => Ok(input.fingerprint(version, &route.policy)),
-        Protocol::Grpc => grpc::fingerprint(version, &route.policy, &input),
-    }
-}
-
-/// Replaces each path segment that is a number or a UUID with `:id`.
-fn path_pattern(path: &str) -> String {
-    let is_id = |segment: &str| {
-        let digits = !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit());
-        digits || KeyFormat::Uuid.check(segment).is_ok()
-    };
-    let segments: Vec<_> = path.split('/').map(|segment| if is_id(segment) { ":id" } else { segment }).collect();
-    segments.join("/")
+    route.protocol.rules().fingerprint(version, &route.policy, &input)
 }
 
 /// A label that reads a token claim makes the token mandatory. Otherwise a caller could stay unnamed by omitting the
@@ -471,19 +450,6 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
     }
 }
 
-/// The client's `X-Request-Id` if it is valid, otherwise a new id.
-pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
-    let new = || HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID");
-    sent_request_id(headers).cloned().unwrap_or_else(new)
-}
-
-/// Sets the request id for the app. A header that carries the key is not changed.
-pub(super) fn set_request_id(headers: &mut HeaderMap, policy: &Policy, id: &HeaderValue) {
-    if !policy.key.from.contains(&KeySource::Header(REQUEST_ID)) {
-        headers.insert(REQUEST_ID, id.clone());
-    }
-}
-
 fn tags(policy: &Policy, caller: &ScopeInput<'_>, key: Option<&IdempotencyKey>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
@@ -544,22 +510,4 @@ pub(super) enum ReadBodyError<B> {
     Malformed(StatusCode, &'static str),
     /// The body did not arrive in time. Contains the bytes read and the rest of the body, for shadow mode.
     TimedOut(Bytes, B),
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_without_a_route_is_told_as_a_pattern() {
-        for (path, pattern) in [
-            ("/", "/"),
-            ("/payments", "/payments"),
-            ("/payments/42/refunds/", "/payments/:id/refunds/"),
-            ("/a/550e8400-e29b-41d4-a716-446655440000", "/a/:id"),
-            ("/v1/a2b", "/v1/a2b"),
-        ] {
-            assert_eq!(path_pattern(path), pattern);
-        }
-    }
 }

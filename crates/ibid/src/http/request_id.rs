@@ -10,8 +10,11 @@ use std::{
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pin_project_lite::pin_project;
+
+use crate::key::generate_key;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -31,6 +34,12 @@ pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
     };
     let first = sent.next().filter(fits)?;
     sent.next().is_none().then_some(first)
+}
+
+/// The client's `X-Request-Id` if it is valid, otherwise a new id.
+pub(super) fn sent_or_new(headers: &HeaderMap) -> HeaderValue {
+    let new = || HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID");
+    sent_request_id(headers).cloned().unwrap_or_else(new)
 }
 
 pin_project! {

@@ -1,6 +1,5 @@
 use std::{future::poll_fn, time::Duration};
 
-use http::Extensions;
 use tokio::time::advance;
 
 use super::*;
@@ -10,10 +9,8 @@ fn budget(limit: u64) -> MemoryBudget {
 }
 
 fn client(address: &str, connection: &PeerConnection) -> BudgetClient {
-    let mut extensions = Extensions::new();
-    extensions.insert(PeerAddress(address.parse().unwrap()));
-    extensions.insert(connection.clone());
-    BudgetClient::of(&extensions)
+    let (peer, connection) = (address.parse().ok(), Some(connection.clone()));
+    BudgetClient::new(&RequestSender { peer, connection, ..RequestSender::default() })
 }
 
 async fn is_evicted(reservation: &TransferReservation) -> bool {
@@ -112,9 +109,8 @@ async fn the_slowest_is_evicted_first_and_its_memory_is_free_at_once() {
 async fn an_answer_that_nobody_reads_is_cut_for_another() {
     let budget = budget(16 * MIB);
     let cut = ResponseAbort::new();
-    let mut extensions = Extensions::new();
-    extensions.insert(cut.clone());
-    let unread = budget.answer(&BudgetClient::of(&extensions), 16 * MIB).await.unwrap();
+    let client = BudgetClient::new(&RequestSender { abort: Some(cut.clone()), ..RequestSender::default() });
+    let unread = budget.answer(&client, 16 * MIB).await.unwrap();
     let begun = Instant::now();
     let next = budget.answer(&BudgetClient::default(), MIB).await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());

@@ -1,0 +1,326 @@
+//! Calls the app for a claimed request, within its time limits, and reads its reply to the end.
+
+use std::{
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    task::Poll,
+};
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header, request::Parts};
+use http_body::Body;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{
+    LayerState,
+    anonymous::AnonymousCaller,
+    app::{App, AppCall, AppError, DispatchOutcome, RunInfo, SendState},
+    body::{BoxError, RequestBody, ResponseBody},
+    budget::MemoryReservation,
+    client_response,
+    context::RequestContext,
+    exchange::{Exchange, WholeRequest},
+    future::WorkState,
+    handler_claim::HandlerClaim,
+    inner_response::{self, BufferedBody, ResponseStream, StreamTail},
+    rules,
+};
+use crate::{
+    engine::{ProbeOutcome, RunOutcome, UnknownCause},
+    protocol::{AppReply, ReplyMeaning},
+    record::RecordBody,
+    refusal::{Refusal, RefusalReason},
+};
+
+const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("ibid-attempt");
+const FENCE_HEADER: HeaderName = HeaderName::from_static("ibid-fence");
+
+/// What the client of a run gets.
+pub(super) enum AppResponse<RB> {
+    /// The whole response, unmodified, and its bytes for the envelope.
+    Whole(Response<ResponseBody<RB>>, Bytes),
+    /// The end of a streamed response. The rest was already sent.
+    Tail(StreamTail),
+    /// A refusal after the run.
+    Refused(Refusal),
+    Panicked,
+}
+
+/// One call of the app.
+struct Run<'a> {
+    shared: &'a LayerState,
+    context: &'a RequestContext,
+    handler_claim: Option<&'a HandlerClaim>,
+    anonymous: Option<&'a AnonymousCaller>,
+    buffers: &'a mut MemoryReservation,
+    info: Option<RunInfo>,
+    started: Instant,
+}
+
+impl Exchange {
+    /// Calls the app and reads its reply, while the lease is kept alive.
+    pub(super) async fn run<A, B>(
+        &mut self, app: &mut A, state: &WorkState<A::Body>,
+    ) -> RunOutcome<AppResponse<A::Body>>
+    where
+        A: App<B>,
+        B: Send + 'static,
+    {
+        let Self { shared, context, run, handler_claim, anonymous, buffers, request, .. } = self;
+        let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
+        let mut call = Run {
+            shared,
+            context,
+            handler_claim: handler_claim.as_ref(),
+            anonymous: anonymous.as_ref(),
+            buffers,
+            info,
+            started: Instant::now(),
+        };
+        let request = call.prepare_request(request.take().expect("an operation runs once"));
+        let started = call.started;
+        let work = async {
+            match call.send(app, request, state).await {
+                Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
+                Err(outcome) => outcome,
+            }
+        };
+        let outcome = match run {
+            Some(run) => shared.engine.keep_alive(context.policy(), run, work).await,
+            None => work.await,
+        };
+        context.set_run(started.elapsed(), info.map(|run| run.attempt));
+        outcome
+    }
+}
+
+impl Run<'_> {
+    /// Builds the request for the app.
+    fn prepare_request<B>(&self, (mut parts, body, trailers): WholeRequest) -> Request<RequestBody<B>> {
+        // The stored response must be readable by every later client, whatever codings it accepts.
+        parts.headers.remove(header::ACCEPT_ENCODING);
+        parts.headers.remove(header::EXPECT);
+        self.context.set_request_id(&mut parts.headers);
+        self.context.route.protocol.rules().prepare_request(&mut parts.headers, self.context.policy());
+        if trailers.is_none() && parts.headers.remove(header::TRANSFER_ENCODING).is_some() {
+            parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
+        }
+        if let Some(run) = self.info {
+            parts.headers.insert(ATTEMPT_HEADER, run.attempt.into());
+            parts.headers.insert(FENCE_HEADER, run.fence.into());
+        }
+        Request::from_parts(parts, RequestBody::whole(body, trailers))
+    }
+
+    /// Returns the head of the app's response and the deadline of its body. `Err` contains the outcome of a run without
+    /// a response.
+    async fn send<A, B>(
+        &mut self, app: &mut A, request: Request<RequestBody<B>>, state: &WorkState<A::Body>,
+    ) -> Result<(Response<A::Body>, Instant), RunOutcome<AppResponse<A::Body>>>
+    where
+        A: App<B>,
+    {
+        let (policy, send_state) = (self.context.policy(), SendState::default());
+        let call = AppCall { run: self.info, claim: self.handler_claim, send_state: Some(&send_state) };
+        // The call itself may panic before it returns a future.
+        let mut sending = pin!(catch_panic(async move { app.send(request, call).await }));
+        let (sent, deadline) = match timeout(policy.timeout, &mut sending).await {
+            Ok(sent) => (sent, self.started + policy.timeout),
+            Err(_) if send_state.is_unsent() => {
+                let detail = "no connection to the app was free in time; nothing was sent to it";
+                return Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)));
+            }
+            Err(_) => {
+                let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
+                let late_answer = policy.late_answer_or_lease();
+                let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
+                    return Err(RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::TimedOut));
+                };
+                // The client is refused now; the work continues in the background.
+                self.context.set_run(self.started.elapsed(), Some(run.attempt));
+                self.context.set_late();
+                state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
+                let sent = self.shared.late_answers.wait(late_answer, sending).await;
+                let deadline = self.started + policy.timeout + late_answer;
+                (sent.map_err(|cause| RunOutcome::Park(AppResponse::Refused(refusal), cause))?, deadline)
+            }
+        };
+        match sent {
+            Some(Ok(response)) => Ok((response, deadline)),
+            Some(Err(AppError { outcome: DispatchOutcome::NotSent(why), .. })) => {
+                Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
+            }
+            Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
+            None => Err(RunOutcome::Park(AppResponse::Panicked, UnknownCause::AppSaidSo)),
+        }
+    }
+
+    /// Reads the whole response and classifies it. The body must end before the deadline.
+    async fn read_reply<RB>(
+        &mut self, response: Response<RB>, deadline: Instant, state: &WorkState<RB>,
+    ) -> RunOutcome<AppResponse<RB>>
+    where
+        RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        if response.status().is_informational() {
+            return lost("the app answered with an upgrade that was not asked for");
+        }
+        let policy = self.context.policy();
+        let (parts, body) = response.into_parts();
+        let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
+        let mut body = Box::pin(body);
+        let live = is_event_stream(&parts.headers);
+        let (body, trailers, mut answer) =
+            match timeout_at(deadline, inner_response::read(&mut body, policy.max_response, live)).await {
+                Err(_) => return timed_out(),
+                Ok(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
+                Ok(Ok(BufferedBody::Whole(whole, trailers))) => {
+                    self.buffers.count(whole.len() as u64);
+                    let response = Response::new(ResponseBody::whole(whole.clone(), trailers.clone()));
+                    (RecordBody::Whole(whole.clone()), trailers, AppResponse::Whole(response, whole))
+                }
+                Ok(Ok(BufferedBody::TooLong(begun))) => match self.stream(&parts, begun, &mut body, state).await {
+                    Err(UnknownCause::TimedOut | UnknownCause::NoLateAnswer) => return timed_out(),
+                    Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
+                        return lost("the app's answer broke off");
+                    }
+                    Ok((record, tail)) => (record, tail.trailers().cloned(), AppResponse::Tail(tail)),
+                },
+            };
+        let reply = AppReply {
+            status: parts.status,
+            headers: &parts.headers,
+            body,
+            trailers: trailers.as_ref(),
+            cookies,
+            requested_at_ms: self.context.requested_at_ms,
+            started: self.started,
+        };
+        let meaning = self.context.route.protocol.rules().judge(policy, reply);
+        if let AppResponse::Whole(response, _) = &mut answer {
+            *response.status_mut() = parts.status;
+            *response.version_mut() = parts.version;
+            *response.headers_mut() = parts.headers;
+        }
+        match meaning {
+            ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
+            ReplyMeaning::Release => RunOutcome::Release(answer),
+            ReplyMeaning::Unknown => RunOutcome::Park(answer, UnknownCause::AppSaidSo),
+            ReplyMeaning::Incomplete(why) => lost(why),
+        }
+    }
+
+    /// Responds while the body is still arriving.
+    async fn stream<RB>(
+        &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>, state: &WorkState<RB>,
+    ) -> Result<(RecordBody, StreamTail), UnknownCause>
+    where
+        RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        let (policy, is_live) = (self.context.policy(), is_event_stream(&parts.headers));
+        if self.context.is_late() {
+            // The client was already refused.
+            let (mut stream, _) = ResponseStream::new(policy, is_live, None);
+            stream.pump(begun, body).await?;
+            return Ok(stream.end(parts.status));
+        }
+        let reservation = self.buffers.send(&self.context.client);
+        let (mut stream, pieces) = ResponseStream::new(policy, is_live, Some(reservation.in_flight_counter()));
+        let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
+        *head.status_mut() = parts.status;
+        *head.headers_mut() = parts.headers.clone();
+        state.respond_early(client_response::first_response(head, None, None, self.context));
+        // Lets the polling future pass the head on and move the rest into a task.
+        tokio::task::yield_now().await;
+        stream.pump(begun, body).await?;
+        Ok(stream.end(parts.status))
+    }
+}
+
+/// Asks the app whether an earlier run took place. The probe has the caller's headers, because it asks on the caller's
+/// behalf.
+pub(super) async fn probe<A, B>(app: &mut A, context: &RequestContext, parts: &Parts, key: &str) -> ProbeOutcome
+where
+    A: App<B>,
+{
+    let (started, policy) = (Instant::now(), context.policy());
+    let Some(request) = probe_request(context, parts, key) else { return ProbeOutcome::Inconclusive };
+    let mut app = app.clone();
+    let asked = timeout(policy.timeout, async move {
+        let send_state = SendState::default();
+        let call = AppCall { run: None, claim: None, send_state: Some(&send_state) };
+        let response = catch_panic(async { app.send(request, call).await }).await?.ok()?;
+        let (parts, body) = response.into_parts();
+        let read = inner_response::read(&mut Box::pin(body), policy.max_response, false).await.ok()?;
+        Some((parts, read))
+    });
+    match asked.await {
+        Ok(Some((parts, BufferedBody::Whole(body, trailers)))) if parts.status.is_success() => {
+            ProbeOutcome::Happened(rules::completed_answer(
+                policy,
+                AppReply {
+                    status: parts.status,
+                    headers: &parts.headers,
+                    body: RecordBody::Whole(body),
+                    trailers: trailers.as_ref(),
+                    cookies: Vec::new(),
+                    requested_at_ms: context.requested_at_ms,
+                    started,
+                },
+            ))
+        }
+        Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => ProbeOutcome::DidNotHappen,
+        _ => ProbeOutcome::Inconclusive,
+    }
+}
+
+fn probe_request<B>(context: &RequestContext, parts: &Parts, key: &str) -> Option<Request<RequestBody<B>>> {
+    // Probes are HTTP requests.
+    let is_http = context.route.protocol.rules().is_plain_http();
+    let probe = context.policy().resolve.as_ref().filter(|_| is_http)?;
+    let mut uri = parts.uri.clone().into_parts();
+    uri.path_and_query = Some(probe.target(key).parse().ok()?);
+    let mut request = Request::new(RequestBody::default());
+    *request.method_mut() = probe.method().clone();
+    *request.uri_mut() = Uri::from_parts(uri).ok()?;
+    *request.version_mut() = parts.version;
+    *request.extensions_mut() = parts.extensions.clone();
+    let about_body = |name: &HeaderName| {
+        name.as_str().starts_with("content-") || matches!(name.as_str(), "transfer-encoding" | "expect" | "trailer")
+    };
+    for (name, value) in parts.headers.iter().filter(|(name, _)| !about_body(name)) {
+        request.headers_mut().append(name, value.clone());
+    }
+    request.headers_mut().remove(header::ACCEPT_ENCODING);
+    context.set_request_id(request.headers_mut());
+    Some(request)
+}
+
+/// Returns the output of a future, or `None` if it panicked. The panic hook has been called.
+pub async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Some),
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let is = |value: &HeaderValue| {
+        value.as_bytes().get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+    };
+    headers.get(header::CONTENT_TYPE).is_some_and(is)
+}
+
+fn lost<RB>(why: &str) -> RunOutcome<AppResponse<RB>> {
+    let refusal = Refusal::new(RefusalReason::UpstreamLost, why);
+    RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::ConnectionLost)
+}
+
+fn timed_out<RB>() -> RunOutcome<AppResponse<RB>> {
+    let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "the app's answer did not end in time");
+    RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::TimedOut)
+}

@@ -1,0 +1,102 @@
+//! What differs between protocols. Everything else treats all requests alike.
+//!
+//! To add a protocol, implement [`ProtocolRules`] and add it to [`Protocol`].
+
+use http::{HeaderMap, Response, StatusCode, Version, request::Parts};
+use tokio::time::Instant;
+
+use crate::{
+    engine::{CompletedAnswer, StoredAs},
+    fingerprint::{FingerprintInput, PartDigests},
+    grpc::{self, GrpcRules},
+    http::{HttpRules, RequestContext, WholeBody},
+    policy::Policy,
+    record::{Record, RecordBody},
+    refusal::Refusal,
+    store::Fingerprint,
+};
+
+/// The protocol of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Protocol {
+    /// HTTP requests and responses.
+    #[default]
+    Http,
+    /// Unary gRPC calls, see [`grpc`].
+    Grpc,
+}
+
+impl Protocol {
+    /// The protocol that a request uses, by its version and its media type.
+    pub fn of_request(version: Version, headers: &HeaderMap) -> Self {
+        if grpc::is_call(version, headers) { Self::Grpc } else { Self::Http }
+    }
+
+    pub(crate) fn rules(self) -> &'static dyn ProtocolRules {
+        match self {
+            Self::Http => &HttpRules,
+            Self::Grpc => &GrpcRules,
+        }
+    }
+}
+
+/// The rules of one protocol.
+pub(crate) trait ProtocolRules: Send + Sync {
+    /// Whether cookies, probes and [`HandlerClaim`](crate::http::HandlerClaim)s work, and a connection can be closed.
+    fn is_plain_http(&self) -> bool;
+
+    /// Computes the fingerprint by the rules of `version`. `None` if the version is unknown.
+    fn fingerprint(
+        &self, version: u8, policy: &Policy, input: &FingerprintInput<'_>,
+    ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal>;
+
+    /// The name of a request's endpoint, for a route whose name does not describe it.
+    fn endpoint(&self, request: &Parts) -> String;
+
+    /// When the client stops waiting, if it says so.
+    fn deadline(&self, _: &HeaderMap) -> Option<Instant> {
+        None
+    }
+
+    /// Changes the request so that its response can be remembered.
+    fn prepare_request(&self, _: &mut HeaderMap, _: &Policy) {}
+
+    /// Reads what a complete reply of the app means.
+    fn judge(&self, policy: &Policy, reply: AppReply<'_>) -> ReplyMeaning;
+
+    /// The status of a response, for operators.
+    fn status(&self, status: StatusCode, headers: &HeaderMap, trailers: Option<&HeaderMap>) -> u16;
+
+    /// Builds a refusal in the format of the route.
+    fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody>;
+
+    /// Builds a response for an error outside of the refusal table.
+    fn fail(&self, status: StatusCode, detail: &str, context: &RequestContext) -> Response<WholeBody>;
+
+    /// Builds the response from a record.
+    fn replay(&self, record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody>;
+}
+
+/// A reply of the app that has arrived completely.
+pub(crate) struct AppReply<'a> {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) body: RecordBody,
+    pub(crate) trailers: Option<&'a HeaderMap>,
+    /// Hashes of the cookies that the reply sets for an anonymous caller.
+    pub(crate) cookies: Vec<[u8; 32]>,
+    pub(crate) requested_at_ms: u64,
+    pub(crate) started: Instant,
+}
+
+/// What a reply means for its operation.
+pub(crate) enum ReplyMeaning {
+    /// The answer is remembered.
+    Remember(CompletedAnswer),
+    /// The answer is not remembered, and the operation may run again.
+    Release,
+    /// The answer leaves the outcome open.
+    Unknown,
+    /// The reply lacks its end.
+    Incomplete(&'static str),
+}
