@@ -194,7 +194,7 @@ pub struct Route {
     pub protocol: Protocol,
 }
 
-/// The sender's address. The server puts it into the request's extensions.
+/// The sender's address. The server puts it into the request's extensions. Without it, axum's `ConnectInfo` counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddress(pub IpAddr);
 

@@ -53,13 +53,24 @@ pub struct RequestSender {
 impl RequestSender {
     pub(super) fn from_extensions(extensions: &Extensions) -> Self {
         Self {
-            peer: extensions.get::<PeerAddress>().map(|peer| peer.0),
+            peer: extensions.get::<PeerAddress>().map(|peer| peer.0).or_else(|| connect_info(extensions)),
             connection: extensions.get().cloned(),
             abort: extensions.get().cloned(),
             identity: extensions.get().cloned(),
             poll_hook: extensions.get().cloned(),
         }
     }
+}
+
+/// The peer's address that axum's `into_make_service_with_connect_info` provides.
+#[cfg(feature = "axum")]
+fn connect_info(extensions: &Extensions) -> Option<IpAddr> {
+    extensions.get::<axum::extract::ConnectInfo<std::net::SocketAddr>>().map(|info| info.0.ip())
+}
+
+#[cfg(not(feature = "axum"))]
+fn connect_info(_: &Extensions) -> Option<IpAddr> {
+    None
 }
 
 /// What is known about one request.
