@@ -147,7 +147,7 @@ impl Proxy {
                 interim.push(serial, reply.status(), reply.headers());
             });
         }
-        let reply = self.upstream.send(request, care, call.send_state, &client.affinity);
+        let reply = self.upstream.send_tracked(request, care, &client.affinity, call.send_state);
         let reply = async {
             match is_timed {
                 true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,

@@ -122,7 +122,7 @@ impl Service<Request<Full<Bytes>>> for ReflectionService {
             let (head, body) = request.into_parts();
             let Ok(whole) = body.collect().await;
             let request = Request::from_parts(head, UpstreamRequestBody::complete(whole.to_bytes(), None));
-            upstream.send(request, ReusePolicy::PassThrough, None, &Affinity::default()).await
+            upstream.send(request, ReusePolicy::PassThrough, &Affinity::default()).await
         })
     }
 }

@@ -467,8 +467,8 @@ mod tests {
         for late in [false, true] {
             assert!(catch_panic(fails(late)).await.is_none());
         }
-        assert_eq!(panic_response(false).status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(panic_response(true).headers()["grpc-status"], "2");
+        assert_eq!(panic_response(Protocol::Http).status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(panic_response(Protocol::Grpc).headers()["grpc-status"], "2");
         assert_eq!(catch_panic(async { 7 }).await, Some(7));
     }
 }

@@ -91,11 +91,8 @@ impl RemoteJwks {
             Request::get(self.path.clone()).body(UpstreamRequestBody::complete(Bytes::new(), None)).expect("a request");
         request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         let affinity = Affinity::default();
-        let answer = self
-            .issuer
-            .send(request, ReusePolicy::PassThrough, None, &affinity)
-            .await
-            .map_err(|why| why.to_string())?;
+        let answer =
+            self.issuer.send(request, ReusePolicy::PassThrough, &affinity).await.map_err(|why| why.to_string())?;
         if answer.status() != StatusCode::OK {
             return Err(format!("the answer is {}", answer.status()));
         }

@@ -171,7 +171,7 @@ impl OtlpExporter {
         let mut request = Request::post(self.collector.path()).body(body).map_err(io::Error::other)?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let affinity = Affinity::default();
-        let answer = self.server.send(request, ReusePolicy::PassThrough, None, &affinity).await;
+        let answer = self.server.send(request, ReusePolicy::PassThrough, &affinity).await;
         let answer = answer.map_err(|why| io::Error::other(why.to_string()))?;
         let status = answer.status();
         let said = Limited::new(answer.into_body(), 64 << 10).collect().await;

@@ -186,7 +186,14 @@ where
     /// The URI may be in origin or absolute form; `Host` is sent unchanged. Framing headers must agree with
     /// the body.
     pub async fn send(
-        &self, mut request: Request<B>, care: ReusePolicy, send_state: Option<&SendState>, affinity: &Affinity<B>,
+        &self, request: Request<B>, care: ReusePolicy, affinity: &Affinity<B>,
+    ) -> Result<Response<UpstreamBody>, SendFailure> {
+        self.send_tracked(request, care, affinity, None).await
+    }
+
+    /// Like [`send`](Self::send), and tracks in `send_state` whether a byte may have been written.
+    pub async fn send_tracked(
+        &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity<B>, send_state: Option<&SendState>,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
         let mut tries = 1;
         // Whether the request may be resent even if it may have been written.
