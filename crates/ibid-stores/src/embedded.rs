@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A claim is answered only once it is durable. Replays never wait for the writer. Space is reclaimed by recycling
-//! whole segments. `docs/embedded-store.md` describes the format, the invariants and the guarantees.
+//! whole segments. `docs/embedded-store.md` describes the guarantees, the modules `format`, `entry` and `snapshot` the
+//! format.
 //!
 //! Invariants: the index holds exactly the log's entries that have not died; of two entries at one address the one with
 //! the higher version counts; an entry outlives the entry that it supersedes.

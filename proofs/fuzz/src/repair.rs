@@ -1,6 +1,6 @@
 //! Makes the checksums of a damaged file fit, so that what lies behind them is reached.
 //!
-//! Follows `docs/embedded-store.md` rather than the store's own code, which keeps its format to itself.
+//! Follows the docs of the store's modules `format` and `snapshot`; their code is private.
 
 const SECTOR: usize = 512;
 const FIRST_BATCH: usize = 4096;
