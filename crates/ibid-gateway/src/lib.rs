@@ -11,6 +11,7 @@ pub mod config;
 mod console;
 pub mod contract_page;
 pub mod jwt;
+mod listener;
 pub mod live_config;
 pub mod logs;
 pub mod metrics;

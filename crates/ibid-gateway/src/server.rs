@@ -29,12 +29,11 @@ use ibid::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    net::TcpListener,
+    sync::watch,
     task::JoinSet,
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
 
 use self::{
     connection_activity::ConnectionActivity,
@@ -44,11 +43,11 @@ use crate::{
     config::LimitSettings,
     contract_page,
     jwt::JwtVerifier,
+    listener::{AcceptedConnection, ConnectionHandler, accept_connections},
     live_config::{LiveConfig, RequestHead, RoutedUpstream},
     openapi_document::Asked,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
     trace::{self, RequestTrace, Tracer},
-    upstream::set_client_keep_alive,
 };
 
 mod connection_activity;
@@ -57,8 +56,6 @@ mod write_progress;
 
 /// At shutdown: maximum time for the settlements of abandoned operations to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time for a TLS handshake.
-const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time for an idle client to close its connection after the server asked it to.
 const CLIENT_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -67,7 +64,6 @@ type ClientResponse = Response<ResponseBody<ProxyResponseBody>>;
 /// A listening gateway.
 pub struct GatewayServer {
     listener: TcpListener,
-    is_secure: bool,
     state: Arc<ServerState>,
 }
 
@@ -87,6 +83,9 @@ struct ServerState {
     limits: LimitSettings,
     trusted_proxies: ibid::TrustedProxies,
     tracer: Option<Tracer>,
+    is_secure: bool,
+    /// Becomes true at shutdown.
+    stop: watch::Receiver<bool>,
 }
 
 impl GatewayServer {
@@ -94,16 +93,18 @@ impl GatewayServer {
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound.
-    pub async fn bind(live: Arc<LiveConfig>, ibid: Ibid, tracer: Option<Tracer>) -> Result<Self, String> {
-        let (listen, secure, limits, trusted) = {
+    pub async fn bind(
+        live: Arc<LiveConfig>, ibid: Ibid, tracer: Option<Tracer>, stop: watch::Receiver<bool>,
+    ) -> Result<Self, String> {
+        let (listen, is_secure, limits, trusted_proxies) = {
             let now = live.now();
             let settings = &now.settings;
             (settings.listen, now.tls.is_some(), settings.limits.clone(), settings.trusted_proxies.clone())
         };
         let listener =
             TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
-        let front = Arc::new(ServerState { live, ibid, limits, trusted_proxies: trusted, tracer });
-        Ok(Self { listener, is_secure: secure, state: front })
+        let state = ServerState { live, ibid, limits, trusted_proxies, tracer, is_secure, stop };
+        Ok(Self { listener, state: Arc::new(state) })
     }
 
     /// The bound address.
@@ -115,42 +116,32 @@ impl GatewayServer {
     }
 
     pub fn is_secure(&self) -> bool {
-        self.is_secure
+        self.state.is_secure
     }
 
     /// Serves until `stop` becomes true, then shuts down gracefully.
-    pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let mut connections = JoinSet::new();
-        let room = Arc::new(Semaphore::new(self.state.limits.max_connections));
-        loop {
-            // At the limit the server accepts no connection; new ones wait in the system's backlog.
-            let permit = tokio::select! {
-                permit = room.clone().acquire_owned() => permit.expect("never closed"),
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
-            let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
-            while connections.try_join_next().is_some() {}
-            match accepted {
-                Ok((socket, peer)) => {
-                    // Each connection uses the certificates in force when it is accepted.
-                    let tls = if self.is_secure { self.state.live.now().tls.clone() } else { None };
-                    let (front, tls, stop) = (self.state.clone(), tls.map(TlsAcceptor::from), stop.clone());
-                    // A tunnel shares the permit and keeps it after the connection stops being HTTP.
-                    let place = Arc::new(permit);
-                    connections.spawn(async move { front.serve_socket(socket, peer, tls, place, stop).await });
-                }
-                Err(why) => {
-                    tracing::error!(%why, "a connection could not be accepted");
-                    // Mostly caused by a lack of file descriptors: other connections must close first.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-        drop(self.listener);
+    pub async fn run(self) {
+        let mut stop = self.state.stop.clone();
+        let stopped = async move { drop(stop.wait_for(|stop| *stop).await) };
+        let max_connections = self.state.limits.max_connections;
+        let connections = accept_connections(self.listener, self.state.clone(), max_connections, stopped).await;
         self.state.shut_down(connections).await;
+    }
+}
+
+impl ConnectionHandler for ServerState {
+    fn tls(&self) -> Option<Arc<rustls::ServerConfig>> {
+        if self.is_secure { self.live.now().tls.clone() } else { None }
+    }
+
+    async fn serve<S>(self: Arc<Self>, socket: S, connection: AcceptedConnection)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let AcceptedConnection { peer, is_secure, permit, .. } = &connection;
+        let permit = Arc::downgrade(permit);
+        let client = ProxyClient::new(peer.ip(), *is_secure, &self.trusted_proxies, &self.limits, permit);
+        self.serve_connection(socket, *peer, client).await;
     }
 }
 
@@ -172,26 +163,8 @@ impl ServerState {
         }
     }
 
-    async fn serve_socket(
-        self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>,
-        place: Arc<OwnedSemaphorePermit>, stop: watch::Receiver<bool>,
-    ) {
-        let _ = socket.set_nodelay(true);
-        let _ = set_client_keep_alive(&socket);
-        let client =
-            |secure| ProxyClient::new(peer.ip(), secure, &self.trusted_proxies, &self.limits, Arc::downgrade(&place));
-        match tls {
-            None => self.serve_connection(socket, peer, client(false), stop).await,
-            Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.accept(socket)).await {
-                Ok(Ok(socket)) => self.serve_connection(socket, peer, client(true), stop).await,
-                Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection"),
-                Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
-            },
-        }
-    }
-
     async fn serve_connection<S>(
-        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<ProxyClient>, mut stop: watch::Receiver<bool>,
+        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<ProxyClient>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -231,7 +204,7 @@ impl ServerState {
         let socket = interim::InterimSocket { io: socket, interim };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = pin!(connection);
-        let (mut stopping, mut idle, mut timer) = (false, None, None);
+        let (mut stop, mut stopping, mut idle, mut timer) = (self.stop.clone(), false, None, None);
         let write_timeout = self.limits.write_timeout;
         loop {
             let (limit, since) = match idle {

@@ -308,7 +308,12 @@ impl Engine {
                 return BeginOutcome::Refused(refusal);
             }
             match claim {
-                ClaimOutcome::Granted(lease) => return Box::pin(self.start_run(policy, lease, sent)).await,
+                ClaimOutcome::Granted(lease) => {
+                    return match self.try_start_run(policy, lease, sent) {
+                        Ok(run) => BeginOutcome::Run(run),
+                        Err(run) => Box::pin(self.start_run(policy, run)).await,
+                    };
+                }
                 ClaimOutcome::Completed(finished) => return BeginOutcome::Replay(finished, StoredAs::Recorded),
                 ClaimOutcome::InProgress(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());

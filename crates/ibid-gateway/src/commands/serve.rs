@@ -115,14 +115,14 @@ impl RunningGateway {
             }
             None => None,
         };
-        let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone()).await?;
+        let (stop, stopping) = watch::channel(false);
+        let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
         let admin_address = admin.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
         let admin_secure = admin.as_ref().is_some_and(AdminServer::is_secure);
-        let (stop, stopping) = watch::channel(false);
         let (end, ended) = oneshot::channel();
-        let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping.clone(), ended))));
+        let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
         tokio::spawn(sweep(ibid.clone(), sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
@@ -131,7 +131,7 @@ impl RunningGateway {
         tokio::spawn(reload_on_signal(hangup, nudge));
         tokio::spawn(reflection::refresh_methods(live.clone()));
         let secure = server.is_secure();
-        let server = tokio::spawn(server.run(stopping));
+        let server = tokio::spawn(server.run());
         Ok(Self {
             address,
             admin: admin_address,

@@ -32,6 +32,11 @@ impl ClaimedRun {
     pub fn lease(&self) -> &Lease {
         self.guard.lease()
     }
+
+    /// Whether most of the lease passed before the run could start.
+    fn is_late(&self, policy: &Policy) -> bool {
+        self.claimed_at.elapsed() > policy.lease * 2 / 3
+    }
 }
 
 #[derive(PartialEq, Eq)]
@@ -50,16 +55,22 @@ enum Ending<A> {
 }
 
 impl Engine {
-    pub(super) async fn start_run(&self, policy: &Policy, lease: Lease, claimed_at: Instant) -> BeginOutcome {
-        if let Some(refusal) = self.spend_quota(&lease).await {
-            if self.settle(&lease, &Settlement::Release, Instant::now()).await.is_err() {
-                self.settle_queue.push(lease, Settlement::Release);
+    /// Starts a run at once, if no quota applies and the claim took little time.
+    pub(super) fn try_start_run(&self, policy: &Policy, lease: Lease, claimed_at: Instant) -> Result<ClaimedRun, ClaimedRun> {
+        let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at };
+        if self.quota.is_none() && !run.is_late(policy) { Ok(run) } else { Err(run) }
+    }
+
+    /// Spends quota and extends a lease that has nearly expired before the run starts.
+    pub(super) async fn start_run(&self, policy: &Policy, run: ClaimedRun) -> BeginOutcome {
+        if let Some(refusal) = self.spend_quota(run.lease()).await {
+            if self.settle(run.lease(), &Settlement::Release, Instant::now()).await.is_err() {
+                self.settle_queue.push(run.lease().clone(), Settlement::Release);
             }
+            run.guard.disarm();
             return BeginOutcome::Refused(refusal);
         }
-        let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at };
-        let is_late = claimed_at.elapsed() > policy.lease * 2 / 3;
-        if is_late && self.extend(run.lease(), policy).await == HeartbeatOutcome::ClaimLost {
+        if run.is_late(policy) && self.extend(run.lease(), policy).await == HeartbeatOutcome::ClaimLost {
             run.guard.disarm();
             return BeginOutcome::Refused(refusals::in_progress(RETRY_SOON));
         }
