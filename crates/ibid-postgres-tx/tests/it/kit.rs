@@ -10,8 +10,8 @@ use ibid_stores::{
     RemoteOptions,
     postgres::{MigrateAction, Postgres, migrate},
 };
-use ibid_testkit::servers::postgres::Server;
 use sqlx::postgres::{PgPool, PgPoolOptions};
+use testbed::PostgresServer;
 
 pub(crate) type TestError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -111,13 +111,13 @@ pub(crate) use with_both_drivers;
 
 /// A database with our schema, and a table `effects` for what operations do.
 pub(crate) struct TxDatabase {
-    pub(crate) server: &'static Server,
+    pub(crate) server: &'static PostgresServer,
     pub(crate) name: String,
 }
 
 impl TxDatabase {
     pub(crate) fn new() -> Self {
-        let server = Server::shared();
+        let server = PostgresServer::shared();
         let name = database(server);
         Self { server, name }
     }
@@ -155,7 +155,7 @@ pub(crate) async fn open(url: &str) -> Postgres {
 }
 
 /// A fresh database on a server.
-pub(crate) fn database(server: &Server) -> String {
+pub(crate) fn database(server: &PostgresServer) -> String {
     let name = server.create_database();
     let url = server.url("migrator", &name);
     // Callers are in a runtime already.

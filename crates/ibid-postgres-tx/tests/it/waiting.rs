@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid_testkit::servers::postgres::PgBouncer;
+use testbed::PgBouncer;
 use tokio::{sync::Notify, time::timeout};
 
 use crate::kit::{

@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use ibid_testkit::process::{GatewayProcess, ProcessSignal, run};
 use tempfile::TempDir;
+use testbed::process::{GatewayProcess, ProcessSignal, run};
 
 const SECOND: Duration = Duration::from_secs(1);
 

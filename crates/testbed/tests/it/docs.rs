@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use tempfile::NamedTempFile;
+use testbed::{
     docs::{DocPage, run_page},
     upstream::{TestUpstream, UpstreamReply},
 };
-use tempfile::NamedTempFile;
 
 fn page(text: &str) -> NamedTempFile {
     let file = tempfile::Builder::new().suffix(".md").tempfile().unwrap();

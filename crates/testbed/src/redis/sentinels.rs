@@ -1,6 +1,6 @@
 use std::sync::OnceLock;
 
-use super::{Options, Server};
+use super::{RedisOptions, RedisServer};
 
 /// The sentinels' name of the primary.
 const PRIMARY_NAME: &str = "ibid-primary";
@@ -9,11 +9,11 @@ const PRIMARY_NAME: &str = "ibid-primary";
 #[derive(Debug)]
 pub struct RedisSentinels {
     /// The initial primary.
-    pub primary: Server,
+    pub primary: RedisServer,
     /// The initial replica.
-    pub replica: Server,
+    pub replica: RedisServer,
     /// The sentinels.
-    pub sentinels: Vec<Server>,
+    pub sentinels: Vec<RedisServer>,
 }
 
 impl RedisSentinels {
@@ -22,17 +22,17 @@ impl RedisSentinels {
     /// # Panics
     /// If they cannot be started, with the reason.
     pub fn start() -> Self {
-        let primary = Server::start_with_config(&["repl-diskless-sync-delay 0"]);
+        let primary = RedisServer::start_with_config(&["repl-diskless-sync-delay 0"]);
         let of = format!("replicaof 127.0.0.1 {}", primary.port());
-        let replica = Server::start_with_config(&["repl-diskless-sync-delay 0", &of]);
+        let replica = RedisServer::start_with_config(&["repl-diskless-sync-delay 0", &of]);
         replica.until("the replica has caught up", || replica.info("master_link_status") == "up");
         let watch = [
             format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 2", primary.port()),
             format!("sentinel down-after-milliseconds {PRIMARY_NAME} 2000"),
             format!("sentinel failover-timeout {PRIMARY_NAME} 6000"),
         ];
-        let sentinel = || Server::launch(Options { config: watch.to_vec(), ..Options::default() }, true);
-        let sentinels: Vec<Server> = (0..3).map(|_| sentinel()).collect();
+        let sentinel = || RedisServer::launch(RedisOptions { config: watch.to_vec(), ..RedisOptions::default() }, true);
+        let sentinels: Vec<RedisServer> = (0..3).map(|_| sentinel()).collect();
         for sentinel in &sentinels {
             sentinel.until("the sentinels know each other and the replica", || {
                 sentinel.try_cli(&["SENTINEL", "CKQUORUM", PRIMARY_NAME]).is_some_and(|says| says.starts_with("OK 3"))
@@ -55,14 +55,14 @@ impl RedisSentinels {
     }
 }
 
-impl Server {
+impl RedisServer {
     /// Starts a sentinel that monitors this server as a primary, with TLS if the server has TLS.
     ///
     /// # Panics
     /// If it cannot be started, with the reason.
-    pub fn start_sentinel(&self) -> Server {
+    pub fn start_sentinel(&self) -> RedisServer {
         let watch = format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 1", self.port());
-        Server::launch(Options { config: vec![watch], tls: self.options.tls, password: None }, true)
+        RedisServer::launch(RedisOptions { config: vec![watch], tls: self.options.tls, password: None }, true)
     }
 
     /// The last part of a sentinel URL: the name of the primary.

@@ -9,7 +9,7 @@
 //!
 //! ```no_run
 //! # async fn example() {
-//! use ibid_testkit::upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply};
+//! use testbed::upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply};
 //!
 //! let upstream = TestUpstream::start().await;
 //! let gate = ReplyGate::new();

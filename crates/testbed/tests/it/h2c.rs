@@ -7,7 +7,7 @@ use http::{Request, Version};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ibid_testkit::{
+use testbed::{
     client::post,
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply, filler},
 };

@@ -4,9 +4,9 @@
 //! owner, however that ends. A missing program fails the test and names its package.
 //!
 //! ```no_run
-//! use ibid_testkit::servers::nats::Server;
+//! use testbed::NatsServer;
 //!
-//! let server = Server::start();
+//! let server = NatsServer::start();
 //! println!("{}", server.url());
 //! server.kill();
 //! server.restart();
@@ -23,18 +23,18 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::redis::child_process::{ServerFolder, free_port, spawn};
+use crate::child_process::{ServerFolder, free_port, spawn};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running server.
-pub struct Server {
+pub struct NatsServer {
     folder: ServerFolder,
     port: u16,
     child: Mutex<Option<Child>>,
 }
 
-impl Server {
+impl NatsServer {
     /// Starts a server with JetStream.
     ///
     /// # Panics
@@ -102,7 +102,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NatsServer {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {
@@ -111,8 +111,8 @@ impl Drop for Server {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for NatsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("NatsServer").field("port", &self.port).finish_non_exhaustive()
     }
 }

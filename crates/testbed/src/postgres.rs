@@ -22,8 +22,8 @@ use std::{
 use parking_lot::Mutex;
 
 pub use self::pgbouncer::PgBouncer;
-use super::redis::child_process::free_port;
 use crate::certificates::{CertificateAuthority, IssuedCertificate};
+use crate::child_process::free_port;
 
 mod pgbouncer;
 
@@ -50,7 +50,7 @@ const CREATE_ROLES_SQL: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ib
 
 /// A PostgreSQL server.
 #[derive(Debug)]
-pub struct Server {
+pub struct PostgresServer {
     folder: GuardedFolder,
     port: u16,
     settings: Vec<String>,
@@ -65,7 +65,7 @@ struct GuardedFolder {
     guard: Child,
 }
 
-impl Server {
+impl PostgresServer {
     /// Starts a server with default settings.
     pub fn start() -> Self {
         Self::start_with(&[])
@@ -146,7 +146,7 @@ impl Server {
 
     /// A server for all tests of this process that do not disturb it.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Server> = OnceLock::new();
+        static SHARED: OnceLock<PostgresServer> = OnceLock::new();
         SHARED.get_or_init(|| Self::start_with(&["max_connections=300"]))
     }
 
@@ -274,7 +274,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PostgresServer {
     fn drop(&mut self) {
         self.resume();
         self.signal("-INT");

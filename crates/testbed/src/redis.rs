@@ -6,9 +6,9 @@
 //! Invariant: no server outlives the process that started it, however that ends.
 //!
 //! ```no_run
-//! use ibid_testkit::servers::redis::Server;
+//! use testbed::RedisServer;
 //!
-//! let server = Server::start();
+//! let server = RedisServer::start();
 //! assert_eq!(server.cli(&["PING"]), "PONG");
 //! server.kill();
 //! server.restart();
@@ -25,11 +25,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use self::child_process::{ServerFolder, free_port, spawn, write_certificates};
+use crate::child_process::{ServerFolder, free_port, spawn, write_certificates};
 
 pub use self::{cluster::RedisCluster, sentinels::RedisSentinels};
 
-pub(super) mod child_process;
 mod cluster;
 mod sentinels;
 
@@ -38,7 +37,7 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The options of a server.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct RedisOptions {
     /// Additional lines of its configuration.
     pub config: Vec<String>,
     /// The default user's password.
@@ -48,21 +47,21 @@ pub struct Options {
 }
 
 /// A running server. Dropping it ends the server and removes its directory.
-pub struct Server {
+pub struct RedisServer {
     folder: ServerFolder,
     port: u16,
-    options: Options,
+    options: RedisOptions,
     child: Mutex<Option<Child>>,
     is_sentinel: bool,
 }
 
-impl Server {
+impl RedisServer {
     /// Starts a server without a password.
     ///
     /// # Panics
     /// If it cannot be started, with the reason.
     pub fn start() -> Self {
-        Self::start_with(Options::default())
+        Self::start_with(RedisOptions::default())
     }
 
     /// Starts a server with these lines in its configuration.
@@ -70,9 +69,9 @@ impl Server {
     /// # Panics
     /// If it cannot be started, with the reason.
     pub fn start_with_config(config: &[&str]) -> Self {
-        Self::start_with(Options {
+        Self::start_with(RedisOptions {
             config: config.iter().map(|line| (*line).to_owned()).collect(),
-            ..Options::default()
+            ..RedisOptions::default()
         })
     }
 
@@ -80,7 +79,7 @@ impl Server {
     ///
     /// # Panics
     /// If it cannot be started, with the reason.
-    pub fn start_with(options: Options) -> Self {
+    pub fn start_with(options: RedisOptions) -> Self {
         Self::launch(options, false)
     }
 
@@ -89,11 +88,11 @@ impl Server {
     /// # Panics
     /// If it cannot be started, with the reason.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Server> = OnceLock::new();
+        static SHARED: OnceLock<RedisServer> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 
-    fn launch(options: Options, sentinel: bool) -> Self {
+    fn launch(options: RedisOptions, sentinel: bool) -> Self {
         let folder = ServerFolder::new();
         let (port, bus) = (free_port(), free_port());
         let mut config = vec!["bind 127.0.0.1".to_owned(), "save \"\"".to_owned(), "daemonize no".to_owned()];
@@ -255,13 +254,13 @@ fn signal(child: &Child, which: &str) {
     assert!(status.as_ref().is_ok_and(|status| status.success()), "kill {which}: {status:?}");
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for RedisServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("RedisServer").field("port", &self.port).finish_non_exhaustive()
     }
 }
 
-impl Drop for Server {
+impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {

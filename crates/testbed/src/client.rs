@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! # async fn example(gateway: std::net::SocketAddr) {
-//! use ibid_testkit::client::{RawClient, post};
+//! use testbed::client::{RawClient, post};
 //!
 //! let answer = post(gateway, "/pay").key("k-1").json(r#"{"amount":1}"#).send().await;
 //! assert_eq!(answer.status, 201);

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::wire::{DeliveryAction, OpenProxyConnection, ProxyDirection, ProxyRules, ProxyState};
+use super::state::{DeliveryAction, OpenProxyConnection, ProxyDirection, ProxyRules, ProxyState};
 
 const CHUNK_BYTES: usize = 16 << 10;
 /// Maximum number of queued pieces per direction; then the sender is slowed down.

@@ -1,6 +1,6 @@
 use std::sync::OnceLock;
 
-use super::Server;
+use super::RedisServer;
 
 const PRIMARIES: usize = 3;
 /// Milliseconds of silence after which a node counts as down.
@@ -10,9 +10,9 @@ const NODE_TIMEOUT_MS: u32 = 3000;
 #[derive(Debug)]
 pub struct RedisCluster {
     /// The initial primaries, by slots.
-    pub primaries: Vec<Server>,
+    pub primaries: Vec<RedisServer>,
     /// The initial replicas, in the order of their primaries.
-    pub replicas: Vec<Server>,
+    pub replicas: Vec<RedisServer>,
 }
 
 impl RedisCluster {
@@ -29,7 +29,7 @@ impl RedisCluster {
             "repl-diskless-sync-delay 0",
             &timeout,
         ];
-        let mut nodes: Vec<Server> = (0..PRIMARIES * 2).map(|_| Server::start_with_config(&config)).collect();
+        let mut nodes: Vec<RedisServer> = (0..PRIMARIES * 2).map(|_| RedisServer::start_with_config(&config)).collect();
         for (nth, node) in nodes.iter().enumerate() {
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
             let (first, last) = (nth * 16_384 / PRIMARIES, (nth + 1) * 16_384 / PRIMARIES - 1);
@@ -41,7 +41,8 @@ impl RedisCluster {
             let bus = bus_port(node);
             nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), &bus]);
         }
-        let says = |node: &Server, what: &str| node.cli(&["CLUSTER", "INFO"]).lines().any(|line| line.trim() == what);
+        let says =
+            |node: &RedisServer, what: &str| node.cli(&["CLUSTER", "INFO"]).lines().any(|line| line.trim() == what);
         let known = format!("cluster_known_nodes:{}", PRIMARIES * 2);
         for node in &nodes {
             node.until("all nodes know each other", || says(node, &known) && says(node, "cluster_state:ok"));
@@ -79,7 +80,7 @@ impl RedisCluster {
     }
 }
 
-fn bus_port(node: &Server) -> String {
+fn bus_port(node: &RedisServer) -> String {
     let config = node.cli(&["CONFIG", "GET", "cluster-port"]);
     config.lines().nth(1).expect("a cluster node has a bus port").to_owned()
 }

@@ -6,10 +6,10 @@
 //! Invariant: no process outlives its `GatewayProcess`. A failing test shows the end of the process's logs.
 //!
 //! ```no_run
-//! # async fn example(upstream: ibid_testkit::upstream::TestUpstream) {
+//! # async fn example(upstream: testbed::upstream::TestUpstream) {
 //! use std::{path::Path, time::Duration};
 //!
-//! use ibid_testkit::process::{GatewayProcess, ProcessSignal};
+//! use testbed::process::{GatewayProcess, ProcessSignal};
 //!
 //! let bin = Path::new("target/debug/ibid"); // in a test: env!("CARGO_BIN_EXE_ibid")
 //! let config = "[store]\nurl = \"embedded:data\"";

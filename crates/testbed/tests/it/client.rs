@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, post},
     upstream::TestUpstream,
 };

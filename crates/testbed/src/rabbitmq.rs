@@ -18,7 +18,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::redis::child_process::{ServerFolder, free_port, spawn};
+use crate::child_process::{ServerFolder, free_port, spawn};
 
 /// Not the wrapper in /usr/sbin, which switches to the user of the system's own node.
 const SERVER_PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
@@ -26,7 +26,7 @@ const SERVER_PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A running node.
-pub struct Server {
+pub struct RabbitmqServer {
     folder: ServerFolder,
     amqp_port: u16,
     distribution_port: u16,
@@ -35,7 +35,7 @@ pub struct Server {
     node: Mutex<Option<Child>>,
 }
 
-impl Server {
+impl RabbitmqServer {
     /// Starts a node.
     ///
     /// # Panics
@@ -72,7 +72,7 @@ impl Server {
     /// # Panics
     /// If it cannot be started, with the reason.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Server> = OnceLock::new();
+        static SHARED: OnceLock<RabbitmqServer> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 
@@ -162,7 +162,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for RabbitmqServer {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {
@@ -171,8 +171,8 @@ impl Drop for Server {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for RabbitmqServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("amqp", &self.amqp_port).finish_non_exhaustive()
+        f.debug_struct("RabbitmqServer").field("amqp", &self.amqp_port).finish_non_exhaustive()
     }
 }

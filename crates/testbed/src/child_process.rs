@@ -24,10 +24,10 @@ const FOLDER_PREFIX: &str = "ibid-server-";
 static FOLDERS_MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A directory that is removed with its owner. Creating one also removes those of killed processes.
-pub(in crate::servers) struct ServerFolder(PathBuf);
+pub(crate) struct ServerFolder(PathBuf);
 
 impl ServerFolder {
-    pub(in crate::servers) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static CLEANED: OnceLock<()> = OnceLock::new();
         CLEANED.get_or_init(remove_stale_folders);
         let path = std::env::temp_dir().join(format!(
@@ -39,7 +39,7 @@ impl ServerFolder {
         Self(path)
     }
 
-    pub(in crate::servers) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -63,7 +63,7 @@ fn remove_stale_folders() {
 }
 
 /// Returns an unused port below the system's ephemeral ports.
-pub(in crate::servers) fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let random = RandomState::new();
     for n in 0..1000_u64 {
         let port = 10_000 + (random.hash_one((n, FOLDERS_MADE.fetch_add(1, Relaxed))) % 22_000) as u16;
@@ -82,7 +82,7 @@ type SpawnRequest = (Command, Sender<SpawnResult>);
 ///
 /// The kernel sends that signal when the *thread* that started the child ends, and a test's thread ends with the test.
 /// So one thread that never ends starts all of them.
-pub(in crate::servers) fn spawn(command: Command, package: &str) -> Child {
+pub(crate) fn spawn(command: Command, package: &str) -> Child {
     static SPAWN_THREAD: OnceLock<Mutex<Sender<SpawnRequest>>> = OnceLock::new();
     let nursery = SPAWN_THREAD.get_or_init(|| {
         let (sender, asked) = channel::<SpawnRequest>();
@@ -106,7 +106,7 @@ pub(in crate::servers) fn spawn(command: Command, package: &str) -> Child {
 }
 
 /// Creates `ca.pem`, and `cert.pem` with `key.pem` for 127.0.0.1 and localhost.
-pub(in crate::servers) fn write_certificates(folder: &Path) {
+pub(crate) fn write_certificates(folder: &Path) {
     let ca_key = KeyPair::generate().expect("a key");
     let mut ca = CertificateParams::new(Vec::new()).expect("no names");
     // Without distinct names, both would look like one self-signed certificate.

@@ -31,7 +31,7 @@
 //! ```
 //! use std::{io::{Read as _, Write as _}, net::{TcpListener, TcpStream}};
 //!
-//! use ibid_testkit::servers::link::FaultProxy;
+//! use testbed::FaultProxy;
 //!
 //! let server = TcpListener::bind("127.0.0.1:0")?;
 //! let proxy = FaultProxy::to(server.local_addr()?);
@@ -62,13 +62,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use self::wire::{AnswerLoss, ProxyDirection, ProxyRules, ProxyState};
-pub use self::wire::{ConnectionTraffic, ProxyCounts};
+use self::state::{AnswerLoss, ProxyDirection, ProxyRules, ProxyState};
+pub use self::state::{ConnectionTraffic, ProxyCounts};
 
 mod relay;
+mod state;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 /// Timeout of a command to the proxy's thread, which should be instantaneous.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);

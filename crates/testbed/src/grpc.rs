@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # async fn example(addr: std::net::SocketAddr) {
-//! use ibid_testkit::grpc::{GrpcTestClient, message};
+//! use testbed::grpc::{GrpcTestClient, message};
 //!
 //! let client = GrpcTestClient::connect(addr).await;
 //! let answer = client.call("/shop.Orders/Create", &[("idempotency-key", "k")], message("ten")).await;

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, delete, get, many, patch, post, put, request},
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply, filler},
 };

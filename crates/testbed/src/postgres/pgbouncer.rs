@@ -6,10 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    super::redis::child_process::free_port, GuardedFolder, START_TIMEOUT, Server, give_to_server_user,
-    unprivileged_command, write,
-};
+use super::{GuardedFolder, PostgresServer, START_TIMEOUT, give_to_server_user, unprivileged_command, write};
+use crate::child_process::free_port;
 
 /// pgbouncer in transaction mode: each statement may get another session.
 #[derive(Debug)]
@@ -24,7 +22,7 @@ impl PgBouncer {
     ///
     /// # Panics
     /// If it cannot be started.
-    pub fn start(server: &Server) -> Self {
+    pub fn start(server: &PostgresServer) -> Self {
         let program = "/usr/sbin/pgbouncer";
         assert!(Path::new(program).exists(), "{program} is missing: install the Debian package pgbouncer");
         let folder = GuardedFolder::new("pid");
