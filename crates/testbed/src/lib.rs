@@ -13,7 +13,6 @@
 #![allow(missing_docs, reason = "an unpublished crate: its items are documented where the name does not say enough")]
 
 pub mod certificates;
-mod child_process;
 pub mod chromedriver;
 pub mod client;
 pub mod docs;
@@ -25,6 +24,7 @@ mod postgres;
 pub mod process;
 mod rabbitmq;
 mod redis;
+mod server_process;
 pub mod upstream;
 
 pub use self::{

@@ -17,9 +17,6 @@ pub struct RedisCluster {
 
 impl RedisCluster {
     /// Starts a cluster, and waits until all slots are served and all replicas have caught up.
-    ///
-    /// # Panics
-    /// If it cannot be started, with the reason.
     pub fn start() -> Self {
         let timeout = format!("cluster-node-timeout {NODE_TIMEOUT_MS}");
         let config = [

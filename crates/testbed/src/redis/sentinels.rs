@@ -18,9 +18,6 @@ pub struct RedisSentinels {
 
 impl RedisSentinels {
     /// Starts all servers, and waits until they know each other.
-    ///
-    /// # Panics
-    /// If they cannot be started, with the reason.
     pub fn start() -> Self {
         let primary = RedisServer::start_with_config(&["repl-diskless-sync-delay 0"]);
         let of = format!("replicaof 127.0.0.1 {}", primary.port());
@@ -57,9 +54,6 @@ impl RedisSentinels {
 
 impl RedisServer {
     /// Starts a sentinel that monitors this server as a primary, with TLS if the server has TLS.
-    ///
-    /// # Panics
-    /// If it cannot be started, with the reason.
     pub fn start_sentinel(&self) -> RedisServer {
         let watch = format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 1", self.port());
         RedisServer::launch(RedisOptions { config: vec![watch], tls: self.options.tls, password: None }, true)
