@@ -48,7 +48,7 @@ async fn memory_sweeps_count_what_they_remove() {
 #[tokio::test]
 async fn every_broken_store_fails_the_contract() {
     let began = Instant::now();
-    let runs = stream::iter(BUGS).map(|(bug, catcher)| async move {
+    let runs = stream::iter(BUGS).map(|&(bug, catcher)| async move {
         let failing = failing_cases(Arc::new(FaultyStore::new(bug)), Duration::from_secs(20)).await;
         (bug, catcher, failing)
     });

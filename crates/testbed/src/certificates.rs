@@ -67,9 +67,6 @@ impl CertificateAuthority {
 }
 
 /// Replaces a file atomically, as tools that renew certificates do.
-///
-/// # Panics
-/// If the file cannot be replaced.
 pub fn replace(from: &Path, to: &Path) {
     let next = to.with_extension("next");
     fs::copy(from, &next).expect("copied");

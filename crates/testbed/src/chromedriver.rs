@@ -10,9 +10,6 @@ use std::{
 const MAX_START_ATTEMPTS: u32 = 5;
 
 /// Starts chromedriver and returns its process and port. The caller must kill the process.
-///
-/// # Panics
-/// If it cannot be started, or exits each time before it listens.
 pub fn start() -> (Child, u16) {
     for _ in 0..MAX_START_ATTEMPTS {
         let mut command = Command::new("chromedriver");

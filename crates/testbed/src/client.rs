@@ -44,10 +44,6 @@ pub struct RawClient {
 
 impl RawClient {
     /// Opens a connection.
-    ///
-    /// # Panics
-    ///
-    /// If no server listens there.
     pub async fn connect(addr: SocketAddr) -> RawClient {
         RawClient::try_connect(addr).await.unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"))
     }
@@ -61,10 +57,6 @@ impl RawClient {
     }
 
     /// Sends bytes. Ignores that the peer has closed already: the test checks its response, or its silence.
-    ///
-    /// # Panics
-    ///
-    /// If the peer reads nothing for ten seconds.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         match self.try_send(bytes).await {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => panic!("the peer does not read: {error}"),
@@ -92,10 +84,6 @@ impl RawClient {
 
     /// Reads the next final response. Earlier ones (100, 103) are in [`TestResponse::interim`]. A 101 is final; read
     /// the bytes after it with [`read_some`](RawClient::read_some).
-    ///
-    /// # Panics
-    ///
-    /// If there is no complete response within ten seconds.
     pub async fn read_response(&mut self) -> TestResponse {
         self.try_read_response().await.unwrap_or_else(|broken| panic!("{broken}"))
     }
@@ -106,28 +94,16 @@ impl RawClient {
     }
 
     /// Reads the response to a HEAD request, which has no body whatever its headers say.
-    ///
-    /// # Panics
-    ///
-    /// If there is no complete response within ten seconds.
     pub async fn read_head_response(&mut self) -> TestResponse {
         read_final(&mut self.reader, true).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
     /// Reads the next response, interim (`100 Continue`) or final.
-    ///
-    /// # Panics
-    ///
-    /// If there is no complete response within ten seconds.
     pub async fn read_next(&mut self) -> TestResponse {
         read_message(&mut self.reader, false).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
     /// Reads at least one byte, after a 101 or within a stream. Returns nothing if the peer closed.
-    ///
-    /// # Panics
-    ///
-    /// If nothing happens for ten seconds, or the connection is reset.
     pub async fn read_some(&mut self) -> Vec<u8> {
         match timeout(WAIT_TIMEOUT, self.reader.read_some()).await {
             Ok(Ok(bytes)) => bytes,
@@ -137,10 +113,6 @@ impl RawClient {
     }
 
     /// Reads until `needle` arrives, and returns everything received, for a test that inspects a stream.
-    ///
-    /// # Panics
-    ///
-    /// If `needle` does not arrive within ten seconds.
     pub async fn read_until(&mut self, needle: &str) -> String {
         let mut all = Vec::new();
         loop {
@@ -207,10 +179,6 @@ impl TestResponse {
     }
 
     /// The body as JSON.
-    ///
-    /// # Panics
-    ///
-    /// If it is not JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
     }
@@ -269,10 +237,6 @@ impl std::error::Error for Broken {}
 
 /// Sends `n` requests at the same moment, each on its own connection, and returns the responses in the order of the
 /// requests. All connections are open before the first byte is sent.
-///
-/// # Panics
-///
-/// If one of them gets no complete response.
 pub async fn many(n: usize, mut make: impl FnMut() -> TestRequest) -> Vec<TestResponse> {
     let start = Arc::new(Barrier::new(n));
     let tasks: Vec<_> = (0..n)

@@ -59,20 +59,12 @@ pub struct DocPage {
 }
 
 /// Runs a page against the gateway at `addr`.
-///
-/// # Panics
-///
-/// If an output differs from the page. The message shows each such command with the expected and the actual output.
 pub async fn run_page(path: impl AsRef<Path>, addr: SocketAddr) {
     DocPage::read(path).gateway(addr).run().await;
 }
 
 impl DocPage {
     /// Reads a page.
-    ///
-    /// # Panics
-    ///
-    /// If it cannot be read, or a block is invalid.
     pub fn read(path: impl AsRef<Path>) -> DocPage {
         let path = path.as_ref();
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -133,10 +125,6 @@ impl DocPage {
     }
 
     /// Runs the commands and compares their output.
-    ///
-    /// # Panics
-    ///
-    /// As [`run_page`].
     pub async fn run(&self) {
         if let Err(report) = self.check().await {
             panic!("{report}");

@@ -91,10 +91,6 @@ struct ProxyCommand {
 
 impl FaultProxy {
     /// Starts a proxy on a free loopback port to this server, which need not run yet.
-    ///
-    /// # Panics
-    ///
-    /// If there is no free port or no thread.
     pub fn to(server: SocketAddr) -> FaultProxy {
         let state = Arc::new(ProxyState::new(server));
         let (orders, inbox) = unbounded_channel();
@@ -161,10 +157,6 @@ impl FaultProxy {
     }
 
     /// Delivers everything in pieces of at most this many bytes, a millisecond apart.
-    ///
-    /// # Panics
-    ///
-    /// If `bytes` is 0.
     pub fn slice(&self, bytes: usize) {
         assert!(bytes > 0, "a slice has at least one byte");
         self.send_command(None, move |rules| rules.slice = Some(bytes));

@@ -52,20 +52,12 @@ impl GrpcTestResponse {
     }
 
     /// The gRPC status code.
-    ///
-    /// # Panics
-    ///
-    /// If there is none.
     pub fn code(&self) -> u32 {
         let status = self.value("grpc-status").and_then(|status| status.parse().ok());
         status.unwrap_or_else(|| panic!("no status: {self:?}"))
     }
 
     /// The message as text, without the frame.
-    ///
-    /// # Panics
-    ///
-    /// If there is no message, or it is not text.
     pub fn text(&self) -> String {
         let message = self.body.get(5..).unwrap_or_else(|| panic!("no message: {self:?}"));
         String::from_utf8(message.to_vec()).expect("a text")
@@ -79,10 +71,6 @@ impl GrpcTestResponse {
     }
 
     /// Asserts that this is a refusal: trailers-only, with this code, and this name in its details.
-    ///
-    /// # Panics
-    ///
-    /// If it is not.
     #[track_caller]
     pub fn assert_refused(&self, code: u32, reason: &str) {
         assert!(self.trailers_only, "{self:?}");
@@ -132,10 +120,6 @@ pub struct GrpcTestCall {
 
 impl GrpcTestClient {
     /// Connects without TLS, by prior knowledge.
-    ///
-    /// # Panics
-    ///
-    /// If no HTTP/2 server listens there.
     pub async fn connect(addr: SocketAddr) -> Self {
         let tcp = TcpStream::connect(addr).await.unwrap_or_else(|why| panic!("{addr}: {why}"));
         let (send, connection) = h2::client::handshake(tcp).await.expect("it speaks HTTP/2");
@@ -144,10 +128,6 @@ impl GrpcTestClient {
     }
 
     /// Sends only the headers of a call.
-    ///
-    /// # Panics
-    ///
-    /// If the connection is closed, or a header is invalid.
     pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> GrpcTestCall {
         let mut request = Request::post(format!("http://shop{path}"))
             .header("te", "trailers")
@@ -176,10 +156,6 @@ impl GrpcTestClient {
     }
 
     /// Sends a call and waits for the response.
-    ///
-    /// # Panics
-    ///
-    /// If the response is not complete within ten seconds.
     pub async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcTestResponse {
         self.start(path, headers, &[body]).await.end().await
     }
@@ -187,19 +163,12 @@ impl GrpcTestClient {
 
 impl GrpcTestCall {
     /// Waits for the response.
-    ///
-    /// # Panics
-    ///
-    /// If it is not complete within ten seconds.
     pub async fn end(self) -> GrpcTestResponse {
         let ended = timeout(WAIT_TIMEOUT, self.try_finish()).await;
         ended.unwrap_or_else(|_| panic!("no answer within {WAIT_TIMEOUT:?}")).expect("a whole answer")
     }
 
     /// Waits for the response, for a test that expects it to break off.
-    ///
-    /// # Errors
-    /// If the response breaks off.
     pub async fn try_finish(self) -> Result<GrpcTestResponse, h2::Error> {
         let response = self.answer.await?;
         assert_eq!(response.status(), 200, "{response:?}");

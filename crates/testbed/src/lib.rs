@@ -7,7 +7,8 @@
 //! Real servers that a test starts privately, and that end with it: [`RedisServer`], [`PostgresServer`],
 //! [`NatsServer`], [`RabbitmqServer`]; and a [`FaultProxy`] to put in front of one.
 //!
-//! No test is skipped: a server that cannot be started fails its tests.
+//! Everything panics with a description if it does not happen, or not in time: within ten seconds on the wire, thirty
+//! for the start of a gateway, three minutes for a server. No test is skipped.
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 #![allow(missing_docs, reason = "an unpublished crate: its items are documented where the name does not say enough")]

@@ -3,6 +3,13 @@ use std::{io::Read, net::TcpStream, process::Command, time::Duration};
 use crate::server_process::{ServerProcess, free_port};
 
 /// A NATS server with JetStream. Its streams stay across restarts.
+///
+/// ```no_run
+/// let server = testbed::NatsServer::start();
+/// server.kill();
+/// server.restart();
+/// println!("{}", server.url());
+/// ```
 #[derive(Debug)]
 pub struct NatsServer {
     process: ServerProcess,

@@ -89,10 +89,6 @@ impl GatewayLauncher {
     }
 
     /// Starts the gateway, and returns once it has announced its addresses.
-    ///
-    /// # Panics
-    ///
-    /// If it exits, or announces nothing for thirty seconds. The message contains its output.
     pub async fn start(self) -> GatewayProcess {
         let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
         fs::write(dir.path().join(CONFIG_FILE), &self.config).expect("the configuration is written");
@@ -174,10 +170,6 @@ impl GatewayProcess {
     }
 
     /// Runs this binary with this configuration in front of `upstream`.
-    ///
-    /// # Panics
-    ///
-    /// As [`GatewayLauncher::start`].
     pub async fn spawn(bin: impl AsRef<Path>, config: &str, upstream: &str) -> GatewayProcess {
         GatewayProcess::launch(bin).config(config).upstream(upstream).start().await
     }
@@ -188,10 +180,6 @@ impl GatewayProcess {
     }
 
     /// The address of its admin API.
-    ///
-    /// # Panics
-    ///
-    /// If it was launched without one.
     pub fn admin_addr(&self) -> SocketAddr {
         self.admin.expect("the gateway has an admin address")
     }
@@ -212,10 +200,6 @@ impl GatewayProcess {
     }
 
     /// Waits for a line that contains `part`, and returns the first such line, old or new.
-    ///
-    /// # Panics
-    ///
-    /// If there is none within ten seconds.
     pub async fn wait_for_log(&self, part: &str) -> String {
         match timeout(WAIT_TIMEOUT, self.capture.wait_for_line(part)).await {
             Ok(Some(line)) => line,
@@ -232,10 +216,6 @@ impl GatewayProcess {
     }
 
     /// Sends a signal, unless the process has exited.
-    ///
-    /// # Panics
-    ///
-    /// If the `kill` command fails.
     pub fn signal(&mut self, signal: ProcessSignal) {
         // Once reaped, its pid may belong to another process.
         if self.has_exited() {
@@ -254,10 +234,6 @@ impl GatewayProcess {
     }
 
     /// Waits until the process has exited, and for the rest of its log.
-    ///
-    /// # Panics
-    ///
-    /// If it still runs after `deadline`.
     pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         let ended = async {
             while !self.has_exited() {
@@ -278,10 +254,6 @@ impl GatewayProcess {
     }
 
     /// Runs it again in the same directory with the current configuration file. Kills it first if it still runs.
-    ///
-    /// # Panics
-    ///
-    /// As [`GatewayLauncher::start`].
     pub async fn restart(&mut self) {
         self.kill().await;
         let old = self.logs();
@@ -333,10 +305,6 @@ impl Drop for GatewayProcess {
 }
 
 /// Runs a command of the binary, such as `ibid check FILE`, and waits until it exits.
-///
-/// # Panics
-///
-/// If it cannot be run, or does not exit within thirty seconds.
 pub async fn run(bin: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Output {
     // A temporary working directory, for the files that the command creates.
     let folder = tempfile::tempdir().expect("a folder");

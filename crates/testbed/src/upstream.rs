@@ -116,28 +116,16 @@ impl TestUpstream {
 
     /// Sets the answer for requests with exactly this path, ignoring the query. `"OPTIONS /pay"` is for one
     /// method only, `"OPTIONS *"` for one method at every path; both take precedence over a path alone.
-    ///
-    /// # Panics
-    ///
-    /// If this upstream's protocol does not support the answer.
     pub fn on(&self, path: &str, reply: impl Into<UpstreamReply>) {
         self.on_each(path, [reply.into()]);
     }
 
     /// Sets the answers for the first request at this path, the second, and so on; the last one stays.
-    ///
-    /// # Panics
-    ///
-    /// If there is no answer, or this upstream's protocol does not support one of them.
     pub fn on_each(&self, path: &str, replies: impl IntoIterator<Item = UpstreamReply>) {
         self.request_log.set_rule(Some(path), self.check_replies(replies));
     }
 
     /// Sets the answer for every path without its own rule.
-    ///
-    /// # Panics
-    ///
-    /// If this upstream's protocol does not support it.
     pub fn reply_by_default(&self, reply: impl Into<UpstreamReply>) {
         self.request_log.set_rule(None, self.check_replies([reply.into()]));
     }
@@ -241,19 +229,11 @@ impl TestUpstream {
     }
 
     /// The last request.
-    ///
-    /// # Panics
-    ///
-    /// If there was none.
     pub fn last(&self) -> LoggedRequest {
         self.log().pop().expect("a request reached the upstream")
     }
 
     /// Waits until `n` requests of any kind have arrived since the start.
-    ///
-    /// # Panics
-    ///
-    /// If they do not arrive within ten seconds, with those that did.
     pub async fn wait_for(&self, n: usize) {
         if timeout(WAIT_TIMEOUT, self.request_log.wait_arrived(n)).await.is_err() {
             let log = self.log();

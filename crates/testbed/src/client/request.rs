@@ -131,10 +131,6 @@ impl TestRequest {
     }
 
     /// Sends the request on a new connection.
-    ///
-    /// # Panics
-    ///
-    /// If there is no complete response within ten seconds.
     pub async fn send(&self) -> TestResponse {
         self.send_on(&mut RawClient::connect(self.addr).await).await
     }
@@ -148,10 +144,6 @@ impl TestRequest {
     }
 
     /// Sends the request on an open connection, which can be used again afterwards.
-    ///
-    /// # Panics
-    ///
-    /// If there is no complete response within ten seconds.
     pub async fn send_on(&self, raw: &mut RawClient) -> TestResponse {
         self.try_send_on(raw).await.unwrap_or_else(|broken| panic!("{} {}: {broken}", self.method, self.target))
     }

@@ -44,10 +44,6 @@ impl ReplyGate {
     }
 
     /// Waits until `n` requests have reached the gate. Each is in the upstream's log by then.
-    ///
-    /// # Panics
-    ///
-    /// If they do not arrive within ten seconds.
     pub async fn arrived(&self, n: usize) {
         let mut arrived = self.0.arrived.subscribe();
         let enough = timeout(WAIT_TIMEOUT, arrived.wait_for(|count| *count >= n)).await.is_ok();

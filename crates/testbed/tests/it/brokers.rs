@@ -1,6 +1,6 @@
 //! Brokers that are started privately: they come back after a crash, and are gone with their owner.
 
-use std::{net::TcpStream, path::PathBuf};
+use std::net::TcpStream;
 
 use testbed::{NatsServer, RabbitmqServer};
 
@@ -28,7 +28,7 @@ fn rabbitmq_restarts_and_goes_with_its_owner_and_so_does_its_port_mapper() {
     assert!(ports.into_iter().all(listens), "{ports:?}");
     server.restart();
     assert!(ports.into_iter().all(listens), "{ports:?}");
-    let folder: PathBuf = server.folder().into();
+    let folder = server.folder();
     assert!(folder.exists());
     drop(server);
     assert!(!ports.into_iter().any(listens), "{ports:?}");
