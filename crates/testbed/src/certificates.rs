@@ -8,7 +8,6 @@ use std::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tempfile::TempDir;
 
-/// A certificate authority for tests.
 pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: TempDir,
@@ -17,13 +16,9 @@ pub struct CertificateAuthority {
 /// A certificate and its key.
 #[derive(Clone, Debug)]
 pub struct IssuedCertificate {
-    /// The certificate, DER-encoded.
     pub der: Vec<u8>,
-    /// The private key, as PKCS #8.
     pub key_der: Vec<u8>,
-    /// The file of the certificate.
     pub cert: PathBuf,
-    /// The file of the key.
     pub key: PathBuf,
 }
 
@@ -45,7 +40,6 @@ impl CertificateAuthority {
         self.folder.path().join("ca.pem")
     }
 
-    /// Its own certificate, DER-encoded.
     pub fn der(&self) -> Vec<u8> {
         self.issuer.der().to_vec()
     }

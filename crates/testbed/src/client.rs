@@ -43,12 +43,10 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    /// Opens a connection.
     pub async fn connect(addr: SocketAddr) -> RawClient {
         RawClient::try_connect(addr).await.unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"))
     }
 
-    /// Opens a connection, or returns the error.
     pub async fn try_connect(addr: SocketAddr) -> io::Result<RawClient> {
         let stream = timeout(WAIT_TIMEOUT, TcpStream::connect(addr)).await??;
         stream.set_nodelay(true)?;
@@ -64,7 +62,6 @@ impl RawClient {
         }
     }
 
-    /// Sends bytes, or returns the error.
     pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         timeout(WAIT_TIMEOUT, self.writer.write_all(bytes.as_ref())).await?
     }
@@ -91,11 +88,6 @@ impl RawClient {
     /// Like [`read_response`](RawClient::read_response), for a test that expects the response to break off.
     pub async fn try_read_response(&mut self) -> Result<TestResponse, Broken> {
         read_final(&mut self.reader, false).await
-    }
-
-    /// Reads the response to a HEAD request, which has no body whatever its headers say.
-    pub async fn read_head_response(&mut self) -> TestResponse {
-        read_final(&mut self.reader, true).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
     /// Reads the next response, interim (`100 Continue`) or final.
@@ -150,35 +142,27 @@ impl RawClient {
     }
 }
 
-/// A complete response.
 #[derive(Clone)]
 pub struct TestResponse {
-    /// The status code.
     pub status: u16,
-    /// The status line as received.
     pub status_line: String,
-    /// The headers as received.
     pub headers: HeaderList,
     /// The body without its framing.
     pub body: Bytes,
-    /// The trailers of a chunked body.
     pub trailers: HeaderList,
     /// The status codes of the preceding interim responses (1xx).
     pub interim: Vec<u16>,
 }
 
 impl TestResponse {
-    /// The first value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)
     }
 
-    /// The body as text.
     pub fn text(&self) -> String {
         to_text(&self.body)
     }
 
-    /// The body as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
     }
@@ -201,7 +185,6 @@ impl fmt::Debug for TestResponse {
 /// A response that did not arrive, or not completely.
 #[derive(Clone, Debug)]
 pub struct Broken {
-    /// The received part.
     pub received: Bytes,
     /// The kind of error; `TimedOut` if the deadline passed.
     pub kind: io::ErrorKind,

@@ -46,7 +46,6 @@ const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The address of the gateway in every page.
 const DOCUMENTED_GATEWAY_ADDR: &str = "127.0.0.1:8080";
 
-/// One page of documentation.
 #[derive(Clone, Debug)]
 pub struct DocPage {
     path: PathBuf,
@@ -64,7 +63,6 @@ pub async fn run_page(path: impl AsRef<Path>, addr: SocketAddr) {
 }
 
 impl DocPage {
-    /// Reads a page.
     pub fn read(path: impl AsRef<Path>) -> DocPage {
         let path = path.as_ref();
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -83,12 +81,10 @@ impl DocPage {
         }
     }
 
-    /// The first configuration on the page.
     pub fn config(&self) -> Option<&str> {
         self.config.as_deref()
     }
 
-    /// The number of commands.
     pub fn commands(&self) -> usize {
         self.steps.len()
     }
@@ -116,7 +112,6 @@ impl DocPage {
         self
     }
 
-    /// Adds this binary to the commands' `PATH`.
     pub fn binary(self, bin: impl AsRef<Path>) -> Self {
         let folder = bin.as_ref().parent().expect("a binary has a folder").to_owned();
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -124,7 +119,6 @@ impl DocPage {
         self.env("PATH", path.expect("a path without a colon"))
     }
 
-    /// Runs the commands and compares their output.
     pub async fn run(&self) {
         if let Err(report) = self.check().await {
             panic!("{report}");

@@ -47,8 +47,8 @@
 //! ```
 
 use std::{
-    fmt, io,
-    net::{Ipv4Addr, SocketAddr},
+    fmt,
+    net::SocketAddr,
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
@@ -59,11 +59,12 @@ use tokio::{
     runtime::Builder,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     task::{JoinSet, yield_now},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use self::state::{AnswerLoss, ProxyDirection, ProxyRules, ProxyState};
 pub use self::state::{ConnectionTraffic, ProxyCounts};
+use crate::loopback;
 
 mod relay;
 mod state;
@@ -99,8 +100,7 @@ impl FaultProxy {
         let run = move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime for the link");
             runtime.block_on(async {
-                let socket = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a free port");
-                let addr = socket.local_addr().expect("a bound socket has an address");
+                let (addr, socket) = loopback::reserve();
                 let listener = socket.listen(BACKLOG).expect("a bound socket can listen");
                 let _ = started.send(addr);
                 run_proxy(addr, listener, shared, inbox).await;
@@ -111,7 +111,6 @@ impl FaultProxy {
         FaultProxy { addr, state, commands: Some(orders), thread: Some(thread) }
     }
 
-    /// The address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -121,32 +120,26 @@ impl FaultProxy {
         *self.state.server.lock() = server;
     }
 
-    /// Stops all data in both directions. New connections are accepted, and silent.
     pub fn cut(&self) {
         self.send_command(None, |rules| rules.open = [false, false]);
     }
 
-    /// Stops all data in both directions. New connections are refused.
     pub fn cut_and_refuse(&self) {
         self.send_command(Some(false), |rules| rules.open = [false, false]);
     }
 
-    /// Stops data to the server; data to the client still passes.
     pub fn cut_to_server(&self) {
         self.send_command(None, |rules| rules.open[ProxyDirection::ToServer as usize] = false);
     }
 
-    /// Stops data to the client; data to the server still passes.
     pub fn cut_to_client(&self) {
         self.send_command(None, |rules| rules.open[ProxyDirection::ToClient as usize] = false);
     }
 
-    /// Resets all open connections, at both ends.
     pub fn reset(&self) {
         self.send_command(None, |rules| rules.resets += 1);
     }
 
-    /// Refuses new connections; open ones continue.
     pub fn refuse(&self) {
         self.send_command(Some(false), |_| ());
     }
@@ -168,7 +161,6 @@ impl FaultProxy {
         self.lose_next_answers(n, AnswerLoss::Dropped);
     }
 
-    /// Delivers the next `n` requests; resets each connection when its answer comes.
     pub fn break_answers(&self, n: usize) {
         self.lose_next_answers(n, AnswerLoss::Reset);
     }
@@ -178,7 +170,6 @@ impl FaultProxy {
         self.send_command(None, move |_| wire.lose_answers(n, how));
     }
 
-    /// The number of answers that are still to be lost.
     pub fn answers_to_lose(&self) -> usize {
         self.state.answers_to_lose()
     }
@@ -193,7 +184,6 @@ impl FaultProxy {
         });
     }
 
-    /// The traffic so far, of all connections together.
     pub fn counts(&self) -> ProxyCounts {
         self.state.counts()
     }
@@ -288,14 +278,7 @@ async fn set_listening(addr: SocketAddr, door: ProxyListener, open: bool) -> Pro
         }
         (ProxyListener::Open(listener), false) => {
             drop(listener);
-            let until = Instant::now() + COMMAND_TIMEOUT;
-            loop {
-                match bind(addr) {
-                    Ok(socket) => return ProxyListener::Shut(socket),
-                    Err(error) => assert!(Instant::now() < until, "{addr} was taken by another process: {error}"),
-                }
-                sleep(Duration::from_millis(1)).await;
-            }
+            ProxyListener::Shut(loopback::reserve_again(addr).await)
         }
         (door, _) => door,
     }
@@ -309,12 +292,4 @@ async fn wait_until_reset(wire: &ProxyState) {
         }
     };
     timeout(COMMAND_TIMEOUT, gone).await.expect("connections end when they are reset");
-}
-
-fn bind(addr: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
-    // Otherwise the open connections would block the port.
-    socket.set_reuseaddr(true)?;
-    socket.bind(addr)?;
-    Ok(socket)
 }

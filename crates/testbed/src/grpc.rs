@@ -32,16 +32,13 @@ pub fn message(text: &str) -> Bytes {
     frame_message(0, text.as_bytes())
 }
 
-/// The response to a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GrpcTestResponse {
     /// Initial metadata, or the whole response if it is trailers-only.
     pub headers: HeaderMap,
-    /// Whether the headers ended the response.
     pub trailers_only: bool,
     /// The body, including message frames.
     pub body: Bytes,
-    /// Trailing metadata.
     pub trailers: HeaderMap,
 }
 
@@ -51,7 +48,6 @@ impl GrpcTestResponse {
         self.trailers.get(name).or(self.headers.get(name)).and_then(|value| value.to_str().ok())
     }
 
-    /// The gRPC status code.
     pub fn code(&self) -> u32 {
         let status = self.value("grpc-status").and_then(|status| status.parse().ok());
         status.unwrap_or_else(|| panic!("no status: {self:?}"))
@@ -106,15 +102,12 @@ fn decode_base64(text: &str) -> Vec<u8> {
     out
 }
 
-/// A connection.
 #[derive(Clone)]
 pub struct GrpcTestClient(h2::client::SendRequest<Bytes>);
 
 /// A call whose response has not arrived yet.
 pub struct GrpcTestCall {
-    /// The head of the response.
     pub answer: h2::client::ResponseFuture,
-    /// The stream for the rest of the request.
     pub send: h2::SendStream<Bytes>,
 }
 
@@ -127,7 +120,6 @@ impl GrpcTestClient {
         Self(send)
     }
 
-    /// Sends only the headers of a call.
     pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> GrpcTestCall {
         let mut request = Request::post(format!("http://shop{path}"))
             .header("te", "trailers")
@@ -155,14 +147,12 @@ impl GrpcTestClient {
         call
     }
 
-    /// Sends a call and waits for the response.
     pub async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcTestResponse {
         self.start(path, headers, &[body]).await.end().await
     }
 }
 
 impl GrpcTestCall {
-    /// Waits for the response.
     pub async fn end(self) -> GrpcTestResponse {
         let ended = timeout(WAIT_TIMEOUT, self.try_finish()).await;
         ended.unwrap_or_else(|_| panic!("no answer within {WAIT_TIMEOUT:?}")).expect("a whole answer")

@@ -4,7 +4,7 @@
 //! [`RawClient`](crate::client::RawClient), use it, so a test sees exactly what was sent: the order and spelling of
 //! headers, trailers, interim responses, half a body. Nothing here repairs or hides anything.
 
-use std::{fmt, io, time::Duration};
+use std::{fmt, io, ops::Deref, time::Duration};
 
 use tokio::{io::AsyncReadExt as _, net::tcp::OwnedReadHalf};
 
@@ -26,29 +26,12 @@ impl HeaderList {
         self.0.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// Every value of `name`, in order.
     pub fn get_all(&self, name: &str) -> Vec<&str> {
-        self.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
+        self.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str()).collect()
     }
 
-    /// Whether there is a field with this name.
     pub fn contains(&self, name: &str) -> bool {
         self.get(name).is_some()
-    }
-
-    /// Every field, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
-    }
-
-    /// The number of fields.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are no fields.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     pub(crate) fn push(&mut self, name: impl Into<String>, value: impl Into<String>) {
@@ -58,6 +41,14 @@ impl HeaderList {
     /// Whether the list-valued header `name` has the element `token`.
     pub(crate) fn has_token(&self, name: &str, token: &str) -> bool {
         self.get_all(name).iter().flat_map(|value| value.split(',')).any(|it| it.trim().eq_ignore_ascii_case(token))
+    }
+}
+
+impl Deref for HeaderList {
+    type Target = [(String, String)];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
 }
 
@@ -126,7 +117,6 @@ impl MessageReader {
         if self.buffer.is_empty() { self.fill().await } else { Ok(true) }
     }
 
-    /// The bytes received since the start of the current message.
     pub(crate) fn received(&self) -> &[u8] {
         &self.buffer
     }
@@ -149,7 +139,6 @@ impl MessageReader {
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed in the middle of a message"))
     }
 
-    /// Reads a line without its line break.
     pub(crate) async fn read_line(&mut self) -> io::Result<String> {
         let mut searched = self.position;
         loop {
@@ -183,7 +172,6 @@ impl MessageReader {
         }
     }
 
-    /// Reads exactly `length` bytes.
     pub(crate) async fn read_exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
         while self.buffer.len() - self.position < length {
             self.fill_or_fail().await?;
@@ -202,7 +190,6 @@ impl MessageReader {
         Ok(bytes)
     }
 
-    /// Reads a whole body and its trailers.
     pub(crate) async fn body(&mut self, framing: BodyFraming) -> io::Result<(Vec<u8>, HeaderList)> {
         match framing {
             BodyFraming::Length(length) => Ok((self.read_exactly(length).await?, HeaderList::default())),
@@ -231,6 +218,19 @@ impl MessageReader {
             }
         }
     }
+}
+
+/// Writes header or trailer fields.
+pub(crate) fn field_lines(fields: &[(String, String)]) -> String {
+    fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect()
+}
+
+pub(crate) fn chunk(bytes: &[u8]) -> Vec<u8> {
+    [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+}
+
+pub(crate) fn last_chunk(trailers: &[(String, String)]) -> String {
+    format!("0\r\n{}\r\n", field_lines(trailers))
 }
 
 pub(crate) fn malformed(why: impl Into<String>) -> io::Error {

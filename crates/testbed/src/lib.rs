@@ -20,6 +20,7 @@ pub mod docs;
 pub mod fault_proxy;
 pub mod grpc;
 pub mod http1;
+mod loopback;
 mod nats;
 mod postgres;
 pub mod process;

@@ -39,7 +39,6 @@ impl NatsServer {
         self.process.start(&command, || self.is_ready());
     }
 
-    /// Kills it, as a crash would.
     pub fn kill(&self) {
         self.process.kill();
     }

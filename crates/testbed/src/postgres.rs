@@ -30,7 +30,6 @@ const CREATE_ROLES_SQL: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ib
     CREATE ROLE migrator LOGIN CREATEROLE; CREATE ROLE gateway LOGIN IN ROLE ibid_service;
     CREATE ROLE auditor LOGIN IN ROLE ibid_admin; CREATE ROLE alice LOGIN;";
 
-/// A PostgreSQL server.
 #[derive(Debug)]
 pub struct PostgresServer {
     process: ServerProcess,
@@ -111,7 +110,6 @@ impl PostgresServer {
         self.port
     }
 
-    /// The URL of a database for a role.
     pub fn url(&self, role: &str, database: &str) -> String {
         format!("postgres://{role}@127.0.0.1:{}/{database}", self.port)
     }
@@ -173,7 +171,6 @@ impl PostgresServer {
         self.process.signal("-STOP", true);
     }
 
-    /// Ends a pause.
     pub fn resume(&self) {
         self.process.signal("-CONT", true);
     }

@@ -46,7 +46,6 @@ const MAX_SHOWN_LOG_LINES: usize = 60;
 
 const CONFIG_FILE: &str = "ibid.toml";
 
-/// The arguments and the environment of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayLauncher {
     bin: PathBuf,
@@ -64,7 +63,6 @@ impl GatewayLauncher {
         self
     }
 
-    /// Passes `--upstream`.
     pub fn upstream(mut self, url: &str) -> Self {
         self.upstream = Some(url.to_owned());
         self
@@ -76,7 +74,6 @@ impl GatewayLauncher {
         self
     }
 
-    /// Adds an argument.
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self
@@ -115,34 +112,14 @@ impl GatewayLauncher {
     }
 }
 
-/// A signal to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSignal {
-    /// SIGTERM: graceful shutdown.
     Term,
-    /// SIGINT: as by Ctrl-C.
     Int,
-    /// SIGHUP: reload of the configuration.
     Hup,
-    /// SIGKILL: a crash.
     Kill,
-    /// SIGSTOP: a pause that the process cannot notice.
     Stop,
-    /// SIGCONT: the end of the pause.
     Cont,
-}
-
-impl ProcessSignal {
-    fn flag(self) -> &'static str {
-        match self {
-            ProcessSignal::Term => "-TERM",
-            ProcessSignal::Int => "-INT",
-            ProcessSignal::Hup => "-HUP",
-            ProcessSignal::Kill => "-KILL",
-            ProcessSignal::Stop => "-STOP",
-            ProcessSignal::Cont => "-CONT",
-        }
-    }
 }
 
 /// A running gateway. Dropping it kills the process and waits until it has exited.
@@ -157,7 +134,6 @@ pub struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Creates a launcher for this binary.
     pub fn launch(bin: impl AsRef<Path>) -> GatewayLauncher {
         GatewayLauncher {
             bin: bin.as_ref().to_owned(),
@@ -179,7 +155,6 @@ impl GatewayProcess {
         self.addr.expect("the gateway is listening")
     }
 
-    /// The address of its admin API.
     pub fn admin_addr(&self) -> SocketAddr {
         self.admin.expect("the gateway has an admin address")
     }
@@ -189,7 +164,6 @@ impl GatewayProcess {
         self.dir.path()
     }
 
-    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -221,11 +195,11 @@ impl GatewayProcess {
         if self.has_exited() {
             return;
         }
-        let status = Command::new("kill").arg(signal.flag()).arg(self.child.id().to_string()).status();
-        assert!(status.as_ref().is_ok_and(ExitStatus::success), "kill {}: {status:?}", signal.flag());
+        let flag = format!("-{signal:?}").to_uppercase();
+        let status = Command::new("kill").arg(&flag).arg(self.child.id().to_string()).status();
+        assert!(status.as_ref().is_ok_and(ExitStatus::success), "kill {flag}: {status:?}");
     }
 
-    /// Whether the process has exited.
     pub fn has_exited(&mut self) -> bool {
         if self.exit.is_none() {
             self.exit = self.child.try_wait().expect("the process is our child");

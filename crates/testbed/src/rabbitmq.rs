@@ -93,7 +93,6 @@ impl RabbitmqServer {
         self.node.start(&node, || self.is_ready());
     }
 
-    /// Kills it, as a crash would.
     pub fn kill(&self) {
         self.node.kill();
         self.mapper.kill();

@@ -15,9 +15,7 @@ mod sentinels;
 
 #[derive(Debug, Clone, Default)]
 pub struct RedisOptions {
-    /// Additional lines of its configuration.
     pub config: Vec<String>,
-    /// The default user's password.
     pub password: Option<String>,
     /// Accept only TLS, with generated certificates.
     pub tls: bool,
@@ -42,7 +40,6 @@ impl RedisServer {
         Self::start_with(RedisOptions::default())
     }
 
-    /// Starts a server with these lines in its configuration.
     pub fn start_with_config(config: &[&str]) -> Self {
         let config = config.iter().map(|line| (*line).to_owned()).collect();
         Self::start_with(RedisOptions { config, ..RedisOptions::default() })
@@ -114,12 +111,10 @@ impl RedisServer {
         self.process.start(&command, || self.try_cli(&["PING"]).is_some_and(|answer| answer == "PONG"));
     }
 
-    /// Kills it, as a crash would.
     pub fn kill(&self) {
         self.process.kill();
     }
 
-    /// Shuts it down cleanly.
     pub fn stop(&self) {
         self.process.stop("-TERM");
     }
@@ -129,12 +124,10 @@ impl RedisServer {
         self.process.signal("-STOP", false);
     }
 
-    /// Ends a pause.
     pub fn resume(&self) {
         self.process.signal("-CONT", false);
     }
 
-    /// Returns the output of `redis-cli`.
     pub fn cli(&self, args: &[&str]) -> String {
         self.try_cli(args).unwrap_or_else(|| panic!("redis-cli {args:?} failed"))
     }
@@ -156,7 +149,6 @@ impl RedisServer {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
-    /// Returns a value from `INFO`.
     pub fn info(&self, name: &str) -> String {
         // A server that becomes a primary ends the connections of its clients.
         let info = self.try_cli(&["INFO", "everything"]).unwrap_or_else(|| self.cli(&["INFO", "everything"]));
@@ -164,7 +156,6 @@ impl RedisServer {
         found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
     }
 
-    /// Waits until a condition holds.
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         self.process.until(what, is_so);
     }

@@ -99,7 +99,6 @@ impl ServerProcess {
         Self { package, user, folder: ServerFolder::new(user), child: Mutex::default() }
     }
 
-    /// A file in its directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path(name)
     }
@@ -128,7 +127,6 @@ impl ServerProcess {
         self.until("it is ready", is_ready);
     }
 
-    /// Waits until a condition holds.
     pub(crate) fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let began = Instant::now();
         while !is_so() {
@@ -140,7 +138,6 @@ impl ServerProcess {
         }
     }
 
-    /// Kills it, as a crash would.
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();

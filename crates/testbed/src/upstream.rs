@@ -23,12 +23,7 @@
 //! # }
 //! ```
 
-use std::{
-    fmt,
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
@@ -43,7 +38,7 @@ pub use self::{
     reply::{UpstreamFault, UpstreamReply, filler},
     request_log::LoggedRequest,
 };
-use crate::http1::WAIT_TIMEOUT;
+use crate::{http1::WAIT_TIMEOUT, loopback};
 
 mod gate;
 mod h1;
@@ -51,7 +46,6 @@ mod h2c;
 mod reply;
 mod request_log;
 
-/// The upstream. Dropping it closes everything.
 pub struct TestUpstream {
     request_log: Arc<RequestLog>,
     addr: SocketAddr,
@@ -59,7 +53,6 @@ pub struct TestUpstream {
     state: Mutex<UpstreamState>,
 }
 
-/// The protocol of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UpstreamProtocol {
     /// A handwritten HTTP/1.1 server that supports every fault.
@@ -88,11 +81,9 @@ impl TestUpstream {
     }
 
     fn start_with(protocol: UpstreamProtocol) -> TestUpstream {
-        let socket = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a free port");
-        let addr = socket.local_addr().expect("a bound socket has an address");
-        let ledger = Arc::new(RequestLog::default());
-        let upstream =
-            TestUpstream { request_log: ledger, addr, protocol, state: Mutex::new(UpstreamState::Refusing(socket)) };
+        let (addr, socket) = loopback::reserve();
+        let state = Mutex::new(UpstreamState::Refusing(socket));
+        let upstream = TestUpstream { request_log: Arc::default(), addr, protocol, state };
         upstream.start_listening();
         upstream
     }
@@ -104,12 +95,10 @@ impl TestUpstream {
         upstream
     }
 
-    /// The address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its URL without a path.
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
@@ -122,26 +111,26 @@ impl TestUpstream {
 
     /// Sets the answers for the first request at this path, the second, and so on; the last one stays.
     pub fn on_each(&self, path: &str, replies: impl IntoIterator<Item = UpstreamReply>) {
-        self.request_log.set_rule(Some(path), self.check_replies(replies));
+        self.set_rule(Some(path), replies);
     }
 
     /// Sets the answer for every path without its own rule.
     pub fn reply_by_default(&self, reply: impl Into<UpstreamReply>) {
-        self.request_log.set_rule(None, self.check_replies([reply.into()]));
+        self.set_rule(None, [reply.into()]);
     }
 
     /// Removes every rule; the log stays.
     pub fn clear_rules(&self) {
-        self.request_log.clear_rules();
+        self.request_log.state().rules.clear();
     }
 
-    fn check_replies(&self, replies: impl IntoIterator<Item = UpstreamReply>) -> Vec<UpstreamReply> {
-        let replies: Vec<_> = replies.into_iter().collect();
+    fn set_rule(&self, path: Option<&str>, replies: impl IntoIterator<Item = UpstreamReply>) {
+        let replies: VecDeque<_> = replies.into_iter().collect();
         assert!(!replies.is_empty(), "a rule needs a reply");
         if self.protocol == UpstreamProtocol::H2c {
             replies.iter().for_each(h2c::check_supported);
         }
-        replies
+        self.request_log.state().rules.insert(path.map(str::to_owned), replies);
     }
 
     /// Closes every connection, answered or not, and refuses new ones.
@@ -152,7 +141,7 @@ impl TestUpstream {
                 task.abort();
                 let _ = task.await;
                 self.wait_all_closed().await;
-                self.rebind().await
+                loopback::reserve_again(self.addr).await
             }
             UpstreamState::Refusing(socket) => socket,
             UpstreamState::Changing => panic!("two tasks stop or restart one upstream"),
@@ -187,21 +176,8 @@ impl TestUpstream {
         };
         timeout(WAIT_TIMEOUT, closed).await.expect("the upstream's connections end");
     }
-
-    async fn rebind(&self) -> TcpSocket {
-        let bound = async {
-            loop {
-                match bind(self.addr) {
-                    Ok(socket) => return socket,
-                    Err(_) => sleep(Duration::from_millis(20)).await,
-                }
-            }
-        };
-        timeout(WAIT_TIMEOUT, bound).await.unwrap_or_else(|_| panic!("{} was taken by another process", self.addr))
-    }
 }
 
-/// Counts and the log.
 impl TestUpstream {
     /// The number of complete requests with a mutating method that were executed.
     pub fn executions(&self) -> usize {
@@ -218,17 +194,14 @@ impl TestUpstream {
         self.count(|seen| seen.execution.is_some() && seen.key() == Some(key))
     }
 
-    /// The number of requests of any kind.
     pub fn requests(&self) -> usize {
         self.count(|_| true)
     }
 
-    /// All requests, in order of arrival.
     pub fn log(&self) -> Vec<LoggedRequest> {
-        self.request_log.log()
+        self.request_log.state().log.clone()
     }
 
-    /// The last request.
     pub fn last(&self) -> LoggedRequest {
         self.log().pop().expect("a request reached the upstream")
     }
@@ -241,28 +214,26 @@ impl TestUpstream {
         }
     }
 
-    /// The number of connections accepted since the start.
     pub fn connections(&self) -> usize {
-        self.request_log.connections()
+        self.request_log.state().connections
     }
 
-    /// The number of connections open now.
     pub fn connections_open(&self) -> usize {
-        self.request_log.connections_open()
+        self.request_log.state().connections_open
     }
 
     /// How often the client closed the connection while it waited for a delayed answer (HTTP/1.1 only).
     pub fn client_disconnects(&self) -> usize {
-        self.request_log.client_disconnects()
+        self.request_log.state().client_disconnects
     }
 
     /// The number of requests that broke off or were malformed; these are not in the log.
     pub fn broken(&self) -> usize {
-        self.request_log.malformed_requests()
+        self.request_log.state().malformed_requests
     }
 
     fn count(&self, which: impl Fn(&LoggedRequest) -> bool) -> usize {
-        self.request_log.count(which)
+        self.request_log.state().log.iter().filter(|seen| which(seen)).count()
     }
 }
 
@@ -278,14 +249,6 @@ impl Drop for TestUpstream {
             task.abort();
         }
     }
-}
-
-fn bind(addr: SocketAddr) -> std::io::Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
-    // Connections from before a restart linger in the kernel and would block the port.
-    socket.set_reuseaddr(true)?;
-    socket.bind(addr)?;
-    Ok(socket)
 }
 
 /// Serves until aborted. The connections are tasks of the set and end with it.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 
 use super::{Broken, RawClient, TestResponse};
+use crate::http1::{chunk, field_lines, last_chunk};
 
 /// A request that can be sent many times. Adds `Host` and the framing unless [`header`](TestRequest::header) sets them.
 #[derive(Clone, Debug)]
@@ -18,7 +19,6 @@ pub struct TestRequest {
     trailers: Vec<(String, String)>,
 }
 
-/// A request with any method.
 pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<String>) -> TestRequest {
     TestRequest {
         addr,
@@ -31,30 +31,14 @@ pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<St
     }
 }
 
-/// A POST request.
-pub fn post(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
-    request("POST", addr, target)
+macro_rules! request_with_method {
+    ($($name:ident: $method:literal),*) => { $(
+        pub fn $name(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
+            request($method, addr, target)
+        }
+    )* };
 }
-
-/// A GET request.
-pub fn get(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
-    request("GET", addr, target)
-}
-
-/// A PUT request.
-pub fn put(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
-    request("PUT", addr, target)
-}
-
-/// A PATCH request.
-pub fn patch(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
-    request("PATCH", addr, target)
-}
-
-/// A DELETE request.
-pub fn delete(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
-    request("DELETE", addr, target)
-}
+request_with_method!(post: "POST", get: "GET", put: "PUT", patch: "PATCH", delete: "DELETE");
 
 impl TestRequest {
     /// Adds a header; adding a name twice sends two lines.
@@ -63,18 +47,15 @@ impl TestRequest {
         self
     }
 
-    /// Adds `Idempotency-Key`.
     pub fn key(self, key: impl Into<String>) -> Self {
         self.header("Idempotency-Key", key)
     }
 
-    /// Sets the body.
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = Some(body.into());
         self
     }
 
-    /// Sets a JSON body and its type.
     pub fn json(self, body: &str) -> Self {
         self.header("Content-Type", "application/json").body(body.to_owned())
     }
@@ -91,7 +72,6 @@ impl TestRequest {
         self.chunked()
     }
 
-    /// The address that the request goes to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -102,23 +82,15 @@ impl TestRequest {
         if !self.has_header("host") {
             head += &format!("Host: {}\r\n", self.addr);
         }
-        for (name, value) in &self.headers {
-            head += &format!("{name}: {value}\r\n");
-        }
+        head += &field_lines(&self.headers);
         let body = self.body.clone().unwrap_or_default();
         if self.chunked {
             let mut bytes = format!("{head}Transfer-Encoding: chunked\r\n\r\n").into_bytes();
             let (first, second) = body.split_at(body.len() / 2);
-            for chunk in [first, second].into_iter().filter(|chunk| !chunk.is_empty()) {
-                bytes.extend(format!("{:x}\r\n", chunk.len()).as_bytes());
-                bytes.extend(chunk);
-                bytes.extend(b"\r\n");
+            for part in [first, second].into_iter().filter(|part| !part.is_empty()) {
+                bytes.extend(chunk(part));
             }
-            bytes.extend(b"0\r\n");
-            for (name, value) in &self.trailers {
-                bytes.extend(format!("{name}: {value}\r\n").as_bytes());
-            }
-            bytes.extend(b"\r\n");
+            bytes.extend(last_chunk(&self.trailers).as_bytes());
             return bytes;
         }
         let expects_body = matches!(self.method.as_str(), "POST" | "PUT" | "PATCH");
@@ -130,7 +102,6 @@ impl TestRequest {
         bytes
     }
 
-    /// Sends the request on a new connection.
     pub async fn send(&self) -> TestResponse {
         self.send_on(&mut RawClient::connect(self.addr).await).await
     }

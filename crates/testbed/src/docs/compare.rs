@@ -2,7 +2,6 @@
 
 const WILDCARD: &str = "…";
 
-/// The first difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OutputDifference {
     /// The first expected line that does not match.

@@ -15,7 +15,6 @@ impl FencedBlock {
     }
 }
 
-/// A command and its expected output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DocCommand {
     /// Its line in the page, from 1.

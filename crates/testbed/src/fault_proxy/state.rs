@@ -16,7 +16,6 @@ pub(super) enum ProxyDirection {
     ToClient = 1,
 }
 
-/// The current rules for all connections.
 #[derive(Clone, Debug)]
 pub(super) struct ProxyRules {
     /// Whether data passes, by [`ProxyDirection`].
@@ -42,27 +41,20 @@ pub(super) enum AnswerLoss {
     Reset,
 }
 
-/// The traffic of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProxyCounts {
-    /// Connections accepted since the start.
     pub connections: usize,
-    /// Connections open now.
     pub open: usize,
     /// Maximum number of connections that were open at once.
     pub most_open: usize,
-    /// Bytes delivered to the server.
     pub bytes_to_server: u64,
-    /// Bytes delivered to the client.
     pub bytes_to_client: u64,
     /// How often an answer followed a request: changes of direction from "to the server" to "to the client", summed
     /// over all connections. Requests that are sent together, before the first of their answers, are one round trip.
     pub round_trips: u64,
 }
 
-/// The traffic of one connection; see [`ProxyCounts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as in `Counts`")]
 pub struct ConnectionTraffic {
     pub open: bool,
     pub bytes_to_server: u64,
@@ -104,7 +96,6 @@ impl ProxiedConnection {
     }
 }
 
-/// What to do with bytes to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryAction {
     Deliver,
@@ -135,7 +126,6 @@ impl ProxyState {
         self.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
     }
 
-    /// Whether a connection is open that the current rules reset.
     pub(super) fn has_connection_to_reset(&self) -> bool {
         let (book, rules) = (self.ledger.lock(), self.rules.borrow());
         let mut connections = book.connections.iter().map(|connection| connection.lock());

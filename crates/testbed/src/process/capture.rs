@@ -23,7 +23,6 @@ pub(super) struct OutputCapture {
 #[derive(Debug, Default)]
 struct CapturedLines {
     all: Vec<String>,
-    /// The number of lines of earlier runs.
     earlier_lines: usize,
     /// The number of streams that have ended; two at the end.
     ended_streams: usize,
@@ -70,7 +69,6 @@ impl OutputCapture {
         self.lines.lock().all.clone()
     }
 
-    /// Waits until both streams have ended.
     pub(super) async fn wait_for_end(&self) {
         self.wait_for(|lines| (lines.ended_streams == 2).then_some(())).await;
     }

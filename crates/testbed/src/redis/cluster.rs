@@ -9,7 +9,6 @@ const NODE_TIMEOUT_MS: u32 = 3000;
 /// Three primaries, each with a replica. A shard that is down does not stop the others.
 #[derive(Debug)]
 pub struct RedisCluster {
-    /// The initial primaries, by slots.
     pub primaries: Vec<RedisServer>,
     /// The initial replicas, in the order of their primaries.
     pub replicas: Vec<RedisServer>,

@@ -8,11 +8,8 @@ const PRIMARY_NAME: &str = "ibid-primary";
 /// A primary, a replica, and three sentinels that monitor them.
 #[derive(Debug)]
 pub struct RedisSentinels {
-    /// The initial primary.
     pub primary: RedisServer,
-    /// The initial replica.
     pub replica: RedisServer,
-    /// The sentinels.
     pub sentinels: Vec<RedisServer>,
 }
 
@@ -45,7 +42,6 @@ impl RedisSentinels {
         SHARED.get_or_init(Self::start)
     }
 
-    /// `redis+sentinel://…`
     pub fn url(&self) -> String {
         let all: Vec<String> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
         format!("redis+sentinel://{}/{PRIMARY_NAME}", all.join(","))

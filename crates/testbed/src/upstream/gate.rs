@@ -22,7 +22,6 @@ struct ReplyGateState {
 }
 
 impl ReplyGate {
-    /// Creates a closed gate.
     #[expect(clippy::new_without_default, reason = "a gate that appears by default would hang a test")]
     pub fn new() -> ReplyGate {
         ReplyGate(Arc::new(ReplyGateState { permits: Semaphore::new(0), arrived: watch::Sender::new(0) }))

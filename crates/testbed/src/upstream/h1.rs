@@ -18,7 +18,7 @@ use super::{
     reply::{ReplyContent, filler},
     request_log::OpenUpstreamConnection,
 };
-use crate::http1::{BodyFraming, HeaderList, MessageReader, malformed};
+use crate::http1::{self, BodyFraming, HeaderList, MessageReader, malformed};
 
 /// How long an early answer reads the rest of the request before the connection closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -117,7 +117,7 @@ impl UpstreamHttp1Connection {
 
     /// Counts an incomplete request, and answers it if the client is still there.
     async fn reject(&mut self, error: io::Error) -> io::Result<ControlFlow<ConnectionEnd>> {
-        self.open.request_log.count_malformed();
+        self.open.request_log.state().malformed_requests += 1;
         if error.kind() == io::ErrorKind::InvalidData {
             let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n";
             let answer = format!("{head}content-length: {}\r\n\r\n{error}", error.to_string().len());
@@ -154,7 +154,7 @@ impl UpstreamHttp1Connection {
         tokio::select! {
             biased;
             () = &mut due => return,
-            () = self.reader.wait_closed() => self.open.request_log.count_disconnect(),
+            () = self.reader.wait_closed() => self.open.request_log.state().client_disconnects += 1,
         }
         due.await;
     }
@@ -171,54 +171,19 @@ impl UpstreamHttp1Connection {
             _ => bytes.extend(b"transfer-encoding: chunked\r\n"),
         }
         bytes.extend(b"\r\n");
-        if never_a_body || head_only {
-            return self.writer.write_all(&bytes).await;
+        let head_only = head_only || never_a_body;
+        if let (Some(body), false, false) = (&whole, chunked, head_only) {
+            bytes.extend(body);
         }
-        match whole {
-            Some(body) if !chunked => {
-                bytes.extend(&body);
-                return self.writer.write_all(&bytes).await;
-            }
-            Some(body) => {
-                self.writer.write_all(&bytes).await?;
-                self.chunk(&body).await?;
-            }
-            None => {
-                self.writer.write_all(&bytes).await?;
-                self.stream(&reply.content).await?;
-            }
+        self.writer.write_all(&bytes).await?;
+        if head_only || !chunked {
+            return Ok(());
         }
-        self.last_chunk(reply).await
-    }
-
-    async fn stream(&mut self, content: &ReplyContent) -> io::Result<()> {
-        match content {
-            ReplyContent::Chunks(chunks) => {
-                for chunk in chunks {
-                    self.chunk(chunk).await?;
-                }
-            }
-            ReplyContent::Events(count, every) => {
-                for event in 1..=*count {
-                    self.chunk(format!("data: {event}\n\n").as_bytes()).await?;
-                    sleep(*every).await;
-                }
-            }
-            ReplyContent::Numbered | ReplyContent::Whole(_) | ReplyContent::Echo => {}
+        for (piece, pause) in reply.pieces(execution) {
+            self.writer.write_all(&http1::chunk(&piece)).await?;
+            sleep(pause).await;
         }
-        Ok(())
-    }
-
-    async fn chunk(&mut self, chunk: &[u8]) -> io::Result<()> {
-        let mut bytes = format!("{:x}\r\n", chunk.len()).into_bytes();
-        bytes.extend(chunk);
-        bytes.extend(b"\r\n");
-        self.writer.write_all(&bytes).await
-    }
-
-    async fn last_chunk(&mut self, reply: &UpstreamReply) -> io::Result<()> {
-        let trailers: String = reply.trailers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        self.writer.write_all(format!("0\r\n{trailers}\r\n").as_bytes()).await
+        self.writer.write_all(http1::last_chunk(&reply.trailers).as_bytes()).await
     }
 
     async fn echo(&mut self, reply: &UpstreamReply, protocol: &str) -> io::Result<ControlFlow<ConnectionEnd>> {
@@ -252,7 +217,7 @@ impl UpstreamHttp1Connection {
             }
             UpstreamFault::Hang => {
                 self.reader.wait_closed().await;
-                self.open.request_log.count_disconnect();
+                self.open.request_log.state().client_disconnects += 1;
             }
             UpstreamFault::Garbage => self.writer.write_all(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await?,
             UpstreamFault::UnexpectedUpgrade => {
@@ -271,8 +236,7 @@ impl UpstreamHttp1Connection {
 
 fn response_head(status: u16, headers: &[(String, String)]) -> String {
     let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
-    let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    format!("HTTP/1.1 {status} {reason}\r\n{headers}")
+    format!("HTTP/1.1 {status} {reason}\r\n{}", http1::field_lines(headers))
 }
 
 fn is_connection_close(name: &str, value: &str) -> bool {

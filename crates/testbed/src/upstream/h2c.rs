@@ -22,10 +22,8 @@ use super::{
 };
 use crate::http1::HeaderList;
 
-/// A streaming body.
 type ChannelBody = Channel<Bytes, StreamAbort>;
 
-/// Aborts a stream.
 #[derive(Debug)]
 struct StreamAbort;
 
@@ -69,7 +67,7 @@ async fn exchange(
     let body = match body.collect().await {
         Ok(body) => body,
         Err(_) => {
-            open.request_log.count_malformed();
+            open.request_log.state().malformed_requests += 1;
             return Err(StreamAbort);
         }
     };
@@ -111,12 +109,11 @@ async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Respon
     for (name, value) in reply.all_headers() {
         builder = builder.header(name, value);
     }
-    let whole = reply.whole_body(execution);
-    if let (Some(body), true) = (&whole, reply.trailers.is_empty()) {
+    if let (Some(body), true) = (reply.whole_body(execution), reply.trailers.is_empty()) {
         builder = builder.header("content-length", body.len());
     }
     let (sender, body) = Channel::new(1);
-    tokio::spawn(send_body(sender, reply, whole));
+    tokio::spawn(send_body(sender, reply, execution));
     Ok(builder.body(body).expect("the test's headers are valid"))
 }
 
@@ -130,23 +127,11 @@ fn truncated_response(head: http::response::Builder, part: Bytes) -> Response<Ch
 }
 
 /// Sends the body, then the trailers. Ends by itself when the client is gone.
-async fn send_body(mut sender: Sender<Bytes, StreamAbort>, reply: UpstreamReply, whole: Option<Bytes>) {
+async fn send_body(mut sender: Sender<Bytes, StreamAbort>, reply: UpstreamReply, execution: Option<usize>) {
     let done = async {
-        match (whole, &reply.content) {
-            (Some(body), _) if body.is_empty() => {}
-            (Some(body), _) => sender.send_data(body).await?,
-            (None, ReplyContent::Chunks(chunks)) => {
-                for chunk in chunks {
-                    sender.send_data(chunk.clone()).await?;
-                }
-            }
-            (None, ReplyContent::Events(count, every)) => {
-                for event in 1..=*count {
-                    sender.send_data(format!("data: {event}\n\n").into()).await?;
-                    sleep(*every).await;
-                }
-            }
-            (None, _) => {}
+        for (piece, pause) in reply.pieces(execution) {
+            sender.send_data(piece).await?;
+            sleep(pause).await;
         }
         if !reply.trailers.is_empty() {
             sender.send_trailers(trailers(&reply)).await?;

@@ -37,15 +37,11 @@ pub(super) enum ReplyContent {
 /// A fault, which happens after the request is read and logged unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamFault {
-    /// Resets the connection.
     ResetAfterRequest,
-    /// Closes the connection without an answer.
     CloseWithoutReply,
     /// Announces more bytes than it sends, then closes the connection.
     Truncated {
-        /// The announced length.
         content_length: usize,
-        /// The bytes that are sent.
         sent: usize,
     },
     /// Closes the connection after the first chunk of an answer.
@@ -107,7 +103,6 @@ impl UpstreamReply {
         self
     }
 
-    /// Adds `Set-Cookie`.
     pub fn set_cookie(self, cookie: &str) -> Self {
         self.header("set-cookie", cookie)
     }
@@ -117,12 +112,10 @@ impl UpstreamReply {
         (1..=n).fold(self, |reply, i| reply.header(format!("x-filler-{i}"), i.to_string()))
     }
 
-    /// Sets the body.
     pub fn body(self, body: impl Into<Bytes>) -> Self {
         UpstreamReply { content: ReplyContent::Whole(body.into()), ..self }
     }
 
-    /// Sets a JSON body and its type.
     pub fn json(self, body: &str) -> Self {
         self.header("content-type", "application/json").body(body.to_owned())
     }
@@ -156,7 +149,6 @@ impl UpstreamReply {
         UpstreamReply { gate: Some(gate.clone()), ..self }
     }
 
-    /// Returns once the answer is due.
     pub(super) async fn wait_until_due(&self) {
         if let Some(gate) = &self.gate {
             gate.wait_open().await;
@@ -176,6 +168,20 @@ impl UpstreamReply {
             headers.push(("content-type".to_owned(), "application/json".to_owned()));
         }
         headers
+    }
+
+    /// The body in pieces, each with the pause after it.
+    pub(super) fn pieces(&self, execution: Option<usize>) -> Vec<(Bytes, Duration)> {
+        match &self.content {
+            ReplyContent::Chunks(chunks) => chunks.iter().map(|chunk| (chunk.clone(), Duration::ZERO)).collect(),
+            ReplyContent::Events(count, every) => {
+                (1..=*count).map(|event| (format!("data: {event}\n\n").into(), *every)).collect()
+            }
+            _ => {
+                let whole = self.whole_body(execution).filter(|body| !body.is_empty());
+                whole.map(|body| (body, Duration::ZERO)).into_iter().collect()
+            }
+        }
     }
 
     /// The body, if it is known as a whole.

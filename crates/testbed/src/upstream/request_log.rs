@@ -3,50 +3,40 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::Arc,
     time::Instant,
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::UpstreamReply;
 use crate::http1::{HeaderList, to_text};
 
-/// One logged request.
 #[derive(Clone)]
 pub struct LoggedRequest {
     /// When it had arrived completely.
     pub at: Instant,
     /// The connection that carried it, counted from 1.
     pub connection: usize,
-    /// The HTTP version.
     pub version: http::Version,
-    /// The method.
     pub method: String,
     /// The path and query, as sent.
     pub target: String,
-    /// The headers, as sent.
     pub headers: HeaderList,
     /// The body without the framing.
     pub body: Bytes,
-    /// The trailers.
     pub trailers: HeaderList,
     /// The number of the execution, from 1; `None` for a request without effect.
     pub execution: Option<usize>,
 }
 
 impl LoggedRequest {
-    /// The path without the query.
     pub fn path(&self) -> &str {
         path_of(&self.target)
     }
 
-    /// The first value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)
     }
@@ -57,17 +47,14 @@ impl LoggedRequest {
         Some(sent.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(sent))
     }
 
-    /// `Ibid-Attempt`, if it is a number.
     pub fn attempt(&self) -> Option<u64> {
         self.header("ibid-attempt")?.parse().ok()
     }
 
-    /// `Ibid-Fence`, if it is a number.
     pub fn fence(&self) -> Option<u64> {
         self.header("ibid-fence")?.parse().ok()
     }
 
-    /// The body as text.
     pub fn text(&self) -> String {
         to_text(&self.body)
     }
@@ -93,27 +80,23 @@ pub(super) struct RequestLog {
     state: Mutex<RequestLogState>,
     /// The length of the log, for waiting.
     arrived: watch::Sender<usize>,
-    connections: AtomicUsize,
-    open: AtomicUsize,
-    client_disconnects: AtomicUsize,
-    malformed_requests: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct RequestLogState {
-    log: Vec<LoggedRequest>,
+pub(super) struct RequestLogState {
+    pub(super) log: Vec<LoggedRequest>,
     executions: usize,
+    pub(super) connections: usize,
+    pub(super) connections_open: usize,
+    pub(super) client_disconnects: usize,
+    pub(super) malformed_requests: usize,
     /// Replies by path; `None` is every other path. The last reply of a rule is never removed.
-    rules: HashMap<Option<String>, VecDeque<UpstreamReply>>,
+    pub(super) rules: HashMap<Option<String>, VecDeque<UpstreamReply>>,
 }
 
 impl RequestLog {
-    pub(super) fn set_rule(&self, path: Option<&str>, replies: Vec<UpstreamReply>) {
-        self.state.lock().rules.insert(path.map(str::to_owned), replies.into());
-    }
-
-    pub(super) fn clear_rules(&self) {
-        self.state.lock().rules.clear();
+    pub(super) fn state(&self) -> MutexGuard<'_, RequestLogState> {
+        self.state.lock()
     }
 
     /// Returns the reply to the next request with this method and target. A rule with the method takes precedence.
@@ -147,42 +130,11 @@ impl RequestLog {
         let _ = self.arrived.subscribe().wait_for(|count| *count >= n).await;
     }
 
-    pub(super) fn log(&self) -> Vec<LoggedRequest> {
-        self.state.lock().log.clone()
-    }
-
-    pub(super) fn count(&self, which: impl Fn(&LoggedRequest) -> bool) -> usize {
-        self.state.lock().log.iter().filter(|seen| which(seen)).count()
-    }
-
-    pub(super) fn connections(&self) -> usize {
-        self.connections.load(SeqCst)
-    }
-
-    pub(super) fn connections_open(&self) -> usize {
-        self.open.load(SeqCst)
-    }
-
-    pub(super) fn client_disconnects(&self) -> usize {
-        self.client_disconnects.load(SeqCst)
-    }
-
-    pub(super) fn malformed_requests(&self) -> usize {
-        self.malformed_requests.load(SeqCst)
-    }
-
-    pub(super) fn count_disconnect(&self) {
-        self.client_disconnects.fetch_add(1, SeqCst);
-    }
-
-    pub(super) fn count_malformed(&self) {
-        self.malformed_requests.fetch_add(1, SeqCst);
-    }
-
     pub(super) fn open(ledger: &Arc<RequestLog>) -> OpenUpstreamConnection {
-        let number = ledger.connections.fetch_add(1, SeqCst) + 1;
-        ledger.open.fetch_add(1, SeqCst);
-        OpenUpstreamConnection { request_log: Arc::clone(ledger), number }
+        let mut state = ledger.state();
+        state.connections += 1;
+        state.connections_open += 1;
+        OpenUpstreamConnection { request_log: Arc::clone(ledger), number: state.connections }
     }
 }
 
@@ -195,7 +147,7 @@ pub(super) struct OpenUpstreamConnection {
 
 impl Drop for OpenUpstreamConnection {
     fn drop(&mut self) {
-        self.request_log.open.fetch_sub(1, SeqCst);
+        self.request_log.state().connections_open -= 1;
     }
 }
 

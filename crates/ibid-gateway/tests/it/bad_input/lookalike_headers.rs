@@ -129,7 +129,7 @@ async fn what_only_we_may_say_is_stripped() {
     };
     let own = |world: &TestGateway| {
         let seen = world.upstream.last();
-        let own = |(name, value): (&str, &str)| (name.to_ascii_lowercase(), value.to_owned());
+        let own = |(name, value): &(String, String)| (name.to_ascii_lowercase(), value.to_owned());
         seen.headers.iter().map(own).filter(|(name, _)| name.starts_with("ibid")).collect::<Vec<_>>()
     };
     assert_eq!(lie(world.valid_request("told-by-a-client")).send().await.status, 201);
