@@ -13,7 +13,7 @@ use ibid_postgres_tx::{TxError, TxOutcome};
 use testbed::{FaultProxy, PostgresServer};
 use tokio::task::JoinHandle;
 
-use crate::kit::{
+use crate::support::{
     TestDriver, TestError, TxDatabase, call, database, paid_response, patient_policy, run, wait_until,
     with_both_drivers,
 };

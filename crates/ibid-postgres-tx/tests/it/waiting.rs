@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use testbed::PgBouncer;
 use tokio::{sync::Notify, time::timeout};
 
-use crate::kit::{
+use crate::support::{
     TestDriver, TestError, TokioPostgresDriver, TxDatabase, call, paid_response, patient_policy, run, with_both_drivers,
 };
 

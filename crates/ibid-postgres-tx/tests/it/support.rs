@@ -99,11 +99,11 @@ macro_rules! with_both_drivers {
     ($($case:ident)*) => {
         mod sqlx_ {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() { super::$case::<crate::kit::SqlxDriver>().await })*
+            async fn $case() { super::$case::<crate::support::SqlxDriver>().await })*
         }
         mod tokio_postgres_ {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() { super::$case::<crate::kit::TokioPostgresDriver>().await })*
+            async fn $case() { super::$case::<crate::support::TokioPostgresDriver>().await })*
         }
     };
 }
