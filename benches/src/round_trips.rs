@@ -10,7 +10,7 @@ use ibid::{
     store::{ClaimOutcome, Lease, SettleOutcome, Store},
 };
 use ibid_stores::{StoreConfig, StoreOptions};
-use ibid_testkit::servers::link::FaultProxy;
+use testbed::FaultProxy;
 use tokio::time::{Instant, sleep};
 
 use crate::{

@@ -24,107 +24,83 @@ use crate::contract::cases;
 mod counters;
 mod store;
 
-/// The bug of a [`FaultyStore`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
-    /// Grants every claim.
-    GrantsEveryone,
-    /// Reads, then claims: grants every claim that read nothing.
-    ChecksThenActs,
-    /// Reports the holder's own token as in progress.
-    ForgetsTokens,
-    /// Grants a claim with an expired lease to anyone.
-    LapsedIsFree,
-    /// Grants a takeover that names another fence.
-    TakeoverIgnoresFence,
-    /// Grants a takeover of a parked claim before `retry_in`.
-    TakeoverIgnoresRetryIn,
-    /// Grants a takeover to several claims.
-    TakeoverRaces,
-    /// Applies a settlement of a stale holder.
-    SettleIgnoresHolder,
-    /// Extends the lease for anyone.
-    ExtendIgnoresHolder,
-    /// Never restores an absent entry.
-    NeverRestores,
-    /// Forgets the token at a release, so that it can claim again.
-    ReleaseLeavesNothing,
-    /// Frees the entry when a takeover is released.
-    ReleasedTakeoverIsFree,
-    /// Lets an unseen release free another holder's entry.
-    UnseenReleaseIgnoresToken,
-    /// Frees a parked entry.
-    ParkIsRelease,
-    /// Never ends a wait before its limit.
-    WaitSleeps,
-    /// Ends a wait at once.
-    WaitReturns,
-    /// Counts a record's ttl from the claim.
-    TtlCountsFromClaim,
-    /// Restarts fences with each life of an entry.
-    FencesRestart,
-    /// Lets a second completion overwrite the first.
-    CompleteOverwrites,
-    /// Truncates a record to one mebibyte.
-    TruncatesRecords,
-    /// Returns the first page for every cursor.
-    ListIgnoresCursor,
-    /// Ignores the page size.
-    ListIgnoresAtMost,
-    /// Forgets an entry whatever its fence.
-    ForgetIgnoresSeen,
-    /// Resolves an entry that is in progress.
-    ResolveKillsLive,
-    /// Drops old entries to make room for new ones.
-    EvictsLive,
-    /// Sweeps completed entries, expired or not.
-    SweepsFinished,
-    /// Reads, then counts: loses concurrent reservations.
-    CountsRace,
-    /// Counts all tenants together.
-    CountsAllTenantsTogether,
-    /// Restarts the window with every reservation.
-    WindowsSlide,
-    /// Never ends a window.
-    WindowsNeverEnd,
-    /// Overflows at the end of a long window.
-    WindowsOverflow,
-}
+/// Defines the bugs, each with a case that must catch it.
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $bug:ident: $case:literal,)*) => {
+        /// The bug of a [`FaultyStore`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)*
+        }
 
-/// All bugs, each with a case that must catch it.
-pub const BUGS: [(Bug, &str); 31] = [
-    (Bug::GrantsEveryone, "another_token_finds_the_holder_busy"),
-    (Bug::ChecksThenActs, "of_64_concurrent_claims_exactly_one_is_granted"),
-    (Bug::ForgetsTokens, "the_same_token_gets_the_same_lease"),
-    (Bug::LapsedIsFree, "a_lapsed_claim_is_unknown_and_never_free"),
-    (Bug::TakeoverIgnoresFence, "a_takeover_that_names_another_holder_is_refused"),
-    (Bug::TakeoverIgnoresRetryIn, "a_parked_claim_is_not_taken_over_before_retry_in"),
-    (Bug::TakeoverRaces, "of_concurrent_takeovers_exactly_one_is_granted"),
-    (Bug::SettleIgnoresHolder, "a_stale_settle_is_lost_and_writes_nothing"),
-    (Bug::ExtendIgnoresHolder, "extend_after_a_takeover_is_lost"),
-    (Bug::NeverRestores, "complete_puts_an_absent_entry_back"),
-    (Bug::ReleaseLeavesNothing, "a_released_token_is_spent"),
-    (Bug::ReleasedTakeoverIsFree, "a_released_takeover_is_unknown_again"),
-    (Bug::UnseenReleaseIgnoresToken, "an_unseen_release_with_a_foreign_token_changes_nothing"),
-    (Bug::ParkIsRelease, "a_parked_claim_is_unknown"),
-    (Bug::WaitSleeps, "wait_returns_soon_after_the_holder_settles"),
-    (Bug::WaitReturns, "wait_returns_after_its_limit"),
-    (Bug::TtlCountsFromClaim, "keep_counts_from_completion"),
-    (Bug::FencesRestart, "a_finished_entry_answers_for_keep_and_is_gone_afterwards"),
-    (Bug::CompleteOverwrites, "complete_is_repeatable_and_the_first_record_stays"),
-    (Bug::TruncatesRecords, "a_large_record_comes_back_whole"),
-    (Bug::ListIgnoresCursor, "paging_shows_every_entry_once"),
-    (Bug::ListIgnoresAtMost, "paging_shows_every_entry_once"),
-    (Bug::ForgetIgnoresSeen, "forget_with_a_wrong_fence_is_lost"),
-    (Bug::ResolveKillsLive, "resolve_is_refused_unless_it_is_unknown_and_seen"),
-    (Bug::EvictsLive, "live_entries_are_not_evicted_by_new_ones"),
-    (Bug::SweepsFinished, "sweep_removes_only_what_has_expired"),
-    (Bug::CountsRace, "what_is_reserved_adds_up"),
-    (Bug::CountsAllTenantsTogether, "what_is_reserved_adds_up"),
-    (Bug::WindowsSlide, "a_window_ends_by_itself"),
-    (Bug::WindowsNeverEnd, "a_window_ends_by_itself"),
-    (Bug::WindowsOverflow, "endless_windows_do_not_overflow"),
-];
+        /// All bugs, each with a case that must catch it.
+        pub const BUGS: &[(Bug, &str)] = &[$((Bug::$bug, $case)),*];
+    };
+}
+bugs! {
+    /// Grants every claim.
+    GrantsEveryone: "another_token_finds_the_holder_busy",
+    /// Reads, then claims: grants every claim that read nothing.
+    ChecksThenActs: "of_64_concurrent_claims_exactly_one_is_granted",
+    /// Reports the holder's own token as in progress.
+    ForgetsTokens: "the_same_token_gets_the_same_lease",
+    /// Grants a claim with an expired lease to anyone.
+    LapsedIsFree: "a_lapsed_claim_is_unknown_and_never_free",
+    /// Grants a takeover that names another fence.
+    TakeoverIgnoresFence: "a_takeover_that_names_another_holder_is_refused",
+    /// Grants a takeover of a parked claim before `retry_in`.
+    TakeoverIgnoresRetryIn: "a_parked_claim_is_not_taken_over_before_retry_in",
+    /// Grants a takeover to several claims.
+    TakeoverRaces: "of_concurrent_takeovers_exactly_one_is_granted",
+    /// Applies a settlement of a stale holder.
+    SettleIgnoresHolder: "a_stale_settle_is_lost_and_writes_nothing",
+    /// Extends the lease for anyone.
+    ExtendIgnoresHolder: "extend_after_a_takeover_is_lost",
+    /// Never restores an absent entry.
+    NeverRestores: "complete_puts_an_absent_entry_back",
+    /// Forgets the token at a release, so that it can claim again.
+    ReleaseLeavesNothing: "a_released_token_is_spent",
+    /// Frees the entry when a takeover is released.
+    ReleasedTakeoverIsFree: "a_released_takeover_is_unknown_again",
+    /// Lets an unseen release free another holder's entry.
+    UnseenReleaseIgnoresToken: "an_unseen_release_with_a_foreign_token_changes_nothing",
+    /// Frees a parked entry.
+    ParkIsRelease: "a_parked_claim_is_unknown",
+    /// Never ends a wait before its limit.
+    WaitSleeps: "wait_returns_soon_after_the_holder_settles",
+    /// Ends a wait at once.
+    WaitReturns: "wait_returns_after_its_limit",
+    /// Counts a record's ttl from the claim.
+    TtlCountsFromClaim: "keep_counts_from_completion",
+    /// Restarts fences with each life of an entry.
+    FencesRestart: "a_finished_entry_answers_for_keep_and_is_gone_afterwards",
+    /// Lets a second completion overwrite the first.
+    CompleteOverwrites: "complete_is_repeatable_and_the_first_record_stays",
+    /// Truncates a record to one mebibyte.
+    TruncatesRecords: "a_large_record_comes_back_whole",
+    /// Returns the first page for every cursor.
+    ListIgnoresCursor: "paging_shows_every_entry_once",
+    /// Ignores the page size.
+    ListIgnoresAtMost: "paging_shows_every_entry_once",
+    /// Forgets an entry whatever its fence.
+    ForgetIgnoresSeen: "forget_with_a_wrong_fence_is_lost",
+    /// Resolves an entry that is in progress.
+    ResolveKillsLive: "resolve_is_refused_unless_it_is_unknown_and_seen",
+    /// Drops old entries to make room for new ones.
+    EvictsLive: "live_entries_are_not_evicted_by_new_ones",
+    /// Sweeps completed entries, expired or not.
+    SweepsFinished: "sweep_removes_only_what_has_expired",
+    /// Reads, then counts: loses concurrent reservations.
+    CountsRace: "what_is_reserved_adds_up",
+    /// Counts all tenants together.
+    CountsAllTenantsTogether: "what_is_reserved_adds_up",
+    /// Restarts the window with every reservation.
+    WindowsSlide: "a_window_ends_by_itself",
+    /// Never ends a window.
+    WindowsNeverEnd: "a_window_ends_by_itself",
+    /// Overflows at the end of a long window.
+    WindowsOverflow: "endless_windows_do_not_overflow",
+}
 
 /// Runs all cases concurrently on one store. Returns the names of those that failed or took longer than `limit`.
 pub async fn failing_cases(store: Arc<dyn Store>, limit: Duration) -> Vec<&'static str> {

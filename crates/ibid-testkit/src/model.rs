@@ -1,121 +1,73 @@
 //! A sequential reference implementation of the store contract: one map and explicit time.
 //!
-//! Invariant: it returns exactly what a store with a perfect clock returns, durations included. Addresses, tokens and
-//! fences are small numbers here; [`crate::property`] maps them to real ones. Fences count from 1 per
-//! address; 0 is [`Fence::UNSEEN`](ibid::store::Fence::UNSEEN).
+//! Invariant: it returns exactly what a store with a perfect clock returns, durations included. Only fences are not its
+//! own choice: the caller passes the fence that a grant gets, so that it can be the one of the store under test.
 //!
 //! ```
-//! use ibid_testkit::model::{ReferenceClaimOutcome, ReferenceRequest, ReferenceStore};
+//! use std::{sync::Arc, time::Duration};
+//! use bytes::Bytes;
+//! use ibid::store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Fingerprint, Tags};
+//! use ibid_testkit::model::ReferenceStore;
 //!
 //! let mut store = ReferenceStore::default();
-//! let request = ReferenceRequest { at: 0, token: 1, hold: 1_000, keep: 5_000, over: None };
-//! assert_eq!(store.claim(request), ReferenceClaimOutcome::Granted { fence: 1, attempt: 1 });
-//! store.advance(1_000);
-//! let other = ReferenceRequest { token: 2, ..request };
-//! assert!(matches!(store.claim(other), ReferenceClaimOutcome::Unknown(_)));
-//! let takeover = ReferenceRequest { over: Some(1), ..other };
-//! assert_eq!(store.claim(takeover), ReferenceClaimOutcome::Granted { fence: 2, attempt: 2 });
+//! let request = ClaimRequest {
+//!     address: Address([0; 32]),
+//!     token: ClaimToken::mint(),
+//!     fingerprint: Fingerprint::NONE,
+//!     tags: Tags::default(),
+//!     label: Bytes::new(),
+//!     lease: Duration::from_secs(1),
+//!     ttl: Duration::from_secs(5),
+//!     take_over: None,
+//! };
+//! assert!(matches!(store.claim(&Arc::new(request.clone()), Fence(1)), ClaimOutcome::Granted(_)));
+//! store.advance(Duration::from_secs(1));
+//! let other = ClaimRequest { token: ClaimToken::mint(), ..request };
+//! assert!(matches!(store.claim(&Arc::new(other.clone()), Fence(2)), ClaimOutcome::OutcomeUnknown(_)));
+//! let takeover = ClaimRequest { take_over: Some(Fence(1)), ..other };
+//! let ClaimOutcome::Granted(lease) = store.claim(&Arc::new(takeover), Fence(2)) else { panic!() };
+//! assert_eq!((lease.fence, lease.attempt), (Fence(2), 2));
 //! ```
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use ibid::store::SPENT_TOKEN_TTL;
+use bytes::Bytes;
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, Fence, Holder, Lease, SPENT_TOKEN_TTL,
+    SettleOutcome, Settlement,
+};
 
-/// Microseconds, for points in time and for durations.
-pub type ReferenceMicros = u64;
-
-/// See [`ClaimRequest`](ibid::store::ClaimRequest).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after what it stands for")]
-pub struct ReferenceRequest {
-    pub at: usize,
-    pub token: u32,
-    pub hold: ReferenceMicros,
-    pub keep: ReferenceMicros,
-    pub over: Option<u64>,
-}
-
-/// See [`Lease`](ibid::store::Lease).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after what it stands for")]
-pub struct ReferenceLease {
-    pub request: ReferenceRequest,
-    pub fence: u64,
-    pub attempt: u32,
-}
-
-/// See [`ClaimOutcome`](ibid::store::ClaimOutcome).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after what it stands for")]
-pub enum ReferenceClaimOutcome {
-    Granted { fence: u64, attempt: u32 },
-    Busy(ReferenceHolder),
-    Unknown(ReferenceHolder),
-    Done { fence: u64, attempt: u32, record: u8, expires_in: ReferenceMicros },
-    Spent,
-}
-
-/// See [`Holder`](ibid::store::Holder).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after what it stands for")]
-pub struct ReferenceHolder {
-    pub fence: u64,
-    pub attempt: u32,
-    pub age: ReferenceMicros,
-    pub takeover_in: ReferenceMicros,
-}
-
-/// See [`Settlement`](ibid::store::Settlement). A record is one byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after what it stands for")]
-pub enum ReferenceSettlement {
-    Complete { record: u8, keep: ReferenceMicros },
-    Release,
-    Park { keep: ReferenceMicros, retry_in: ReferenceMicros },
-}
-
-/// See [`SettleOutcome`](ibid::store::SettleOutcome).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after what it stands for")]
-pub enum ReferenceSettleOutcome {
-    Held,
-    Restored,
-    ClaimLost(ReferenceClaimOutcome),
-}
-
-/// The reference store.
+/// The reference store. Points in time are durations since its creation.
 #[derive(Debug, Default)]
 pub struct ReferenceStore {
-    now: ReferenceMicros,
-    entries: HashMap<usize, ReferenceEntry>,
-    /// The highest fence ever granted per address. It outlives the entries.
-    fences: HashMap<usize, u64>,
+    now: Duration,
+    entries: HashMap<Address, ReferenceEntry>,
+    /// All fences ever granted per address, in order. They outlive the entries.
+    fences: HashMap<Address, Vec<Fence>>,
     /// Every token that was released or forgotten, and until when a store must remember that.
-    spent_tokens: HashMap<u32, ReferenceMicros>,
+    spent_tokens: HashMap<ClaimToken, Duration>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct ReferenceEntry {
-    request: ReferenceRequest,
-    fence: u64,
-    attempt: u32,
+    lease: Lease,
     took_over: bool,
-    claimed_at: ReferenceMicros,
-    expires_at: ReferenceMicros,
-    phase: ReferenceState,
+    claimed_at: Duration,
+    expires_at: Duration,
+    state: ReferenceState,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum ReferenceState {
-    Running { lease_until: ReferenceMicros, takeover_from: ReferenceMicros },
-    OutcomeUnknown { takeover_from: ReferenceMicros, released: bool },
-    Completed { record: u8, resolved: bool },
+    Running { lease_until: Duration, takeover_from: Duration },
+    OutcomeUnknown { takeover_from: Duration, released: bool },
+    Completed { record: Bytes, failed: bool, resolved: bool },
     Free,
 }
 
 impl ReferenceStore {
     /// Advances the time.
-    pub fn advance(&mut self, by: ReferenceMicros) {
+    pub fn advance(&mut self, by: Duration) {
         self.now += by;
         self.entries.retain(|_, entry| self.now < entry.expires_at);
     }
@@ -125,272 +77,273 @@ impl ReferenceStore {
     pub fn restart(&mut self) {
         let now = self.now;
         for entry in self.entries.values_mut() {
-            if let ReferenceState::Running { lease_until: until, takeover_from: takeover } = &mut entry.phase {
-                *takeover = (now + entry.request.hold).max(*takeover);
-                *until = now.min(*until);
+            if let ReferenceState::Running { lease_until, takeover_from } = &mut entry.state {
+                *takeover_from = (now + entry.lease.request.lease).max(*takeover_from);
+                *lease_until = now.min(*lease_until);
             }
         }
     }
 
-    /// See [`Store::claim`](ibid::store::Store::claim).
-    pub fn claim(&mut self, wish: ReferenceRequest) -> ReferenceClaimOutcome {
-        if self.spent_tokens.get(&wish.token).is_some_and(|until| self.now < *until) {
-            return ReferenceClaimOutcome::Spent;
+    /// See [`Store::claim`](ibid::store::Store::claim). A new grant gets this fence.
+    pub fn claim(&mut self, request: &Arc<ClaimRequest>, fence: Fence) -> ClaimOutcome {
+        if self.is_spent(&request.token) {
+            return ClaimOutcome::TokenSpent;
         }
-        let before = self.entries.get(&wish.at).copied();
-        if let Some(entry) = before {
+        let before = self.entries.get(&request.address).cloned();
+        if let Some(entry) = &before {
             let found = entry.view(self.now);
-            let same = entry.request.token == wish.token;
-            match (entry.phase, found) {
-                (ReferenceState::Running { .. }, _) if same => {
-                    return ReferenceClaimOutcome::Granted { fence: entry.fence, attempt: entry.attempt };
-                }
-                (ReferenceState::OutcomeUnknown { released: true, .. }, _) if same => {
-                    return ReferenceClaimOutcome::Spent;
-                }
+            let same = entry.lease.request.token == request.token;
+            match (&entry.state, &found) {
+                (ReferenceState::Running { .. }, _) if same => return ClaimOutcome::Granted(entry.lease.clone()),
+                (ReferenceState::OutcomeUnknown { released: true, .. }, _) if same => return ClaimOutcome::TokenSpent,
                 (ReferenceState::Free, _) => {}
-                (_, ReferenceClaimOutcome::Unknown(who)) if who.takeover_in == 0 && wish.over == Some(who.fence) => {}
+                (_, ClaimOutcome::OutcomeUnknown(holder))
+                    if holder.takeover_in.is_zero() && request.take_over == Some(holder.fence) => {}
                 _ => return found,
             }
         }
-        let fence = self.fences.entry(wish.at).or_default();
-        *fence += 1;
-        let entry = ReferenceEntry {
-            request: wish,
-            fence: *fence,
-            attempt: before.map_or(1, |before| before.attempt + 1),
-            took_over: before.is_some_and(|before| !matches!(before.phase, ReferenceState::Free)),
+        self.fences.entry(request.address).or_default().push(fence);
+        let attempt = before.as_ref().map_or(1, |before| before.lease.attempt + 1);
+        let lease = Lease { request: request.clone(), fence, attempt, front_only: false };
+        self.insert(ReferenceEntry {
+            lease: lease.clone(),
+            took_over: before.is_some_and(|before| !before.is_free()),
             claimed_at: self.now,
-            expires_at: self.now + wish.hold + wish.keep,
-            phase: ReferenceState::running(self.now + wish.hold),
-        };
-        self.insert(entry);
-        ReferenceClaimOutcome::Granted { fence: entry.fence, attempt: entry.attempt }
+            expires_at: self.now + request.lease + request.ttl,
+            state: ReferenceState::running(self.now + request.lease),
+        });
+        ClaimOutcome::Granted(lease)
     }
 
     /// See [`Store::extend`](ibid::store::Store::extend).
-    pub fn extend(&mut self, grip: ReferenceLease, hold: ReferenceMicros) -> ReferenceSettleOutcome {
-        let phase = ReferenceState::running(self.now + hold);
-        let least = self.now + hold + grip.request.keep;
-        match self
-            .entries
-            .get_mut(&grip.request.at)
-            .filter(|entry| !entry.yields_to(grip, &self.spent_tokens, self.now))
-        {
-            None => self.restore(grip, phase, least),
-            Some(entry) if entry.is_held_by(grip) && matches!(entry.phase, ReferenceState::Running { .. }) => {
-                entry.phase = phase;
+    pub fn extend(&mut self, lease: &Lease, by: Duration) -> SettleOutcome {
+        let state = ReferenceState::running(self.now + by);
+        let least = self.now + by + lease.request.ttl;
+        let now = self.now;
+        match self.entry_for(lease) {
+            None => self.restore(lease, state, least),
+            Some(entry) if entry.is_held_by(lease) && matches!(entry.state, ReferenceState::Running { .. }) => {
+                entry.state = state;
                 entry.expires_at = entry.expires_at.max(least);
-                ReferenceSettleOutcome::Held
+                SettleOutcome::Applied
             }
-            Some(entry) => ReferenceSettleOutcome::ClaimLost(entry.view(self.now)),
+            Some(entry) => entry.lost(now),
         }
     }
 
     /// See [`Store::settle`](ibid::store::Store::settle).
-    pub fn settle(&mut self, grip: ReferenceLease, end: ReferenceSettlement) -> ReferenceSettleOutcome {
-        let now = self.now;
-        let spent_until = now + grip.request.hold.max(SPENT_TOKEN_TTL.as_micros() as ReferenceMicros);
+    pub fn settle(&mut self, lease: &Lease, end: &Settlement) -> SettleOutcome {
+        let (now, token) = (self.now, lease.request.token);
+        let spent_until = now + lease.request.lease.max(SPENT_TOKEN_TTL);
+        let spent = self.is_spent(&token);
         let released = ReferenceState::OutcomeUnknown { takeover_from: now, released: true };
-        let there =
-            self.entries.get_mut(&grip.request.at).filter(|entry| !entry.yields_to(grip, &self.spent_tokens, now));
-        let Some(entry) = there else {
-            if end == ReferenceSettlement::Release {
-                let until = self.spent_tokens.entry(grip.request.token).or_default();
-                *until = spent_until.max(*until);
+        let is_release = *end == Settlement::Release;
+        let Some(entry) = self.entry_for(lease) else {
+            if !is_release {
+                return self.restore(lease, ReferenceState::of(end, now), now + end.ttl());
             }
-            return match end {
-                ReferenceSettlement::Release if grip.fence == 0 => {
-                    self.restore(grip, ReferenceState::Free, spent_until);
-                    ReferenceSettleOutcome::Held
-                }
-                ReferenceSettlement::Release if grip.request.over.is_some() => {
-                    self.restore(grip, released, spent_until.max(now + grip.request.keep))
-                }
-                ReferenceSettlement::Release => self.restore(grip, ReferenceState::Free, spent_until),
-                ReferenceSettlement::Complete { keep, .. } | ReferenceSettlement::Park { keep, .. } => {
-                    self.restore(grip, ReferenceState::of(end, now), now + keep)
-                }
-            };
+            let until = self.spent_tokens.entry(token).or_default();
+            *until = spent_until.max(*until);
+            if lease.fence != Fence::UNSEEN && lease.request.take_over.is_some() {
+                return self.restore(lease, released, spent_until.max(now + lease.request.ttl));
+            }
+            let restored = self.restore(lease, ReferenceState::Free, spent_until);
+            return if lease.fence == Fence::UNSEEN { SettleOutcome::Applied } else { restored };
         };
-        if !entry.is_held_by(grip) {
-            let spent = self.spent_tokens.get(&grip.request.token).is_some_and(|until| now < *until);
-            if grip.fence == 0 && !spent {
-                self.spent_tokens.insert(grip.request.token, spent_until);
-            } else if grip.fence != 0 && spent && end == ReferenceSettlement::Release {
-                return ReferenceSettleOutcome::Held;
+        if !entry.is_held_by(lease) {
+            if lease.fence != Fence::UNSEEN && spent && is_release {
+                return SettleOutcome::Applied;
             }
-            return ReferenceSettleOutcome::ClaimLost(entry.view(now));
+            let lost = entry.lost(now);
+            if lease.fence == Fence::UNSEEN && !spent {
+                self.spent_tokens.insert(token, spent_until);
+            }
+            return lost;
         }
-        match (entry.phase, end) {
-            (ReferenceState::Running { .. }, ReferenceSettlement::Release) if entry.took_over => {
-                entry.phase = released;
+        match (&entry.state, end) {
+            (ReferenceState::Running { .. }, Settlement::Release) if entry.took_over => {
+                entry.state = released;
                 entry.expires_at = entry.expires_at.max(spent_until);
             }
             (ReferenceState::Running { .. }, _)
-            | (ReferenceState::OutcomeUnknown { released: false, .. }, ReferenceSettlement::Complete { .. }) => {
+            | (ReferenceState::OutcomeUnknown { released: false, .. }, Settlement::Complete { .. }) => {
                 entry.end(end, now);
             }
-            (ReferenceState::Completed { resolved: false, .. }, ReferenceSettlement::Complete { .. })
-            | (ReferenceState::OutcomeUnknown { released: false, .. }, ReferenceSettlement::Park { .. })
-            | (
-                ReferenceState::OutcomeUnknown { released: true, .. } | ReferenceState::Free,
-                ReferenceSettlement::Release,
-            ) => {}
-            _ => return ReferenceSettleOutcome::ClaimLost(entry.view(now)),
+            (ReferenceState::Completed { resolved: false, .. }, Settlement::Complete { .. })
+            | (ReferenceState::OutcomeUnknown { released: false, .. }, Settlement::Park { .. })
+            | (ReferenceState::OutcomeUnknown { released: true, .. } | ReferenceState::Free, Settlement::Release) => {}
+            _ => return entry.lost(now),
         }
-        if end == ReferenceSettlement::Release {
-            self.spent_tokens.entry(grip.request.token).or_insert(spent_until);
+        if is_release {
+            self.spent_tokens.entry(token).or_insert(spent_until);
         }
-        ReferenceSettleOutcome::Held
+        SettleOutcome::Applied
     }
 
     /// See [`Store::get`](ibid::store::Store::get).
-    pub fn get(&self, at: usize) -> Option<ReferenceClaimOutcome> {
-        let entry = self.entries.get(&at)?;
-        (!matches!(entry.phase, ReferenceState::Free)).then(|| entry.view(self.now))
+    pub fn get(&self, at: &Address) -> Option<ClaimOutcome> {
+        self.entries.get(at).filter(|entry| !entry.is_free()).map(|entry| entry.view(self.now))
     }
 
     /// See [`StoreAdmin::resolve`](ibid::store::StoreAdmin::resolve).
-    pub fn resolve(&mut self, at: usize, seen: u64, end: ReferenceSettlement) -> ReferenceSettleOutcome {
+    pub fn resolve(&mut self, at: &Address, seen: Fence, end: &Settlement) -> SettleOutcome {
         let now = self.now;
-        let Some(entry) = self.entries.get_mut(&at) else {
-            return ReferenceSettleOutcome::ClaimLost(ReferenceClaimOutcome::Spent);
+        let Some(entry) = self.entries.get_mut(at) else {
+            return SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent));
         };
-        match entry.view(now) {
-            ReferenceClaimOutcome::Unknown(who) if who.fence == seen => {}
-            found => return ReferenceSettleOutcome::ClaimLost(found),
+        if !matches!(entry.view(now), ClaimOutcome::OutcomeUnknown(holder) if holder.fence == seen) {
+            return entry.lost(now);
         }
-        let was_released = matches!(entry.phase, ReferenceState::OutcomeUnknown { released: true, .. });
+        let was_released = matches!(entry.state, ReferenceState::OutcomeUnknown { released: true, .. });
         entry.end(end, now);
-        match &mut entry.phase {
+        match &mut entry.state {
             ReferenceState::Completed { resolved, .. } => *resolved = true,
             ReferenceState::OutcomeUnknown { released, .. } => *released = was_released,
-            ReferenceState::Free => drop(self.spent_tokens.entry(entry.request.token).or_insert(entry.expires_at)),
+            ReferenceState::Free => {
+                self.spent_tokens.entry(entry.lease.request.token).or_insert(entry.expires_at);
+            }
             ReferenceState::Running { .. } => {}
         }
-        ReferenceSettleOutcome::Held
+        SettleOutcome::Applied
     }
 
     /// See [`StoreAdmin::forget`](ibid::store::StoreAdmin::forget).
-    pub fn forget(&mut self, at: usize, seen: u64) -> ReferenceSettleOutcome {
+    pub fn forget(&mut self, at: &Address, seen: Fence) -> SettleOutcome {
         let now = self.now;
-        match self.entries.get_mut(&at) {
-            None => ReferenceSettleOutcome::ClaimLost(ReferenceClaimOutcome::Spent),
-            Some(entry) if entry.fence != seen || matches!(entry.phase, ReferenceState::Free) => {
-                ReferenceSettleOutcome::ClaimLost(entry.view(now))
-            }
+        match self.entries.get_mut(at) {
+            None => SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent)),
+            Some(entry) if entry.lease.fence != seen || entry.is_free() => entry.lost(now),
             Some(entry) => {
-                entry.end(ReferenceSettlement::Release, now);
-                self.spent_tokens.entry(entry.request.token).or_insert(entry.expires_at);
-                ReferenceSettleOutcome::Held
+                entry.end(&Settlement::Release, now);
+                self.spent_tokens.entry(entry.lease.request.token).or_insert(entry.expires_at);
+                SettleOutcome::Applied
             }
         }
     }
 
     /// The fence of the entry, if any, even if the entry is free.
-    pub fn current_fence(&self, at: usize) -> Option<u64> {
-        self.entries.get(&at).map(|entry| entry.fence)
+    pub fn current_fence(&self, at: &Address) -> Option<Fence> {
+        self.entries.get(at).map(|entry| entry.lease.fence)
+    }
+
+    /// All fences that were granted at an address, in order.
+    pub fn granted_fences(&self, at: &Address) -> &[Fence] {
+        self.fences.get(at).map_or(&[], Vec::as_slice)
     }
 
     /// Whether the contract leaves the result for this claim or its holder open: its token is spent, and the store need
     /// not remember that any more.
-    pub fn is_unspecified(&self, wish: ReferenceRequest) -> bool {
-        self.spent_tokens.get(&wish.token).is_some_and(|until| *until <= self.now)
+    pub fn is_unspecified(&self, request: &ClaimRequest) -> bool {
+        self.spent_tokens.get(&request.token).is_some_and(|until| *until <= self.now)
     }
 
     /// Whether this token is spent and others have claimed since. The token may then find them, or its own settlement
     /// if that was restored after they had gone, but it is never granted.
-    pub fn was_spent_and_replaced(&self, wish: ReferenceRequest) -> bool {
+    pub fn was_spent_and_replaced(&self, request: &ClaimRequest) -> bool {
         let is_other = |entry: &ReferenceEntry| {
-            entry.request.token != wish.token || matches!(entry.phase, ReferenceState::Completed { .. })
+            entry.lease.request.token != request.token || matches!(entry.state, ReferenceState::Completed { .. })
         };
-        self.spent_tokens.contains_key(&wish.token) && self.entries.get(&wish.at).is_none_or(is_other)
+        self.spent_tokens.contains_key(&request.token) && self.entries.get(&request.address).is_none_or(is_other)
     }
 
-    fn restore(
-        &mut self, grip: ReferenceLease, phase: ReferenceState, expires: ReferenceMicros,
-    ) -> ReferenceSettleOutcome {
-        let ReferenceLease { request: wish, fence, attempt } = grip;
-        self.insert(ReferenceEntry {
-            request: wish,
-            fence,
-            attempt,
-            took_over: wish.over.is_some(),
-            claimed_at: self.now,
-            expires_at: expires,
-            phase,
-        });
-        ReferenceSettleOutcome::Restored
+    fn is_spent(&self, token: &ClaimToken) -> bool {
+        self.spent_tokens.get(token).is_some_and(|until| self.now < *until)
+    }
+
+    /// The entry that a holder finds. If another holder claimed and released it, then for a holder that the entry does
+    /// not mention it counts as absent.
+    fn entry_for(&mut self, lease: &Lease) -> Option<&mut ReferenceEntry> {
+        let spent = self.is_spent(&lease.request.token);
+        let yields = |entry: &ReferenceEntry| {
+            entry.is_free()
+                && lease.fence != Fence::UNSEEN
+                && entry.lease.request.token != lease.request.token
+                && !spent
+        };
+        self.entries.get_mut(&lease.request.address).filter(|entry| !yields(entry))
+    }
+
+    fn restore(&mut self, lease: &Lease, state: ReferenceState, expires_at: Duration) -> SettleOutcome {
+        let took_over = lease.request.take_over.is_some();
+        self.insert(ReferenceEntry { lease: lease.clone(), took_over, claimed_at: self.now, expires_at, state });
+        SettleOutcome::Restored
     }
 
     fn insert(&mut self, entry: ReferenceEntry) {
         if self.now < entry.expires_at {
-            self.entries.insert(entry.request.at, entry);
+            self.entries.insert(entry.lease.request.address, entry);
         } else {
-            self.entries.remove(&entry.request.at);
+            self.entries.remove(&entry.lease.request.address);
         }
     }
 }
 
 impl ReferenceEntry {
-    fn is_held_by(&self, grip: ReferenceLease) -> bool {
-        self.request.token == grip.request.token && (grip.fence == self.fence || grip.fence == 0)
+    fn is_free(&self) -> bool {
+        matches!(self.state, ReferenceState::Free)
     }
 
-    /// Another holder claimed and released this entry. For a holder that the entry does not mention, the entry counts
-    /// as absent.
-    fn yields_to(&self, grip: ReferenceLease, spent: &HashMap<u32, ReferenceMicros>, now: ReferenceMicros) -> bool {
-        matches!(self.phase, ReferenceState::Free)
-            && grip.fence != 0
-            && self.request.token != grip.request.token
-            && spent.get(&grip.request.token).is_none_or(|until| *until <= now)
+    fn is_held_by(&self, lease: &Lease) -> bool {
+        self.lease.request.token == lease.request.token
+            && (lease.fence == self.lease.fence || lease.fence == Fence::UNSEEN)
     }
 
-    fn end(&mut self, end: ReferenceSettlement, now: ReferenceMicros) {
-        self.phase = ReferenceState::of(end, now);
+    fn end(&mut self, end: &Settlement, now: Duration) {
+        self.state = ReferenceState::of(end, now);
         self.expires_at = now
             + match end {
-                ReferenceSettlement::Complete { keep, .. } | ReferenceSettlement::Park { keep, .. } => keep,
-                ReferenceSettlement::Release => self.request.hold.max(SPENT_TOKEN_TTL.as_micros() as ReferenceMicros),
+                Settlement::Release => self.lease.request.lease.max(SPENT_TOKEN_TTL),
+                end => end.ttl(),
             };
     }
 
-    fn view(&self, now: ReferenceMicros) -> ReferenceClaimOutcome {
-        let Self { fence, attempt, .. } = *self;
-        let who = |from: ReferenceMicros| ReferenceHolder {
+    fn lost(&self, now: Duration) -> SettleOutcome {
+        SettleOutcome::ClaimLost(Box::new(self.view(now)))
+    }
+
+    fn view(&self, now: Duration) -> ClaimOutcome {
+        let Lease { fence, attempt, .. } = self.lease;
+        let fingerprint = self.lease.request.fingerprint;
+        let holder = |takeover_from: Duration| Holder {
             fence,
             attempt,
+            fingerprint,
             age: now - self.claimed_at,
-            takeover_in: from.saturating_sub(now),
+            takeover_in: takeover_from.saturating_sub(now),
         };
-        match self.phase {
-            ReferenceState::Running { lease_until: until, takeover_from: takeover } if now < until => {
-                ReferenceClaimOutcome::Busy(who(takeover))
+        match &self.state {
+            ReferenceState::Running { lease_until, takeover_from } if now < *lease_until => {
+                ClaimOutcome::InProgress(holder(*takeover_from))
             }
-            ReferenceState::Running { takeover_from: takeover, .. }
-            | ReferenceState::OutcomeUnknown { takeover_from: takeover, .. } => {
-                ReferenceClaimOutcome::Unknown(who(takeover))
+            ReferenceState::Running { takeover_from, .. } | ReferenceState::OutcomeUnknown { takeover_from, .. } => {
+                ClaimOutcome::OutcomeUnknown(holder(*takeover_from))
             }
-            ReferenceState::Completed { record, .. } => {
-                ReferenceClaimOutcome::Done { fence, attempt, record, expires_in: self.expires_at - now }
-            }
-            ReferenceState::Free => ReferenceClaimOutcome::Spent,
+            ReferenceState::Completed { record, failed, .. } => ClaimOutcome::Completed(CompletedEntry {
+                fence,
+                attempt,
+                fingerprint,
+                failed: *failed,
+                record: record.clone(),
+                expires_in: self.expires_at - now,
+            }),
+            ReferenceState::Free => ClaimOutcome::TokenSpent,
         }
     }
 }
 
 impl ReferenceState {
-    fn running(lease_until: ReferenceMicros) -> Self {
+    fn running(lease_until: Duration) -> Self {
         Self::Running { lease_until, takeover_from: lease_until }
     }
 
-    fn of(end: ReferenceSettlement, now: ReferenceMicros) -> Self {
+    fn of(end: &Settlement, now: Duration) -> Self {
         match end {
-            ReferenceSettlement::Complete { record, .. } => Self::Completed { record, resolved: false },
-            ReferenceSettlement::Release => Self::Free,
-            ReferenceSettlement::Park { retry_in, .. } => {
-                Self::OutcomeUnknown { takeover_from: now + retry_in, released: false }
+            Settlement::Complete { record, failed, .. } => {
+                Self::Completed { record: record.clone(), failed: *failed, resolved: false }
+            }
+            Settlement::Release => Self::Free,
+            Settlement::Park { retry_in, .. } => {
+                Self::OutcomeUnknown { takeover_from: now + *retry_in, released: false }
             }
         }
     }

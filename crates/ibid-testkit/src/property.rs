@@ -17,8 +17,8 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Fingerprint, Holder, Lease, RecordSummary, SettleOutcome,
-    Settlement, Store, Tags,
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Fingerprint, Lease, RecordSummary, SettleOutcome,
+    Settlement, Store, StoreError, Tags,
 };
 use proptest::{
     prelude::*,
@@ -26,16 +26,15 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 
-use crate::model::{
-    ReferenceClaimOutcome, ReferenceHolder, ReferenceLease, ReferenceMicros, ReferenceRequest, ReferenceSettleOutcome,
-    ReferenceSettlement, ReferenceStore,
-};
+use crate::model::ReferenceStore;
 
-const SECOND: ReferenceMicros = 1_000_000;
+const SECOND: Duration = Duration::from_secs(1);
 /// The number of addresses in a history.
-pub const ADDRESSES: usize = 3;
+const ADDRESSES: usize = 3;
 /// The number of claimers at each address.
-pub const CLAIMERS: usize = 4;
+const CLAIMERS: usize = 4;
+/// No store grants so many claims.
+const UNKNOWN_FENCE: Fence = Fence(u64::MAX >> 1);
 
 /// The clock of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,16 +59,16 @@ pub enum FenceChoice {
     Stale,
 }
 
-/// One step of a history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is named after the call that it stands for")]
+/// One step of a history, named after the call that it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "as the parameters of the calls")]
 pub enum HistoryStep {
     /// With a fresh token.
     Claim {
         claimer: ClaimerId,
-        over: FenceChoice,
-        hold: ReferenceMicros,
-        keep: ReferenceMicros,
+        take_over: FenceChoice,
+        lease: Duration,
+        ttl: Duration,
     },
     /// The same claim again.
     RepeatClaim {
@@ -77,11 +76,11 @@ pub enum HistoryStep {
     },
     Extend {
         claimer: ClaimerId,
-        hold: ReferenceMicros,
+        lease: Duration,
     },
     Settle {
         claimer: ClaimerId,
-        end: ReferenceSettlement,
+        end: Settlement,
     },
     /// A release by a claimer that received no outcome.
     UnseenRelease {
@@ -93,7 +92,7 @@ pub enum HistoryStep {
     Resolve {
         at: usize,
         seen: FenceChoice,
-        end: ReferenceSettlement,
+        end: Settlement,
     },
     Forget {
         at: usize,
@@ -103,7 +102,7 @@ pub enum HistoryStep {
         at_most: u32,
     },
     Advance {
-        by: ReferenceMicros,
+        by: Duration,
     },
     /// The store is closed and reopened. Only in histories [with restarts](check_restarts).
     Restart,
@@ -111,46 +110,51 @@ pub enum HistoryStep {
 
 /// Generates histories for stores with this clock.
 pub fn histories(clock: HistoryClock) -> impl Strategy<Value = Vec<HistoryStep>> {
-    const LONG: ReferenceMicros = 100_000 * SECOND;
-    let ops = match clock {
+    const LONG: Duration = Duration::from_secs(100_000);
+    let steps = match clock {
         HistoryClock::Paused => {
             let lives = vec![SECOND / 1000, SECOND, 10 * SECOND, 59 * SECOND, 200 * SECOND, LONG];
             history_steps(select(lives.clone()).boxed(), select(lives[..5].to_vec()).boxed())
         }
-        HistoryClock::Real => history_steps(Just(LONG).boxed(), Just(0).boxed()),
+        HistoryClock::Real => history_steps(Just(LONG).boxed(), Just(Duration::ZERO).boxed()),
     };
-    proptest::collection::vec(ops, 1..80)
+    proptest::collection::vec(steps, 1..80)
 }
 
 /// Generates histories for durable stores: lifetimes of minutes and of days, and occasional restarts.
-pub fn histories_with_restarts() -> impl Strategy<Value = Vec<HistoryStep>> {
-    const MINUTE: ReferenceMicros = 60 * SECOND;
-    const DAY: ReferenceMicros = 24 * 60 * MINUTE;
+fn histories_with_restarts() -> impl Strategy<Value = Vec<HistoryStep>> {
+    const MINUTE: Duration = Duration::from_secs(60);
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let lives = select(vec![SECOND, 59 * SECOND, 5 * MINUTE, 60 * MINUTE, DAY, 7 * DAY]).boxed();
     let advance = select(vec![SECOND, 59 * SECOND, 4 * MINUTE, 60 * MINUTE, DAY, 3 * DAY]).boxed();
-    let ops = prop_oneof![15 => history_steps(lives, advance), 1 => Just(HistoryStep::Restart)];
-    proptest::collection::vec(ops, 1..160)
+    let steps = prop_oneof![15 => history_steps(lives, advance), 1 => Just(HistoryStep::Restart)];
+    proptest::collection::vec(steps, 1..160)
 }
 
-fn history_steps(
-    life: BoxedStrategy<ReferenceMicros>, advance: BoxedStrategy<ReferenceMicros>,
-) -> BoxedStrategy<HistoryStep> {
-    let seat = || (0..ADDRESSES, 0..CLAIMERS);
-    let retry = prop_oneof![2 => Just(0), 1 => life.clone()];
+fn history_steps(life: BoxedStrategy<Duration>, advance: BoxedStrategy<Duration>) -> BoxedStrategy<HistoryStep> {
+    let claimer = || (0..ADDRESSES, 0..CLAIMERS);
+    let retry = prop_oneof![2 => Just(Duration::ZERO), 1 => life.clone()];
+    // Records are one byte; odd ones are failures.
+    let complete = |(record, ttl): (u8, _)| Settlement::Complete {
+        failed: record % 2 == 1,
+        record: Bytes::copy_from_slice(&[record]),
+        summary: RecordSummary::default(),
+        ttl,
+    };
     let ending = prop_oneof![
-        (any::<u8>(), life.clone()).prop_map(|(record, keep)| ReferenceSettlement::Complete { record, keep }),
-        Just(ReferenceSettlement::Release),
-        (life.clone(), retry).prop_map(|(keep, retry_in)| ReferenceSettlement::Park { keep, retry_in }),
+        (any::<u8>(), life.clone()).prop_map(complete),
+        Just(Settlement::Release),
+        (life.clone(), retry).prop_map(|(ttl, retry_in)| Settlement::Park { ttl, retry_in }),
     ]
     .boxed();
     let named = || select(vec![FenceChoice::NoFence, FenceChoice::Current, FenceChoice::Current, FenceChoice::Stale]);
     prop_oneof![
-        6 => (seat(), named(), life.clone(), life.clone())
-            .prop_map(|(claimer, over, hold, keep)| HistoryStep::Claim { claimer, over, hold, keep }),
-        3 => seat().prop_map(|claimer| HistoryStep::RepeatClaim { claimer }),
-        2 => (seat(), life).prop_map(|(claimer, hold)| HistoryStep::Extend { claimer, hold }),
-        6 => (seat(), ending.clone()).prop_map(|(claimer, end)| HistoryStep::Settle { claimer, end }),
-        1 => seat().prop_map(|claimer| HistoryStep::UnseenRelease { claimer }),
+        6 => (claimer(), named(), life.clone(), life.clone())
+            .prop_map(|(claimer, take_over, lease, ttl)| HistoryStep::Claim { claimer, take_over, lease, ttl }),
+        3 => claimer().prop_map(|claimer| HistoryStep::RepeatClaim { claimer }),
+        2 => (claimer(), life).prop_map(|(claimer, lease)| HistoryStep::Extend { claimer, lease }),
+        6 => (claimer(), ending.clone()).prop_map(|(claimer, end)| HistoryStep::Settle { claimer, end }),
+        1 => claimer().prop_map(|claimer| HistoryStep::UnseenRelease { claimer }),
         1 => (0..ADDRESSES).prop_map(|at| HistoryStep::Get { at }),
         1 => (0..ADDRESSES, named(), ending).prop_map(|(at, seen, end)| HistoryStep::Resolve { at, seen, end }),
         1 => (0..ADDRESSES, named()).prop_map(|(at, seen)| HistoryStep::Forget { at, seen }),
@@ -182,15 +186,15 @@ pub fn check_restarts<D>(
     check(histories_to_try, HistoryClock::Paused, histories_with_restarts(), async |history| {
         let disk = make_disk().await;
         let mut store = Some(open(&disk).await);
-        let mut walk = HistoryRun::new(HistoryClock::Paused);
-        for (step, op) in history.iter().enumerate() {
-            if *op == HistoryStep::Restart {
+        let mut run = HistoryRun::new(HistoryClock::Paused);
+        for (index, step) in history.iter().enumerate() {
+            if *step == HistoryStep::Restart {
                 drop(store.take());
                 store = Some(open(&disk).await);
-                walk.model.restart();
+                run.model.restart();
             }
             let store = &**store.as_ref().expect("it is always opened again");
-            walk.step(store, *op).await.map_err(|how| format!("step {step}, {op:?}: {how}"))?;
+            run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
         }
         Ok(())
     });
@@ -218,243 +222,165 @@ fn check(
 /// # Errors
 /// Returns the first step at which they differ, and how.
 pub async fn check_history(store: &dyn Store, history: &[HistoryStep], clock: HistoryClock) -> Result<(), String> {
-    let mut walk = HistoryRun::new(clock);
-    for (step, op) in history.iter().enumerate() {
-        walk.step(store, *op).await.map_err(|how| format!("step {step}, {op:?}: {how}"))?;
+    let mut run = HistoryRun::new(clock);
+    for (index, step) in history.iter().enumerate() {
+        run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
     }
     Ok(())
 }
 
-/// A request for the reference and for the store, and the reference's lease if it was granted.
-type ClaimRecord = (ReferenceRequest, Arc<ClaimRequest>, Option<ReferenceLease>);
+/// A request, and its lease if it was granted.
+type LastClaim = (Arc<ClaimRequest>, Option<Lease>);
 
 struct HistoryRun {
     clock: HistoryClock,
     model: ReferenceStore,
     addresses: [Address; ADDRESSES],
     /// The last claim of each claimer.
-    claims: [[Option<ClaimRecord>; CLAIMERS]; ADDRESSES],
-    /// Real fences by address; the reference's fence `n` is at index `n - 1`.
-    fences: [Vec<Fence>; ADDRESSES],
-    next_token: u32,
+    claims: [[Option<LastClaim>; CLAIMERS]; ADDRESSES],
 }
 
 impl HistoryRun {
     fn new(clock: HistoryClock) -> Self {
-        let address = |_| {
-            let mut address = [0; 32];
-            address[..16].copy_from_slice(&ClaimToken::mint().0);
-            address[16..].copy_from_slice(&ClaimToken::mint().0);
-            Address(address)
+        let random_address = |_| {
+            let [first, second] = [ClaimToken::mint(), ClaimToken::mint()];
+            Address(std::array::from_fn(|i| if i < 16 { first.0[i] } else { second.0[i - 16] }))
         };
-        Self {
-            clock,
-            model: ReferenceStore::default(),
-            addresses: std::array::from_fn(address),
-            claims: Default::default(),
-            fences: Default::default(),
-            next_token: 0,
-        }
+        let addresses = std::array::from_fn(random_address);
+        Self { clock, model: ReferenceStore::default(), addresses, claims: Default::default() }
     }
 
-    async fn step(&mut self, store: &dyn Store, op: HistoryStep) -> Result<(), String> {
-        match op {
-            HistoryStep::Claim { claimer: (at, who), over, hold, keep } => {
-                self.next_token += 1;
-                let wish =
-                    ReferenceRequest { at, token: self.next_token, hold, keep, over: self.choose_fence(at, over) };
-                let ask = Arc::new(self.real_request(wish));
-                self.claims[at][who] = Some((wish, ask, None));
-                self.claim(store, (at, who)).await
+    async fn step(&mut self, store: &dyn Store, step: &HistoryStep) -> Result<(), String> {
+        match step {
+            HistoryStep::Claim { claimer: (at, who), take_over, lease, ttl } => {
+                let request = ClaimRequest {
+                    address: self.addresses[*at],
+                    token: ClaimToken::mint(),
+                    fingerprint: Fingerprint::NONE,
+                    tags: Tags::default(),
+                    label: Bytes::new(),
+                    lease: *lease,
+                    ttl: *ttl,
+                    take_over: self.choose_fence(*at, *take_over),
+                };
+                self.claims[*at][*who] = Some((Arc::new(request), None));
+                self.claim(store, (*at, *who)).await
             }
-            HistoryStep::RepeatClaim { claimer: seat } => self.claim(store, seat).await,
-            HistoryStep::Extend { claimer: (at, who), hold } => {
-                let Some((_, ask, Some(grip))) = self.claims[at][who].clone() else { return Ok(()) };
-                if self.model.is_unspecified(grip.request) {
+            HistoryStep::RepeatClaim { claimer } => self.claim(store, *claimer).await,
+            HistoryStep::Extend { claimer: (at, who), lease: by } => {
+                let Some((request, Some(lease))) = self.claims[*at][*who].clone() else { return Ok(()) };
+                if self.model.is_unspecified(&request) {
                     return Ok(());
                 }
-                let answered = store.extend(&self.real_lease(&ask, grip), to_duration(hold)).await;
-                let expected = self.model.extend(grip, hold);
-                self.compare_settle(at, expected, answered.map_err(|error| error.to_string())?)
+                let answered = store.extend(&lease, *by).await;
+                compare_settle(self.clock, self.model.extend(&lease, *by), answered)
             }
-            HistoryStep::Settle { claimer: (at, who), end } => {
-                let Some((_, ask, Some(grip))) = self.claims[at][who].clone() else { return Ok(()) };
-                self.settle(store, &ask, grip, end).await
-            }
-            HistoryStep::UnseenRelease { claimer: (at, who) } => {
-                let Some((wish, ask, _)) = self.claims[at][who].clone() else { return Ok(()) };
-                self.settle(
-                    store,
-                    &ask,
-                    ReferenceLease { request: wish, fence: 0, attempt: 0 },
-                    ReferenceSettlement::Release,
-                )
-                .await
-            }
+            HistoryStep::Settle { claimer: (at, who), end } => match self.claims[*at][*who].clone() {
+                Some((_, Some(lease))) => self.settle(store, &lease, end).await,
+                _ => Ok(()),
+            },
+            HistoryStep::UnseenRelease { claimer: (at, who) } => match self.claims[*at][*who].clone() {
+                Some((request, _)) => self.settle(store, &Lease::unseen(&request), &Settlement::Release).await,
+                None => Ok(()),
+            },
             HistoryStep::Get { at } => {
-                let found = store.get(&self.addresses[at]).await.map_err(|error| error.to_string())?;
-                match (self.model.get(at), found) {
+                let found = store.get(&self.addresses[*at]).await.map_err(|error| error.to_string())?;
+                match (self.model.get(&self.addresses[*at]), found) {
                     (None, None) => Ok(()),
-                    (Some(expected), Some(found)) => self.compare_claim(at, expected, &found),
+                    (Some(expected), Some(found)) => compare_claim(self.clock, expected, &found),
                     (expected, found) => Err(format!("the model says {expected:?}, the store {found:?}")),
                 }
             }
             HistoryStep::Resolve { at, seen, end } => {
-                let seen = self.choose_fence(at, seen).unwrap_or(u64::MAX);
-                let answered =
-                    store.admin().resolve(&self.addresses[at], self.real_fence(at, seen), &real_settlement(end)).await;
-                let expected = self.model.resolve(at, seen, end);
-                self.compare_settle(at, expected, answered.map_err(|error| error.to_string())?)
+                let (seen, at) = (self.seen_fence(*at, *seen), &self.addresses[*at]);
+                let answered = store.admin().resolve(at, seen, end).await;
+                compare_settle(self.clock, self.model.resolve(at, seen, end), answered)
             }
             HistoryStep::Forget { at, seen } => {
-                let seen = self.choose_fence(at, seen).unwrap_or(u64::MAX);
-                let answered = store.admin().forget(&self.addresses[at], self.real_fence(at, seen)).await;
-                let expected = self.model.forget(at, seen);
-                self.compare_settle(at, expected, answered.map_err(|error| error.to_string())?)
+                let (seen, at) = (self.seen_fence(*at, *seen), &self.addresses[*at]);
+                let answered = store.admin().forget(at, seen).await;
+                compare_settle(self.clock, self.model.forget(at, seen), answered)
             }
             HistoryStep::Sweep { at_most } => {
-                let swept = store.sweep(at_most).await.map_err(|error| error.to_string())?;
-                let kept_to_it = swept.removed <= at_most;
-                kept_to_it.then_some(()).ok_or_else(|| format!("a sweep removed {}", swept.removed))
+                let removed = store.sweep(*at_most).await.map_err(|error| error.to_string())?.removed;
+                (removed <= *at_most).then_some(()).ok_or_else(|| format!("a sweep removed {removed}"))
             }
-            HistoryStep::Restart => Ok(()),
-            HistoryStep::Advance { by } => {
-                if self.clock == HistoryClock::Paused {
-                    tokio::time::advance(to_duration(by)).await;
-                    self.model.advance(by);
-                }
+            HistoryStep::Advance { by } if self.clock == HistoryClock::Paused => {
+                tokio::time::advance(*by).await;
+                self.model.advance(*by);
                 Ok(())
             }
+            HistoryStep::Restart | HistoryStep::Advance { .. } => Ok(()),
         }
     }
 
     async fn claim(&mut self, store: &dyn Store, (at, who): ClaimerId) -> Result<(), String> {
-        let Some((wish, ask, _)) = self.claims[at][who].clone() else { return Ok(()) };
-        if self.model.is_unspecified(wish) {
+        let Some((request, _)) = self.claims[at][who].clone() else { return Ok(()) };
+        if self.model.is_unspecified(&request) {
             return Ok(());
         }
-        let found = store.claim(&ask).await.map_err(|error| error.to_string())?;
-        if self.model.was_spent_and_replaced(wish) && !matches!(found, ClaimOutcome::Granted(_)) {
+        let found = store.claim(&request).await.map_err(|error| error.to_string())?;
+        if self.model.was_spent_and_replaced(&request) && !matches!(found, ClaimOutcome::Granted(_)) {
             return Ok(());
         }
-        let expected = self.model.claim(wish);
-        if let ReferenceClaimOutcome::Granted { fence, attempt } = expected {
-            if let (ClaimOutcome::Granted(lease), true) = (&found, fence as usize > self.fences[at].len()) {
-                if self.fences[at].iter().any(|before| *before >= lease.fence) {
-                    return Err(format!("fence {} after {:?}", lease.fence, self.fences[at]));
-                }
-                self.fences[at].push(lease.fence);
-            }
-            self.claims[at][who] = Some((wish, ask, Some(ReferenceLease { request: wish, fence, attempt })));
+        let fence = if let ClaimOutcome::Granted(lease) = &found { lease.fence } else { UNKNOWN_FENCE };
+        let expected = self.model.claim(&request, fence);
+        if !self.model.granted_fences(&request.address).is_sorted_by(|before, after| before < after) {
+            return Err(format!("fence {fence} after {:?}", self.model.granted_fences(&request.address)));
         }
-        self.compare_claim(at, expected, &found)
+        if let ClaimOutcome::Granted(lease) = &expected {
+            self.claims[at][who] = Some((request, Some(lease.clone())));
+        }
+        compare_claim(self.clock, expected, &found)
     }
 
-    async fn settle(
-        &mut self, store: &dyn Store, ask: &Arc<ClaimRequest>, grip: ReferenceLease, end: ReferenceSettlement,
-    ) -> Result<(), String> {
-        if self.model.is_unspecified(grip.request) {
+    async fn settle(&mut self, store: &dyn Store, lease: &Lease, end: &Settlement) -> Result<(), String> {
+        if self.model.is_unspecified(&lease.request) {
             return Ok(());
         }
-        let answered = store.settle(&self.real_lease(ask, grip), &real_settlement(end)).await;
-        let expected = self.model.settle(grip, end);
-        self.compare_settle(grip.request.at, expected, answered.map_err(|error| error.to_string())?)
+        let answered = store.settle(lease, end).await;
+        compare_settle(self.clock, self.model.settle(lease, end), answered)
     }
 
-    fn compare_settle(
-        &self, at: usize, expected: ReferenceSettleOutcome, answered: SettleOutcome,
-    ) -> Result<(), String> {
-        match (expected, &answered) {
-            (ReferenceSettleOutcome::Held, SettleOutcome::Applied)
-            | (ReferenceSettleOutcome::Restored, SettleOutcome::Restored) => Ok(()),
-            (ReferenceSettleOutcome::ClaimLost(expected), SettleOutcome::ClaimLost(found)) => {
-                self.compare_claim(at, expected, found)
-            }
-            _ => Err(format!("the model says {expected:?}, the store {answered:?}")),
-        }
-    }
-
-    fn compare_claim(&self, at: usize, expected: ReferenceClaimOutcome, found: &ClaimOutcome) -> Result<(), String> {
-        let time = |expected: ReferenceMicros, found: Duration| {
-            self.clock == HistoryClock::Real || to_duration(expected) == found
-        };
-        let holder = |who: ReferenceHolder, holder: &Holder| {
-            (self.real_fence(at, who.fence), who.attempt) == (holder.fence, holder.attempt)
-                && time(who.age, holder.age)
-                && time(who.takeover_in, holder.takeover_in)
-        };
-        let same = match (expected, found) {
-            (ReferenceClaimOutcome::Granted { fence, attempt }, ClaimOutcome::Granted(lease)) => {
-                (self.real_fence(at, fence), attempt) == (lease.fence, lease.attempt)
-            }
-            (ReferenceClaimOutcome::Busy(who), ClaimOutcome::InProgress(found))
-            | (ReferenceClaimOutcome::Unknown(who), ClaimOutcome::OutcomeUnknown(found)) => holder(who, found),
-            (ReferenceClaimOutcome::Done { fence, attempt, record, expires_in }, ClaimOutcome::Completed(done)) => {
-                (self.real_fence(at, fence), attempt) == (done.fence, done.attempt)
-                    && (done.record[..] == [record] && done.failed == (record % 2 == 1))
-                    && time(expires_in, done.expires_in)
-            }
-            (ReferenceClaimOutcome::Spent, ClaimOutcome::TokenSpent) => true,
-            _ => false,
-        };
-        let fences = &self.fences[at];
-        same.then_some(()).ok_or_else(|| format!("the model says {expected:?}, the store {found:?}; fences {fences:?}"))
-    }
-
-    fn choose_fence(&self, at: usize, named: FenceChoice) -> Option<u64> {
+    fn choose_fence(&self, at: usize, named: FenceChoice) -> Option<Fence> {
+        let current = || self.model.current_fence(&self.addresses[at]);
         match named {
             FenceChoice::NoFence => None,
-            FenceChoice::Current => self.model.current_fence(at),
-            FenceChoice::Stale => Some(self.model.current_fence(at)?.saturating_sub(1)),
+            FenceChoice::Current => current(),
+            FenceChoice::Stale => {
+                let (current, granted) = (current()?, self.model.granted_fences(&self.addresses[at]));
+                Some(granted.iter().rfind(|fence| **fence < current).copied().unwrap_or(Fence::UNSEEN))
+            }
         }
     }
 
-    fn real_fence(&self, at: usize, fence: u64) -> Fence {
-        match fence {
-            0 => Fence::UNSEEN,
-            _ => self.fences[at].get(fence as usize - 1).copied().unwrap_or(Fence(u64::MAX >> 1)),
-        }
-    }
-
-    fn real_lease(&self, ask: &Arc<ClaimRequest>, grip: ReferenceLease) -> Lease {
-        Lease {
-            request: ask.clone(),
-            fence: self.real_fence(grip.request.at, grip.fence),
-            attempt: grip.attempt,
-            front_only: false,
-        }
-    }
-
-    fn real_request(&self, wish: ReferenceRequest) -> ClaimRequest {
-        ClaimRequest {
-            address: self.addresses[wish.at],
-            token: ClaimToken::mint(),
-            fingerprint: Fingerprint::NONE,
-            tags: Tags::default(),
-            label: Bytes::new(),
-            lease: to_duration(wish.hold),
-            ttl: to_duration(wish.keep),
-            take_over: wish.over.map(|fence| self.real_fence(wish.at, fence)),
-        }
+    fn seen_fence(&self, at: usize, named: FenceChoice) -> Fence {
+        self.choose_fence(at, named).unwrap_or(UNKNOWN_FENCE)
     }
 }
 
-/// Records are one byte; odd ones are failures.
-fn real_settlement(end: ReferenceSettlement) -> Settlement {
-    match end {
-        ReferenceSettlement::Complete { record, keep } => Settlement::Complete {
-            failed: record % 2 == 1,
-            record: Bytes::copy_from_slice(&[record]),
-            summary: RecordSummary::default(),
-            ttl: to_duration(keep),
-        },
-        ReferenceSettlement::Release => Settlement::Release,
-        ReferenceSettlement::Park { keep, retry_in } => {
-            Settlement::Park { ttl: to_duration(keep), retry_in: to_duration(retry_in) }
+fn compare_settle(
+    clock: HistoryClock, expected: SettleOutcome, answered: Result<SettleOutcome, StoreError>,
+) -> Result<(), String> {
+    match (expected, answered.map_err(|error| error.to_string())?) {
+        (SettleOutcome::ClaimLost(expected), SettleOutcome::ClaimLost(found)) => {
+            compare_claim(clock, *expected, &found)
         }
+        (expected, answered) if expected == answered => Ok(()),
+        (expected, answered) => Err(format!("the model says {expected:?}, the store {answered:?}")),
     }
 }
 
-fn to_duration(micros: ReferenceMicros) -> Duration {
-    Duration::from_micros(micros)
+fn compare_claim(clock: HistoryClock, mut expected: ClaimOutcome, found: &ClaimOutcome) -> Result<(), String> {
+    match (&mut expected, found) {
+        (ClaimOutcome::Granted(lease), ClaimOutcome::Granted(found)) => lease.front_only = found.front_only,
+        _ if clock == HistoryClock::Paused => {}
+        (ClaimOutcome::InProgress(holder), ClaimOutcome::InProgress(found))
+        | (ClaimOutcome::OutcomeUnknown(holder), ClaimOutcome::OutcomeUnknown(found)) => {
+            (holder.age, holder.takeover_in) = (found.age, found.takeover_in);
+        }
+        (ClaimOutcome::Completed(done), ClaimOutcome::Completed(found)) => done.expires_in = found.expires_in,
+        _ => {}
+    }
+    (expected == *found).then_some(()).ok_or_else(|| format!("the model says {expected:?}, the store {found:?}"))
 }

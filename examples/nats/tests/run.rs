@@ -17,7 +17,7 @@ use ibid_brokers::nats::{
     DEAD_LETTER_MESSAGE_ID_HEADER, DEAD_LETTER_REASON_HEADER, DEAD_LETTER_SUBJECT_HEADER, redrive,
 };
 use ibid_stores::postgres::{MigrateAction, migrate};
-use ibid_testkit::servers::{nats, postgres};
+use testbed::{NatsServer, PostgresServer};
 use tokio::time::sleep;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-nats");
@@ -51,15 +51,15 @@ impl NatsConsumer {
 }
 
 struct NatsFixture {
-    nats: nats::Server,
-    postgres: &'static postgres::Server,
+    nats: NatsServer,
+    postgres: &'static PostgresServer,
     database: String,
     jetstream: Context,
 }
 
 impl NatsFixture {
     async fn new() -> Self {
-        let (nats, postgres) = (nats::Server::start(), postgres::Server::shared());
+        let (nats, postgres) = (NatsServer::start(), PostgresServer::shared());
         let database = postgres.create_database();
         migrate(&postgres.url("migrator", &database), MigrateAction::Up).await.unwrap();
         let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());

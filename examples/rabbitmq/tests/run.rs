@@ -11,12 +11,12 @@ use std::{
 
 use ibid_brokers::rabbitmq::declare;
 use ibid_stores::postgres::{MigrateAction, migrate};
-use ibid_testkit::servers::{postgres, rabbitmq};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
     options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable},
 };
+use testbed::{PostgresServer, RabbitmqServer};
 use tokio::time::sleep;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-rabbitmq");
@@ -50,14 +50,14 @@ impl RabbitmqConsumer {
 }
 
 struct RabbitmqFixture {
-    rabbitmq: rabbitmq::Server,
-    postgres: &'static postgres::Server,
+    rabbitmq: RabbitmqServer,
+    postgres: &'static PostgresServer,
     database: String,
 }
 
 impl RabbitmqFixture {
     async fn new() -> Self {
-        let (rabbitmq, postgres) = (rabbitmq::Server::start(), postgres::Server::shared());
+        let (rabbitmq, postgres) = (RabbitmqServer::start(), PostgresServer::shared());
         let database = postgres.create_database();
         migrate(&postgres.url("migrator", &database), MigrateAction::Up).await.unwrap();
         Self { rabbitmq, postgres, database }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::client::{RawClient, TestResponse, post};
+use testbed::client::{RawClient, TestResponse, post};
 use tokio::time::{sleep, timeout};
 
 use crate::{

@@ -20,7 +20,7 @@ use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ibid_testkit::servers::link::{FaultProxy, ProxyCounts};
+use testbed::{FaultProxy, ProxyCounts};
 use tokio::{
     net::TcpStream,
     task::JoinSet,

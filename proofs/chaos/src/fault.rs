@@ -5,7 +5,7 @@
 
 use std::{fmt, future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
 
-use ibid_testkit::servers::link::FaultProxy;
+use testbed::FaultProxy;
 
 use crate::fleet::GatewayFleet;
 
@@ -175,7 +175,7 @@ impl ChaosFault for ServerFault {
 
 /// What happens to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as the methods of `Link` of the same names")]
+#[allow(missing_docs, reason = "as the methods of `FaultProxy` of the same names")]
 pub enum NetworkFault {
     Cut,
     CutAndRefuse,

@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use testbed::{
+    FaultProxy,
     client::get,
     process::{GatewayProcess, ProcessSignal},
-    servers::link::FaultProxy,
 };
 use tokio::{
     sync::Mutex,

@@ -1,7 +1,7 @@
 //! Several gateways, real stores, clients that retry, and faults from a seed.
 //!
 //! A [run] puts load on a [fleet] of gateway processes in front of an [upstream] that logs every execution, while a
-//! [fault_schedule] made from a seed injects [faults](fault): processes killed and paused, [links](ibid_testkit::servers::link)
+//! [fault_schedule] made from a seed injects [faults](fault): processes killed and paused, [links](testbed::fault_proxy)
 //! cut, reset and slowed. Then everything is healed, comes to rest, and every key is asked for through every gateway. What
 //! comes out is a [judgement](evaluation): keys that ran twice, got two answers or lost theirs, each with its timeline.
 //!

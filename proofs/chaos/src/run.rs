@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::servers::link::FaultProxy;
 use parking_lot::Mutex;
+use testbed::FaultProxy;
 use tokio::{
     task::JoinSet,
     time::{sleep, sleep_until},

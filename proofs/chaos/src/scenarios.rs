@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use ibid_testkit::servers::link::FaultProxy;
+use testbed::FaultProxy;
 
 use self::backend::StoreBackend;
 use crate::{

@@ -2,13 +2,13 @@ use std::time::{Duration, SystemTime};
 
 use ibid::inbox::{BrokerReply, EventIdentityError};
 use ibid_brokers::rabbitmq::{RabbitmqDeliveries, RabbitmqDelivery, declare, identify};
-use ibid_testkit::servers::rabbitmq::Server;
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
     message::Delivery as Message,
     options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions},
     types::{AMQPValue, FieldTable},
 };
+use testbed::RabbitmqServer;
 use tokio::time::timeout;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ fn messages_are_known_by_what_their_publishers_say() {
     );
 }
 
-async fn open_channel(server: &Server) -> (Connection, Channel) {
+async fn open_channel(server: &RabbitmqServer) -> (Connection, Channel) {
     let connection = Connection::connect(&server.url(), ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
@@ -60,7 +60,7 @@ async fn next_delivery(deliveries: &mut RabbitmqDeliveries) -> RabbitmqDelivery 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_are_what_they_say() {
-    let server = Server::start();
+    let server = RabbitmqServer::start();
     let (_connection, publisher) = open_channel(&server).await;
     declare(&publisher, "orders").await.unwrap();
     declare(&publisher, "orders").await.expect("a second time nothing changes");

@@ -4,12 +4,12 @@ mod driver;
 
 use std::{fs, time::Duration};
 
-use ibid_testkit::{
+use serde_json::{Value, json};
+use testbed::{
+    FaultProxy,
     process::GatewayProcess,
-    servers::link::FaultProxy,
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use self::driver::WebDriverBrowser;

@@ -9,12 +9,12 @@ use std::{
 };
 
 use ibid_client::{KeyJournal, PendingOperation, SendError, SendErrorReason, SendOptions};
-use ibid_testkit::{
+use reqwest::{Client, Request};
+use tempfile::TempDir;
+use testbed::{
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
-use reqwest::{Client, Request};
-use tempfile::TempDir;
 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")

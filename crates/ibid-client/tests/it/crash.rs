@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use ibid_testkit::{
-    servers::link::FaultProxy,
+use testbed::{
+    FaultProxy,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::{

@@ -4,9 +4,9 @@ use std::{fs, os::unix::fs::symlink, path::Path, process::Output, time::Duration
 
 use ibid::RefusalReason;
 use ibid_client::Schedule;
-use ibid_testkit::{
+use testbed::{
+    FaultProxy,
     docs::DocPage,
-    servers::link::FaultProxy,
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::{process::Command, time::timeout};

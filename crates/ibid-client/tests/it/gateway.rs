@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::HeaderName;
 use ibid_client::{KeyGenerator, Schedule, SendOptions, send};
-use ibid_testkit::{
-    servers::link::FaultProxy,
+use testbed::{
+    FaultProxy,
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 

@@ -6,11 +6,11 @@ use ibid_client::{
     ClientKey, IdempotencyMiddleware, KeyGenerator, OperationSpec, ResponseInfo, Schedule, SendError, SendErrorReason,
     SendOptions,
 };
-use ibid_testkit::{
-    servers::link::FaultProxy,
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error};
+use testbed::{
+    FaultProxy,
     upstream::{TestUpstream, UpstreamReply},
 };
-use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error};
 
 use crate::common::{KeyFolder, client, gateway, only_key, problem};
 

@@ -11,7 +11,7 @@ use ibid_client::{
     ClientKey, JournalError, JournalFuture, KeyGenerator, KeyJournal, LastAttempt, MemoryJournal, PendingOperation,
     Schedule, SendOptions, StoredKey, send,
 };
-use ibid_testkit::upstream::{TestUpstream, UpstreamReply, filler};
+use testbed::upstream::{TestUpstream, UpstreamReply, filler};
 
 use crate::common::{KeyFolder, client, only_key, payment, problem, reason};
 

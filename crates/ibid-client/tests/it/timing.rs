@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ibid_client::{Schedule, SendErrorReason, SendOptions, send};
-use ibid_testkit::upstream::{TestUpstream, UpstreamFault, UpstreamReply};
+use testbed::upstream::{TestUpstream, UpstreamFault, UpstreamReply};
 use tokio::time::{sleep, timeout};
 
 use crate::common::{KeyFolder, assert_schedule, client, only_key, payment, problem, reason};

@@ -1,6 +1,6 @@
 //! The container's file, as far as it can be judged without building it; and the health check that it runs.
 
-use ibid_testkit::{
+use testbed::{
     process::{self, GatewayProcess},
     upstream::{TestUpstream, UpstreamReply},
 };

@@ -4,8 +4,8 @@
 use std::{fs, time::Duration};
 
 use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
-use ibid_testkit::process;
 use serde_json::Value;
+use testbed::process;
 
 use super::common::{BIN, at, installed, root, run, yaml};
 

@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
-use ibid_testkit::{
+use serde_json::Value;
+use tempfile::TempDir;
+use testbed::{
     client::{get, post},
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
-use serde_json::Value;
-use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use super::{

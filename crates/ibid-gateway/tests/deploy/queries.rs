@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ibid_testkit::{client::get, process::GatewayProcess, upstream::TestUpstream};
+use testbed::{client::get, process::GatewayProcess, upstream::TestUpstream};
 
 use super::common::BIN;
 

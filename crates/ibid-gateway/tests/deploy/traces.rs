@@ -5,12 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
     client::{get, post},
     process::{self, GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
-use serde_json::Value;
 use tokio::time::sleep;
 
 use super::common::{BIN, installed, run};

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, get, post},
     process::GatewayProcess,
     upstream::TestUpstream,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, TestRequest, TestResponse, post},
     process::GatewayProcess,
     upstream::TestUpstream,

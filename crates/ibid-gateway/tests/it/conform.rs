@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, process::Output, time::Duration};
 
 use ibid::presets::PRESET_NAMES;
-use ibid_testkit::{process::GatewayProcess, upstream::TestUpstream};
 use serde_json::Value;
+use testbed::{process::GatewayProcess, upstream::TestUpstream};
 use tokio::{process::Command, time::timeout};
 
 use self::app::{ConformApp, ServerFaults};

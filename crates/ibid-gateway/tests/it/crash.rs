@@ -20,12 +20,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use ibid_testkit::{
+use parking_lot::Mutex;
+use testbed::{
     client::{Broken, RawClient, TestRequest, TestResponse, post},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
-use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
 use crate::faults::common::{BIN, caller, is_in_progress, policy};

@@ -20,13 +20,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use testbed::{
     client::{TestRequest, TestResponse, post},
     process::{GatewayProcess, run},
     upstream::{TestUpstream, UpstreamReply},
 };
-use parking_lot::Mutex;
-use tempfile::TempDir;
 use tokio::{task::JoinHandle, time::sleep};
 
 use crate::faults::common::{BIN, assert_refused, assert_replay, caller, policy, until};

@@ -16,7 +16,7 @@ use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
     metrics::FAMILIES,
 };
-use ibid_testkit::{
+use testbed::{
     docs::DocPage,
     process::{self, GatewayProcess},
     upstream::{TestUpstream, UpstreamReply},

@@ -5,12 +5,12 @@ mod config;
 mod reflection;
 mod streams;
 
-use ibid_testkit::{
+use prost::Message as _;
+use testbed::{
     grpc::{GrpcTestClient, message},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
-use prost::Message as _;
 
 use crate::faults::common::BIN;
 

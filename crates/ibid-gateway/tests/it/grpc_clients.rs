@@ -10,7 +10,7 @@ mod expectations;
 use std::{fs, path::Path};
 
 use ibid_example_tonic::DESCRIPTORS;
-use ibid_testkit::process::run;
+use testbed::process::run;
 
 use self::common::{GrpcClientKind, GrpcShop};
 use crate::faults::common::BIN;

@@ -3,13 +3,13 @@
 mod keys;
 mod signer;
 
-use ibid_testkit::{
+use serde_json::{Value, json};
+use testbed::{
     client::{TestRequest, TestResponse, post},
     grpc::{GrpcTestClient, message},
     process::GatewayProcess,
     upstream::TestUpstream,
 };
-use serde_json::{Value, json};
 
 use self::signer::{ISSUER, SECRET, TokenSigner, base64url, claims, now};
 use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};

@@ -5,9 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ibid_testkit::process;
 use serde_json::Value;
 use tempfile::TempDir;
+use testbed::process;
 use tokio::process::Command;
 
 mod served;

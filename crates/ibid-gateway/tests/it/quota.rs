@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
+    PostgresServer, RedisServer,
     client::{TestRequest, post},
     grpc::{GrpcTestClient, message},
     process::{GatewayProcess, run},
-    servers::{postgres, redis},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
@@ -66,7 +66,7 @@ async fn new_keys_are_limited_per_tenant_and_retries_are_not() {
 
 /// How often requests were refused for their quota, as the metrics say.
 async fn refused_metric(gateway: &GatewayProcess) -> usize {
-    let text = ibid_testkit::client::get(gateway.admin_addr(), "/metrics").send().await.text();
+    let text = testbed::client::get(gateway.admin_addr(), "/metrics").send().await.text();
     let line =
         text.lines().find(|line| line.starts_with("idempotency_requests_total") && line.contains("quota-exceeded"));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("it is not counted: {text}"))
@@ -114,8 +114,8 @@ async fn a_window_ends_and_the_next_begins() {
 
 #[tokio::test]
 async fn gateways_on_one_store_share_the_count() {
-    let redis = redis::Server::start();
-    let postgres = postgres::Server::shared();
+    let redis = RedisServer::start();
+    let postgres = PostgresServer::shared();
     let database = postgres.create_database();
     let migrated = run(BIN, &["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
     assert!(migrated.status.success(), "{migrated:?}");
@@ -225,7 +225,7 @@ async fn change(gateway: &GatewayProcess, quota: &str, taken: usize) {
 
 #[tokio::test]
 async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
-    let redis = redis::Server::start();
+    let redis = RedisServer::start();
     for store in ["memory:".to_owned(), "embedded:data".to_owned(), redis.url()] {
         let upstream = TestUpstream::start().await;
         let gateway = gateway(&upstream, "", "", &store).await;
@@ -255,7 +255,7 @@ async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
         assert!(over(pay(&gateway, "a", "k-7")).await > 3000);
         assert_eq!(upstream.executions(), 8, "{store}");
         assert!(!gateway.logs().iter().any(|line| line.contains("needs_restart")), "{:?}", gateway.logs());
-        let page = ibid_testkit::client::get(gateway.addr(), "/.well-known/idempotency").send().await;
+        let page = testbed::client::get(gateway.addr(), "/.well-known/idempotency").send().await;
         assert!(page.text().contains("quota-exceeded"), "the contract says so: {}", page.text());
     }
 }

@@ -5,8 +5,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 
-use ibid_testkit::process::GatewayProcess;
 use serde_json::Value;
+use testbed::process::GatewayProcess;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},

@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, post},
     process::{GatewayProcess, ProcessSignal, run},
 };

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, TestResponse, post},
     process::{GatewayProcess, ProcessSignal, run},
     upstream::{TestUpstream, UpstreamReply},

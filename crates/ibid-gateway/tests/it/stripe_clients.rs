@@ -5,12 +5,12 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
-use ibid_testkit::{
+use serde_json::{Value, json};
+use testbed::{
     client,
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},

@@ -9,7 +9,7 @@ use ibid_postgres_tx::{
     inbox::{TxEventClaim, TxEventFailure, TxEventOutcome, TxInbox, TxInboxError},
 };
 use ibid_stores::postgres::{MigrateAction, migrate};
-use ibid_testkit::servers::postgres::Server;
+use testbed::PostgresServer;
 
 use self::TxEventClaim::{Duplicate, New, TooOld};
 
@@ -136,13 +136,13 @@ on_both! {
 
 /// A database of its own.
 struct InboxDatabase {
-    server: &'static Server,
+    server: &'static PostgresServer,
     name: String,
 }
 
 impl InboxDatabase {
     async fn new() -> Self {
-        let server = Server::shared();
+        let server = PostgresServer::shared();
         let name = server.create_database();
         migrate(&server.url("migrator", &name), MigrateAction::Up).await.unwrap();
         server

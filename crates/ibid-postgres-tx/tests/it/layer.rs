@@ -21,7 +21,7 @@ use ibid::{
 use ibid_postgres_tx::complete_in;
 use tower::ServiceExt as _;
 
-use crate::kit::{TestDriver, TestError, TxDatabase, paid_response, with_both_drivers};
+use crate::support::{TestDriver, TestError, TxDatabase, paid_response, with_both_drivers};
 
 with_both_drivers! {
     what_is_committed_is_answered_and_replayed
@@ -106,7 +106,7 @@ trait CompletingDriver: TestDriver {
     ) -> impl Future<Output = Result<(), TestError>> + Send;
 }
 
-impl CompletingDriver for crate::kit::SqlxDriver {
+impl CompletingDriver for crate::support::SqlxDriver {
     async fn completes(
         pool: &Self::Pool, sql: &str, claimed: &HandlerClaim, answer: &http::Response<Bytes>, how: HandlerBehaviour,
     ) -> Result<(), TestError> {
@@ -124,7 +124,7 @@ impl CompletingDriver for crate::kit::SqlxDriver {
     }
 }
 
-impl CompletingDriver for crate::kit::TokioPostgresDriver {
+impl CompletingDriver for crate::support::TokioPostgresDriver {
     async fn completes(
         pool: &Self::Pool, sql: &str, claimed: &HandlerClaim, answer: &http::Response<Bytes>, how: HandlerBehaviour,
     ) -> Result<(), TestError> {

@@ -3,10 +3,10 @@
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 mod inbox;
-mod kit;
 mod layer;
 mod lost_commits;
 mod operation_transactions;
 mod run_tx;
 mod sql;
+mod support;
 mod waiting;

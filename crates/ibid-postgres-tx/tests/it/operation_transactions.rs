@@ -11,7 +11,7 @@ use std::{
 use ibid_postgres_tx::{DriverErrorKind, Isolation, TxError};
 use tokio::time::timeout;
 
-use crate::kit::{
+use crate::support::{
     TestDriver, TestError, TxDatabase, call, paid_response, patient_policy, run, wait_until, with_both_drivers,
 };
 

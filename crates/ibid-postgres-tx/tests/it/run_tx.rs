@@ -17,7 +17,7 @@ use ibid::{
 use ibid_postgres_tx::{IdempotentCall, TxError, TxOutcome};
 use tower::ServiceExt as _;
 
-use crate::kit::{
+use crate::support::{
     TestDriver, TestError, TxDatabase, call, paid_response, patient_policy, retrying_policy, run, scope,
     with_both_drivers,
 };

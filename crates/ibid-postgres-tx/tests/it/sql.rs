@@ -18,7 +18,7 @@ use ibid_stores::postgres::{MigrateAction, migrate};
 use tokio_postgres::{Client, NoTls, Row};
 use tower::ServiceExt as _;
 
-use crate::kit::{TestDriver, TestError, TokioPostgresDriver, TxDatabase, paid_response, patient_policy, run};
+use crate::support::{TestDriver, TestError, TokioPostgresDriver, TxDatabase, paid_response, patient_policy, run};
 
 mod clients;
 

@@ -9,10 +9,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid_testkit::servers::postgres::PgBouncer;
+use testbed::PgBouncer;
 use tokio::{sync::Notify, time::timeout};
 
-use crate::kit::{
+use crate::support::{
     TestDriver, TestError, TokioPostgresDriver, TxDatabase, call, paid_response, patient_policy, run, with_both_drivers,
 };
 

@@ -14,9 +14,9 @@ use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories},
-    servers::postgres::{PgBouncer, Server},
     wrappers::{LossyStore, RetryingStore},
 };
+use testbed::{PgBouncer, PostgresServer};
 
 mod access_rights;
 mod certificates;
@@ -32,12 +32,12 @@ use common::{open, patient_options};
 /// One database for all cases: they use addresses of their own.
 fn shared() -> &'static str {
     static SHARED: OnceLock<String> = OnceLock::new();
-    SHARED.get_or_init(|| database(Server::shared()))
+    SHARED.get_or_init(|| database(PostgresServer::shared()))
 }
 
 /// Where a gateway finds it.
 pub(crate) fn url() -> String {
-    Server::shared().url("gateway", shared())
+    PostgresServer::shared().url("gateway", shared())
 }
 
 async fn store() -> Postgres {
@@ -46,7 +46,7 @@ async fn store() -> Postgres {
 
 fn bouncer() -> &'static PgBouncer {
     static BOUNCER: OnceLock<PgBouncer> = OnceLock::new();
-    BOUNCER.get_or_init(|| PgBouncer::start(Server::shared()))
+    BOUNCER.get_or_init(|| PgBouncer::start(PostgresServer::shared()))
 }
 
 async fn open_through_pgbouncer() -> Postgres {
@@ -77,7 +77,7 @@ async fn one_store_serves_all_cases_at_the_same_time() {
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    let store = open(&Server::shared().url("gateway", &database(Server::shared()))).await;
+    let store = open(&PostgresServer::shared().url("gateway", &database(PostgresServer::shared()))).await;
     contract::admin::sweeps_count_what_they_remove(&store).await;
 }
 

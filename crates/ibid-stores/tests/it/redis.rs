@@ -12,9 +12,9 @@ use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories},
-    servers::redis::{RedisCluster, RedisSentinels, Server},
     wrappers::{LossyStore, RetryingStore},
 };
+use testbed::{RedisCluster, RedisSentinels, RedisServer};
 
 mod certificates;
 mod cluster;
@@ -35,7 +35,7 @@ async fn open(url: &str) -> Redis {
     Redis::open(url, remote()).await.unwrap()
 }
 
-ibid_testkit::contract_tests!(single, async { Arc::new(open(&Server::shared().url()).await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(single, async { Arc::new(open(&RedisServer::shared().url()).await) as Arc<dyn Store> });
 
 ibid_testkit::contract_tests!(sentinels, async {
     Arc::new(open(&RedisSentinels::shared().url()).await) as Arc<dyn Store>
@@ -51,7 +51,7 @@ async fn losing_answers(url: &str) -> Arc<dyn Store> {
     Arc::new(RetryingStore::new(LossyStore::new(open(url).await, seed, 3)))
 }
 
-ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&Server::shared().url()));
+ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&RedisServer::shared().url()));
 
 ibid_testkit::contract_tests!(sentinels_losing_answers, losing_answers(&RedisSentinels::shared().url()));
 
@@ -64,19 +64,21 @@ ibid_testkit::contract_tests!(waiting_for_a_replica, async {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_store_serves_all_cases_at_the_same_time() {
-    let store = Arc::new(open(&Server::shared().url()).await);
+    let store = Arc::new(open(&RedisServer::shared().url()).await);
     assert_eq!(failing_cases(store, Duration::from_secs(120)).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    contract::admin::sweeps_count_what_they_remove(&open(&Server::shared().url()).await).await;
+    contract::admin::sweeps_count_what_they_remove(&open(&RedisServer::shared().url()).await).await;
     contract::admin::sweeps_count_what_they_remove(&open(&RedisCluster::shared().url()).await).await;
 }
 
 #[test]
 fn it_answers_as_the_model_says() {
-    check_histories(60, HistoryClock::Real, async || Arc::new(open(&Server::shared().url()).await) as Arc<dyn Store>);
+    check_histories(60, HistoryClock::Real, async || {
+        Arc::new(open(&RedisServer::shared().url()).await) as Arc<dyn Store>
+    });
 }
 
 /// An ask in the bucket of `first`.

@@ -7,30 +7,26 @@ use ibid::store::{ClaimOutcome, ClaimRequest, Lease, Store};
 
 use super::common::*;
 
-/// The first claim at an address is granted as attempt 1.
 pub async fn a_first_claim_is_granted_as_attempt_1(store: &dyn Store) {
     let lease = claim_granted(store, &new_request()).await;
     assert_eq!(lease.attempt, 1, "the first run at an address is attempt 1");
 }
 
-/// Repeating a claim whose outcome was lost returns the same lease.
 pub async fn the_same_token_gets_the_same_lease(store: &dyn Store) {
-    let ask = new_request();
-    let first = claim_granted(store, &ask).await;
+    let (ask, first) = new_claim(store).await;
     for _ in 0..3 {
         let again = claim_granted(store, &ask).await;
         assert_eq!((again.fence, again.attempt), (first.fence, first.attempt), "same token, same lease");
     }
 }
 
-/// Another token finds the holder in progress, with its fingerprint, age and the rest of its lease.
 pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
     let ask = new_request();
     let before = Instant::now();
     let lease = claim_granted(store, &ask).await;
     tokio::time::sleep(SHORT_LEASE).await;
     let seen_from = Instant::now();
-    let holder = expect_in_progress(claim(store, &competing_request(&ask)).await);
+    let holder = find_in_progress(store, &ask).await;
     let at_most = before.elapsed();
     assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "busy names the holder");
     assert_eq!(holder.fingerprint, ask.fingerprint, "busy carries the holder's fingerprint, not the asker's");
@@ -49,15 +45,13 @@ pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
 
 /// A claim that finds a holder changes nothing: the holder stays, and the same token may be granted later.
 pub async fn a_refused_token_is_granted_once_it_is_free(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let next = competing_request(&ask);
     expect_in_progress(claim(store, &next).await);
-    settle_applied(store, &lease, &ibid::store::Settlement::Release).await;
+    release(store, &lease).await;
     assert!(claim_granted(store, &next).await.fence > lease.fence, "fences only grow");
 }
 
-/// Of many concurrent claims, one is granted.
 pub async fn of_64_concurrent_claims_exactly_one_is_granted(store: &dyn Store) {
     for _ in 0..4 {
         let ask = new_request();
@@ -76,7 +70,6 @@ pub async fn of_64_concurrent_claims_exactly_one_is_granted(store: &dyn Store) {
     }
 }
 
-/// Concurrent copies of one claim get one lease.
 pub async fn concurrent_copies_of_one_claim_get_one_lease(store: &dyn Store) {
     let ask = Arc::new(new_request());
     let answers = join_all((0..16).map(|_| store.claim(&ask))).await;
@@ -90,37 +83,33 @@ pub async fn concurrent_copies_of_one_claim_get_one_lease(store: &dyn Store) {
     assert_eq!(fences.len(), 1, "all copies get the same fence and attempt: {fences:?}");
 }
 
-/// Addresses that differ in one bit are independent.
 pub async fn addresses_do_not_disturb_each_other(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     for byte in [0, 7, 15, 16, 31] {
         let mut other = competing_request(&ask);
         other.address.0[byte] ^= 1;
         let neighbour = claim_granted(store, &other).await;
-        settle_applied(store, &neighbour, &complete_settlement(b"of the neighbour")).await;
+        complete(store, &neighbour, b"of the neighbour").await;
     }
-    expect_in_progress(claim(store, &competing_request(&ask)).await);
-    settle_applied(store, &lease, &complete_settlement(b"its own")).await;
-    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"its own"[..]);
+    find_in_progress(store, &ask).await;
+    complete(store, &lease, b"its own").await;
+    assert_record(store, &ask, b"its own").await;
 }
 
-/// A `take_over` without a holder is an ordinary claim.
 pub async fn a_takeover_of_nobody_is_a_plain_claim(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ClaimRequest { take_over: Some(ibid::store::Fence(7)), ..ask.clone() }).await;
     assert_eq!(lease.attempt, 1, "nobody was there to be taken over");
 }
 
-/// New entries do not evict entries in progress.
 pub async fn live_entries_are_not_evicted_by_new_ones(store: &dyn Store) {
     let asks: Vec<ClaimRequest> = (0..8).map(|_| new_request()).collect();
     let mut leases = Vec::new();
     for ask in &asks {
         leases.push(claim_granted(store, ask).await);
     }
-    settle_applied(store, &leases[0], &complete_settlement(b"remembered")).await;
-    settle_applied(store, &leases[1], &park_settlement()).await;
+    complete(store, &leases[0], b"remembered").await;
+    park(store, &leases[1]).await;
     let crowd: Vec<Arc<ClaimRequest>> =
         (0..600).map(|_| Arc::new(ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() })).collect();
     for some in crowd.chunks(100) {
@@ -128,9 +117,9 @@ pub async fn live_entries_are_not_evicted_by_new_ones(store: &dyn Store) {
             let _ = expect_answer("claim", found);
         }
     }
-    assert_eq!(expect_completed(claim(store, &competing_request(&asks[0])).await).record, &b"remembered"[..]);
-    expect_outcome_unknown(claim(store, &competing_request(&asks[1])).await);
+    assert_record(store, &asks[0], b"remembered").await;
+    find_outcome_unknown(store, &asks[1]).await;
     for ask in &asks[2..] {
-        expect_in_progress(claim(store, &competing_request(ask)).await);
+        find_in_progress(store, ask).await;
     }
 }

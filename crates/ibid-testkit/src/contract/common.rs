@@ -59,17 +59,12 @@ pub(super) fn unseen_lease(ask: &ClaimRequest) -> Lease {
     Lease { request: Arc::new(ask.clone()), fence: Fence::UNSEEN, attempt: 0, front_only: false }
 }
 
-pub(super) fn complete_settlement(record: &'static [u8]) -> Settlement {
-    complete_settlement_for(record, LONG_LEASE)
+pub(super) fn completion(failed: bool, record: impl Into<Bytes>, ttl: Duration) -> Settlement {
+    Settlement::Complete { failed, record: record.into(), summary: RecordSummary::default(), ttl }
 }
 
-pub(super) fn complete_settlement_for(record: &'static [u8], keep: Duration) -> Settlement {
-    Settlement::Complete {
-        failed: false,
-        record: Bytes::from_static(record),
-        summary: RecordSummary::default(),
-        ttl: keep,
-    }
+pub(super) fn complete_settlement(record: &'static [u8]) -> Settlement {
+    completion(false, record, LONG_LEASE)
 }
 
 pub(super) fn park_settlement() -> Settlement {
@@ -106,28 +101,31 @@ pub(super) async fn claim_granted(store: &dyn Store, ask: &ClaimRequest) -> Leas
     }
 }
 
-#[track_caller]
-pub(super) fn expect_in_progress(found: ClaimOutcome) -> Holder {
-    match found {
-        ClaimOutcome::InProgress(holder) => holder,
-        other => panic!("a live holder must be found busy, and it was {other:?}"),
-    }
+/// `expect_NAME` asserts that an outcome is this variant; `find_NAME`, that a competing claim finds it.
+macro_rules! outcomes {
+    ($($variant:ident($inner:ty): $expect:ident, $find:ident;)*) => { $(
+        #[track_caller]
+        pub(super) fn $expect(found: ClaimOutcome) -> $inner {
+            match found {
+                ClaimOutcome::$variant(inner) => inner,
+                other => panic!("the entry must be {}, and it was {other:?}", stringify!($variant)),
+            }
+        }
+
+        pub(super) async fn $find(store: &dyn Store, at: &ClaimRequest) -> $inner {
+            $expect(claim(store, &competing_request(at)).await)
+        }
+    )* };
+}
+outcomes! {
+    InProgress(Holder): expect_in_progress, find_in_progress;
+    OutcomeUnknown(Holder): expect_outcome_unknown, find_outcome_unknown;
+    Completed(CompletedEntry): expect_completed, find_completed;
 }
 
-#[track_caller]
-pub(super) fn expect_outcome_unknown(found: ClaimOutcome) -> Holder {
-    match found {
-        ClaimOutcome::OutcomeUnknown(holder) => holder,
-        other => panic!("the entry must be unknown, and it was {other:?}"),
-    }
-}
-
-#[track_caller]
-pub(super) fn expect_completed(found: ClaimOutcome) -> CompletedEntry {
-    match found {
-        ClaimOutcome::Completed(finished) => finished,
-        other => panic!("the entry must be done, and it was {other:?}"),
-    }
+/// Asserts that a competing claim finds this record.
+pub(super) async fn assert_record(store: &dyn Store, at: &ClaimRequest, record: &[u8]) {
+    assert_eq!(find_completed(store, at).await.record, record, "the remembered record");
 }
 
 #[track_caller]
@@ -153,6 +151,74 @@ pub(super) async fn settle_applied(store: &dyn Store, lease: &Lease, end: &Settl
     expect_applied("a holder's settle", settle(store, lease, end).await);
 }
 
+pub(super) async fn complete(store: &dyn Store, lease: &Lease, record: &'static [u8]) {
+    settle_applied(store, lease, &complete_settlement(record)).await;
+}
+
+pub(super) async fn release(store: &dyn Store, lease: &Lease) {
+    settle_applied(store, lease, &Settlement::Release).await;
+}
+
+pub(super) async fn park(store: &dyn Store, lease: &Lease) {
+    settle_applied(store, lease, &park_settlement()).await;
+}
+
+/// Settles; the claim must be lost. Returns what is there instead.
+pub(super) async fn settle_lost(what: &str, store: &dyn Store, lease: &Lease, end: &Settlement) -> ClaimOutcome {
+    expect_claim_lost(what, settle(store, lease, end).await)
+}
+
+pub(super) async fn extend(store: &dyn Store, lease: &Lease, by: Duration) -> SettleOutcome {
+    expect_answer("extend", store.extend(lease, by).await)
+}
+
+pub(super) async fn extend_applied(what: &str, store: &dyn Store, lease: &Lease) {
+    expect_applied(what, extend(store, lease, LONG_LEASE).await);
+}
+
+pub(super) async fn extend_lost(what: &str, store: &dyn Store, lease: &Lease) -> ClaimOutcome {
+    expect_claim_lost(what, extend(store, lease, LONG_LEASE).await)
+}
+
+/// A granted competing claim.
+pub(super) async fn claim_next(store: &dyn Store, after: &ClaimRequest) -> Lease {
+    claim_granted(store, &competing_request(after)).await
+}
+
+/// A granted takeover of `fence`.
+pub(super) async fn take_over(store: &dyn Store, at: &ClaimRequest, fence: Fence) -> Lease {
+    claim_granted(store, &takeover_request(at, fence)).await
+}
+
+/// A granted claim at an unused address.
+pub(super) async fn new_claim(store: &dyn Store) -> (ClaimRequest, Lease) {
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    (ask, lease)
+}
+
+/// A parked claim at an unused address.
+pub(super) async fn new_parked(store: &dyn Store) -> (ClaimRequest, Lease) {
+    let (ask, lease) = new_claim(store).await;
+    park(store, &lease).await;
+    (ask, lease)
+}
+
+/// A claim at an unused address whose lease has expired.
+pub(super) async fn new_lapsed(store: &dyn Store) -> (ClaimRequest, Lease) {
+    let ask = new_request();
+    let lease = claim_and_lapse(store, &ask).await;
+    (ask, lease)
+}
+
+/// A claim at an unused address whose entry has expired.
+pub(super) async fn new_expired(store: &dyn Store) -> (ClaimRequest, Lease) {
+    let ask = new_request();
+    let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..ask.clone() }).await;
+    wait_until_absent(store, &ask).await;
+    (ask, lease)
+}
+
 /// Claims with a [`SHORT_LEASE`] and waits until it has expired.
 pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Lease {
     let asked = Instant::now();
@@ -173,12 +239,6 @@ pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Le
         }
     })
     .await;
-    lease
-}
-
-pub(super) async fn claim_and_park(store: &dyn Store, ask: &ClaimRequest) -> Lease {
-    let lease = claim_granted(store, ask).await;
-    settle_applied(store, &lease, &park_settlement()).await;
     lease
 }
 

@@ -29,7 +29,6 @@ pub async fn what_is_reserved_adds_up(store: &dyn Store) {
     assert!(used.resets_in <= HOUR && used.resets_in > HOUR / 2, "{used:?}");
 }
 
-/// A window begins with the first reservation, is not moved by later ones, and ends by itself.
 pub async fn a_window_ends_by_itself(store: &dyn Store) {
     let who = new_request().address;
     assert_eq!(reserve(store, &who, 5, Duration::from_millis(100)).await.total, 5);

@@ -3,19 +3,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid::store::{ClaimOutcome, RecordSummary, Settlement, Store};
+use ibid::store::{ClaimOutcome, Settlement, Store};
 
 use super::common::*;
 
-/// A completed claim returns its record, byte for byte, for at most its ttl.
 pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
     for failed in [false, true] {
-        let ask = new_request();
-        let lease = claim_granted(store, &ask).await;
+        let (ask, lease) = new_claim(store).await;
         let record = Bytes::from((0..=255).collect::<Vec<u8>>());
         let keep = Duration::from_secs(100);
-        let end = Settlement::Complete { failed, record: record.clone(), summary: RecordSummary::default(), ttl: keep };
-        settle_applied(store, &lease, &end).await;
+        settle_applied(store, &lease, &completion(failed, record.clone(), keep)).await;
         for asked in [competing_request(&ask), ask.clone()] {
             let done = expect_completed(claim(store, &asked).await);
             assert_eq!(done.record, record, "the record comes back as it was given");
@@ -30,105 +27,71 @@ pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
 
 /// A second completion is accepted and changes nothing, whatever its record.
 pub async fn complete_is_repeatable_and_the_first_record_stays(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &complete_settlement(b"first")).await;
-    settle_applied(store, &lease, &complete_settlement(b"first")).await;
-    let other = Bytes::from_static(b"second");
-    settle_applied(
-        store,
-        &lease,
-        &Settlement::Complete { failed: true, record: other, summary: RecordSummary::default(), ttl: LONG_LEASE },
-    )
-    .await;
-    let done = expect_completed(claim(store, &competing_request(&ask)).await);
+    let (ask, lease) = new_claim(store).await;
+    complete(store, &lease, b"first").await;
+    complete(store, &lease, b"first").await;
+    settle_applied(store, &lease, &completion(true, "second", LONG_LEASE)).await;
+    let done = find_completed(store, &ask).await;
     assert_eq!(done.record, &b"first"[..], "a record seen as finished never changes");
     assert!(!done.failed, "a record seen as finished never changes");
 }
 
-/// A completed entry can be neither released, parked, extended nor taken over.
 pub async fn a_finished_entry_cannot_be_undone(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &complete_settlement(b"kept")).await;
+    let (ask, lease) = new_claim(store).await;
+    complete(store, &lease, b"kept").await;
     for end in [Settlement::Release, park_settlement()] {
-        let found = expect_claim_lost("an end other than complete, after complete", settle(store, &lease, &end).await);
+        let found = settle_lost("an end other than complete, after complete", store, &lease, &end).await;
         assert_eq!(expect_completed(found).record, &b"kept"[..], "and it is told what is there");
     }
-    let _ = expect_claim_lost("extend after complete", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
+    let _ = extend_lost("extend after complete", store, &lease).await;
     let found = claim(store, &takeover_request(&ask, lease.fence)).await;
     assert_eq!(expect_completed(found).record, &b"kept"[..], "what is done is not taken over");
 }
 
-/// A holder whose claim was taken over writes nothing and learns the current state.
 pub async fn a_stale_settle_is_lost_and_writes_nothing(store: &dyn Store) {
-    let ask = new_request();
-    let stale = claim_and_park(store, &ask).await;
-    let current = claim_granted(store, &takeover_request(&ask, stale.fence)).await;
+    let (ask, stale) = new_parked(store).await;
+    let current = take_over(store, &ask, stale.fence).await;
     for end in [complete_settlement(b"stale"), Settlement::Release, park_settlement()] {
-        let found = expect_in_progress(expect_claim_lost("a stale settle", settle(store, &stale, &end).await));
+        let found = expect_in_progress(settle_lost("a stale settle", store, &stale, &end).await);
         assert_eq!(found.fence, current.fence, "a stale holder is told who runs now");
-        assert_eq!(
-            expect_in_progress(claim(store, &competing_request(&ask)).await).fence,
-            current.fence,
-            "it wrote nothing"
-        );
+        assert_eq!(find_in_progress(store, &ask).await.fence, current.fence, "it wrote nothing");
     }
-    settle_applied(store, &current, &complete_settlement(b"current")).await;
-    let found = expect_claim_lost("a stale settle", settle(store, &stale, &complete_settlement(b"stale")).await);
+    complete(store, &current, b"current").await;
+    let found = settle_lost("a stale settle", store, &stale, &complete_settlement(b"stale")).await;
     assert_eq!(expect_completed(found).record, &b"current"[..], "a stale holder is told what was remembered");
-    assert_eq!(
-        expect_completed(claim(store, &competing_request(&ask)).await).record,
-        &b"current"[..],
-        "it wrote nothing"
-    );
+    assert_record(store, &ask, b"current").await;
 }
 
-/// A settlement needs both the fence and the token.
 pub async fn a_settle_needs_both_fence_and_token(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let mut foreign = lease.clone();
     foreign.request = competing_request(&ask).into();
-    expect_in_progress(expect_claim_lost(
-        "a settle with a foreign token",
-        settle(store, &foreign, &complete_settlement(b"no")).await,
-    ));
+    expect_in_progress(
+        settle_lost("a settle with a foreign token", store, &foreign, &complete_settlement(b"no")).await,
+    );
     let mut wrong = lease.clone();
     wrong.fence.0 += 1;
-    expect_in_progress(expect_claim_lost(
-        "a settle with a wrong fence",
-        settle(store, &wrong, &complete_settlement(b"no")).await,
-    ));
-    let _ = expect_claim_lost(
-        "an extend with a foreign token",
-        expect_answer("extend", store.extend(&foreign, LONG_LEASE).await),
-    );
-    let _ = expect_claim_lost(
-        "an extend with a wrong fence",
-        expect_answer("extend", store.extend(&wrong, LONG_LEASE).await),
-    );
-    settle_applied(store, &lease, &complete_settlement(b"yes")).await;
+    expect_in_progress(settle_lost("a settle with a wrong fence", store, &wrong, &complete_settlement(b"no")).await);
+    let _ = extend_lost("an extend with a foreign token", store, &foreign).await;
+    let _ = extend_lost("an extend with a wrong fence", store, &wrong).await;
+    complete(store, &lease, b"yes").await;
 }
 
-/// After a release the next claim is granted, as the next attempt with a higher fence.
 pub async fn after_a_release_the_next_claim_is_granted(store: &dyn Store) {
     let ask = new_request();
     let mut before = claim_granted(store, &ask).await;
     for attempt in 2..5 {
-        settle_applied(store, &before, &Settlement::Release).await;
-        let next = claim_granted(store, &competing_request(&ask)).await;
+        release(store, &before).await;
+        let next = claim_next(store, &ask).await;
         assert_eq!(next.attempt, attempt, "attempts go on after a release");
         assert!(next.fence > before.fence, "fences only grow: {} after {}", next.fence, before.fence);
         before = next;
     }
 }
 
-/// A late copy of a released claim is not granted.
 pub async fn a_released_token_is_spent(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
+    let (ask, lease) = new_claim(store).await;
+    release(store, &lease).await;
     for _ in 0..3 {
         expect_token_spent(claim(store, &ask).await);
     }
@@ -137,11 +100,10 @@ pub async fn a_released_token_is_spent(store: &dyn Store) {
     expect_token_spent(claim(store, &ask).await);
 }
 
-/// A spent token stays spent while other holders claim and release.
 pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store) {
     let ask = new_request();
     let mut spent = vec![ask.clone()];
-    settle_applied(store, &claim_granted(store, &ask).await, &Settlement::Release).await;
+    release(store, &claim_granted(store, &ask).await).await;
     for _ in 0..3 {
         let next = competing_request(&ask);
         let lease = claim_granted(store, &next).await;
@@ -152,14 +114,14 @@ pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store
                 "a late copy beside a holder found {found:?}"
             );
         }
-        settle_applied(store, &lease, &Settlement::Release).await;
+        release(store, &lease).await;
         spent.push(next);
         for late in &spent {
             expect_token_spent(claim(store, late).await);
         }
     }
-    let lease = claim_granted(store, &competing_request(&ask)).await;
-    settle_applied(store, &lease, &complete_settlement_for(b"short", SHORT_LEASE)).await;
+    let lease = claim_next(store, &ask).await;
+    settle_applied(store, &lease, &completion(false, &b"short"[..], SHORT_LEASE)).await;
     wait_until_absent(store, &ask).await;
     for late in &spent {
         expect_token_spent(claim(store, late).await);
@@ -178,44 +140,29 @@ pub async fn a_released_token_is_spent_beyond_hold_and_keep(store: &dyn Store) {
 
 /// A repeated release is acknowledged, also if others have claimed since.
 pub async fn a_release_is_repeatable_when_others_have_come(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
-    let next = claim_granted(store, &competing_request(&ask)).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
-    expect_in_progress(expect_claim_lost(
-        "complete after release",
-        settle(store, &lease, &complete_settlement(b"late")).await,
-    ));
-    settle_applied(store, &next, &complete_settlement(b"theirs")).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
-    assert_eq!(
-        expect_completed(claim(store, &competing_request(&ask)).await).record,
-        &b"theirs"[..],
-        "the record stays"
-    );
+    let (ask, lease) = new_claim(store).await;
+    release(store, &lease).await;
+    let next = claim_next(store, &ask).await;
+    release(store, &lease).await;
+    expect_in_progress(settle_lost("complete after release", store, &lease, &complete_settlement(b"late")).await);
+    complete(store, &next, b"theirs").await;
+    release(store, &lease).await;
+    assert_record(store, &ask, b"theirs").await;
 }
 
-/// After a release, only a repeated release is accepted.
 pub async fn after_a_release_only_a_release_is_held(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
-    expect_token_spent(expect_claim_lost(
-        "complete after release",
-        settle(store, &lease, &complete_settlement(b"late")).await,
-    ));
-    expect_token_spent(expect_claim_lost("park after release", settle(store, &lease, &park_settlement()).await));
-    let _ = expect_claim_lost("extend after release", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
+    let (ask, lease) = new_claim(store).await;
+    release(store, &lease).await;
+    release(store, &lease).await;
+    expect_token_spent(settle_lost("complete after release", store, &lease, &complete_settlement(b"late")).await);
+    expect_token_spent(settle_lost("park after release", store, &lease, &park_settlement()).await);
+    let _ = extend_lost("extend after release", store, &lease).await;
     assert_eq!(get(store, &ask).await, None, "none of them wrote anything");
-    claim_granted(store, &competing_request(&ask)).await;
+    claim_next(store, &ask).await;
 }
 
-/// A parked claim has an unknown outcome, and says when it may be taken over.
 pub async fn a_parked_claim_is_unknown(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let end = Settlement::Park { ttl: LONG_LEASE, retry_in: Duration::from_secs(100) };
     settle_applied(store, &lease, &end).await;
     settle_applied(store, &lease, &end).await;
@@ -228,48 +175,31 @@ pub async fn a_parked_claim_is_unknown(store: &dyn Store) {
     }
 }
 
-/// A holder that parked and then learned the outcome may complete.
 pub async fn a_holder_may_complete_after_its_own_park(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_park(store, &ask).await;
-    settle_applied(store, &lease, &complete_settlement(b"it happened")).await;
-    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"it happened"[..]);
+    let (ask, lease) = new_parked(store).await;
+    complete(store, &lease, b"it happened").await;
+    assert_record(store, &ask, b"it happened").await;
 }
 
 /// A release after a park does not free the entry, because the operation may have run.
 pub async fn a_release_after_its_own_park_does_not_free(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_park(store, &ask).await;
-    let found = settle(store, &lease, &Settlement::Release).await;
-    expect_outcome_unknown(expect_claim_lost("release after park", found));
-    expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
+    let (ask, lease) = new_parked(store).await;
+    expect_outcome_unknown(settle_lost("release after park", store, &lease, &Settlement::Release).await);
+    find_outcome_unknown(store, &ask).await;
 }
 
-/// An empty record is returned as an empty record.
 pub async fn an_empty_record_comes_back_empty(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &complete_settlement(b"")).await;
+    let (ask, lease) = new_claim(store).await;
+    complete(store, &lease, b"").await;
     assert!(
         matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(done)) if done.record.is_empty()),
         "an empty record"
     );
 }
 
-/// A record of two mebibytes is returned completely.
 pub async fn a_large_record_comes_back_whole(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let record: Bytes = (0_u32..512 * 1024).flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
-    let end = Settlement::Complete {
-        failed: false,
-        record: record.clone(),
-        summary: RecordSummary::default(),
-        ttl: LONG_LEASE,
-    };
-    settle_applied(store, &lease, &end).await;
-    assert!(
-        expect_completed(claim(store, &competing_request(&ask)).await).record == record,
-        "2 MiB come back unchanged"
-    );
+    settle_applied(store, &lease, &completion(false, record.clone(), LONG_LEASE)).await;
+    assert!(find_completed(store, &ask).await.record == record, "2 MiB come back unchanged");
 }

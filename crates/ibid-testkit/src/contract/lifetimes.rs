@@ -6,13 +6,11 @@ use ibid::store::{ClaimOutcome, ClaimRequest, ClaimToken, Lease, SettleOutcome, 
 
 use super::common::*;
 
-/// A completed entry is returned for its ttl and is absent afterwards; the next claim has a higher fence.
 pub async fn a_finished_entry_answers_for_keep_and_is_gone_afterwards(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let keep = Duration::from_millis(250);
     let asked = Instant::now();
-    settle_applied(store, &lease, &complete_settlement_for(b"for a while", keep)).await;
+    settle_applied(store, &lease, &completion(false, &b"for a while"[..], keep)).await;
     poll_until("the record to expire", || async {
         match get(store, &ask).await {
             Some(ClaimOutcome::Completed(done)) => {
@@ -25,7 +23,7 @@ pub async fn a_finished_entry_answers_for_keep_and_is_gone_afterwards(store: &dy
     })
     .await;
     assert!(asked.elapsed() >= keep, "the record was gone after {:?} of {keep:?}", asked.elapsed());
-    let next = claim_granted(store, &competing_request(&ask)).await;
+    let next = claim_next(store, &ask).await;
     assert_eq!(next.attempt, 1, "after its expiry an address starts over");
     assert!(next.fence > lease.fence, "fences grow beyond an entry's life: {} after {}", next.fence, lease.fence);
 }
@@ -37,12 +35,11 @@ pub async fn keep_counts_from_completion(store: &dyn Store) {
     let keep = Duration::from_millis(400);
     tokio::time::sleep(keep).await;
     let asked = Instant::now();
-    settle_applied(store, &lease, &complete_settlement_for(b"answer", keep)).await;
+    settle_applied(store, &lease, &completion(false, &b"answer"[..], keep)).await;
     wait_until_absent(store, &ask).await;
     assert!(asked.elapsed() >= keep, "gone {:?} after completion, kept for {keep:?}", asked.elapsed());
 }
 
-/// With a short lease and a long ttl, the entry outlives its lease with an unknown outcome.
 pub async fn an_unfinished_entry_is_kept_after_its_lease(store: &dyn Store) {
     let ask = ClaimRequest { lease: SHORT_LEASE, ttl: Duration::from_millis(300), ..new_request() };
     let asked = Instant::now();
@@ -50,18 +47,16 @@ pub async fn an_unfinished_entry_is_kept_after_its_lease(store: &dyn Store) {
     wait_until_absent(store, &ask).await;
     let kept = ask.lease + ask.ttl;
     assert!(asked.elapsed() >= kept, "an unfinished entry was gone after {:?} of {kept:?}", asked.elapsed());
-    let next = claim_granted(store, &competing_request(&ask)).await;
+    let next = claim_next(store, &ask).await;
     assert!(next.fence > lease.fence, "fences grow beyond an entry's life");
     let ask = new_request();
     claim_and_lapse(store, &ask).await;
     tokio::time::sleep(SHORT_LEASE * 4).await;
-    expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
+    find_outcome_unknown(store, &ask).await;
 }
 
-/// A parked entry is remembered for the ttl of the park.
 pub async fn a_parked_entry_is_kept_for_its_own_keep(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let keep = Duration::from_millis(200);
     let asked = Instant::now();
     settle_applied(store, &lease, &Settlement::Park { ttl: keep, retry_in: Duration::ZERO }).await;
@@ -69,48 +64,42 @@ pub async fn a_parked_entry_is_kept_for_its_own_keep(store: &dyn Store) {
     assert!(asked.elapsed() >= keep, "a parked entry was gone after {:?} of {keep:?}", asked.elapsed());
 }
 
-/// A holder that outlived its entry restores it by extending, and is in progress for others.
 pub async fn extend_puts_an_absent_entry_back(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_expire(store, &ask).await;
-    let answered = expect_answer("extend", store.extend(&lease, LONG_LEASE).await);
+    let (ask, lease) = new_expired(store).await;
+    let answered = extend(store, &lease, LONG_LEASE).await;
     assert_eq!(answered, SettleOutcome::Restored, "extend of an absent entry puts it back");
-    let holder = expect_in_progress(claim(store, &competing_request(&ask)).await);
+    let holder = find_in_progress(store, &ask).await;
     assert_eq!((holder.fence, holder.attempt), (lease.fence, lease.attempt), "under its own fence and attempt");
     assert_eq!(holder.fingerprint, ask.fingerprint, "with its fingerprint");
-    expect_applied("extend of a restored entry", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
-    settle_applied(store, &lease, &complete_settlement(b"in the end")).await;
-    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"in the end"[..]);
+    extend_applied("extend of a restored entry", store, &lease).await;
+    complete(store, &lease, b"in the end").await;
+    assert_record(store, &ask, b"in the end").await;
 }
 
-/// A holder that outlived its entry can still complete.
 pub async fn complete_puts_an_absent_entry_back(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_expire(store, &ask).await;
+    let (ask, lease) = new_expired(store).await;
     let answered = settle(store, &lease, &complete_settlement(b"after all")).await;
     assert_eq!(answered, SettleOutcome::Restored, "complete of an absent entry puts it back");
-    let done = expect_completed(claim(store, &competing_request(&ask)).await);
+    let done = find_completed(store, &ask).await;
     assert_eq!(done.record, &b"after all"[..], "with its record");
     assert_eq!((done.fence, done.attempt), (lease.fence, lease.attempt), "under its own fence and attempt");
-    settle_applied(store, &lease, &complete_settlement(b"after all")).await;
+    complete(store, &lease, b"after all").await;
 }
 
 /// The store lost a holder's entry, and another holder claimed and released it. The first holder's settlement is still
 /// applied.
 pub async fn a_holder_is_put_back_where_somebody_else_came_and_went(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_expire(store, &ask).await;
+    let (ask, lease) = new_expired(store).await;
     let other = competing_request(&ask);
-    settle_applied(store, &claim_granted(store, &other).await, &Settlement::Release).await;
-    let answered = expect_answer("extend", store.extend(&lease, LONG_LEASE).await);
+    release(store, &claim_granted(store, &other).await).await;
+    let answered = extend(store, &lease, LONG_LEASE).await;
     assert_eq!(answered, SettleOutcome::Restored, "extend puts the holder back");
-    assert_eq!(expect_in_progress(claim(store, &competing_request(&ask)).await).fence, lease.fence);
+    assert_eq!(find_in_progress(store, &ask).await.fence, lease.fence);
     expect_token_spent(claim(store, &other).await);
 
-    let ask = new_request();
-    let lease = claim_and_expire(store, &ask).await;
+    let (ask, lease) = new_expired(store).await;
     let other = competing_request(&ask);
-    settle_applied(store, &claim_granted(store, &other).await, &Settlement::Release).await;
+    release(store, &claim_granted(store, &other).await).await;
     assert_eq!(
         settle(store, &lease, &complete_settlement(b"it ran")).await,
         SettleOutcome::Restored,
@@ -118,44 +107,36 @@ pub async fn a_holder_is_put_back_where_somebody_else_came_and_went(store: &dyn 
     );
     // This comes before any read of the answer: a spent token may also receive a cached copy.
     expect_token_spent(claim(store, &other).await);
-    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"it ran"[..]);
+    assert_record(store, &ask, b"it ran").await;
 }
 
-/// A restored entry does not reset the fences.
 pub async fn fences_grow_after_a_restored_entry(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_expire(store, &ask).await;
-    let answered = settle(store, &lease, &complete_settlement_for(b"short", SHORT_LEASE)).await;
+    let (ask, lease) = new_expired(store).await;
+    let answered = settle(store, &lease, &completion(false, &b"short"[..], SHORT_LEASE)).await;
     assert_eq!(answered, SettleOutcome::Restored, "complete of an absent entry puts it back");
     wait_until_absent(store, &ask).await;
-    assert!(
-        claim_granted(store, &competing_request(&ask)).await.fence > lease.fence,
-        "fences grow beyond a restored entry's life"
-    );
+    assert!(claim_next(store, &ask).await.fence > lease.fence, "fences grow beyond a restored entry's life");
 }
 
 /// A takeover that is released after its entry expired restores an unknown outcome: it proves nothing about the first
 /// holder.
 pub async fn a_takeover_released_after_expiry_is_unknown(store: &dyn Store) {
-    let ask = new_request();
-    let first = claim_and_park(store, &ask).await;
+    let (ask, first) = new_parked(store).await;
     let second_ask = ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..takeover_request(&ask, first.fence) };
     let second = claim_granted(store, &second_ask).await;
     wait_until_absent(store, &ask).await;
     let answered = settle(store, &second, &Settlement::Release).await;
     assert_eq!(answered, SettleOutcome::Restored, "a release of an absent entry leaves its mark");
-    expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
+    find_outcome_unknown(store, &ask).await;
     expect_token_spent(claim(store, &second_ask).await);
 }
 
-/// A late copy of a claim that expired and was then released is not granted.
 pub async fn a_release_after_expiry_spends_the_token(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_expire(store, &ask).await;
+    let (ask, lease) = new_expired(store).await;
     let answered = settle(store, &lease, &Settlement::Release).await;
     assert_eq!(answered, SettleOutcome::Restored, "a release of an absent entry leaves its mark");
     expect_token_spent(claim(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..ask.clone() }).await);
-    assert!(claim_granted(store, &competing_request(&ask)).await.fence > lease.fence, "others may run");
+    assert!(claim_next(store, &ask).await.fence > lease.fence, "others may run");
 }
 
 /// A lifetime longer than any clock means for ever, not never.
@@ -163,22 +144,21 @@ pub async fn endless_lifetimes_do_not_overflow(store: &dyn Store) {
     for endless in [Duration::MAX, Duration::from_micros(u64::MAX), Duration::from_millis(u64::MAX / 2)] {
         let ask = ClaimRequest { lease: endless, ttl: endless, ..new_request() };
         let lease = claim_granted(store, &ask).await;
-        expect_in_progress(claim(store, &competing_request(&ask)).await);
-        expect_applied("extend for ever", expect_answer("extend", store.extend(&lease, endless).await));
-        expect_in_progress(claim(store, &competing_request(&ask)).await);
+        find_in_progress(store, &ask).await;
+        expect_applied("extend for ever", extend(store, &lease, endless).await);
+        find_in_progress(store, &ask).await;
         settle_applied(store, &lease, &Settlement::Park { ttl: endless, retry_in: endless }).await;
         expect_outcome_unknown(claim(store, &takeover_request(&ask, lease.fence)).await);
-        settle_applied(store, &lease, &complete_settlement_for(b"for ever", endless)).await;
-        expect_completed(claim(store, &competing_request(&ask)).await);
+        settle_applied(store, &lease, &completion(false, &b"for ever"[..], endless)).await;
+        find_completed(store, &ask).await;
         let ask = ClaimRequest { ttl: endless, ..new_request() };
         let never_came = Lease { fence: lease.fence, ..unseen_lease(&ask) };
-        let answered = expect_answer("extend", store.extend(&never_came, endless).await);
+        let answered = extend(store, &never_came, endless).await;
         assert_eq!(answered, SettleOutcome::Restored, "extend of an absent entry puts it back");
-        expect_in_progress(claim(store, &competing_request(&ask)).await);
+        find_in_progress(store, &ask).await;
     }
 }
 
-/// Over a long random history, every grant at one address has a higher fence than all earlier ones.
 pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
     let ask = new_request();
     let mut highest = ibid::store::Fence(0);
@@ -194,10 +174,10 @@ pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
         attempt += 1;
         assert_eq!(lease.attempt, attempt, "attempts count up while the address is remembered");
         match ClaimToken::mint().0[0] % 5 {
-            0 => settle_applied(store, &lease, &Settlement::Release).await,
-            1 => settle_applied(store, &lease, &park_settlement()).await,
+            0 => release(store, &lease).await,
+            1 => park(store, &lease).await,
             2 => {
-                settle_applied(store, &lease, &complete_settlement(b"x")).await;
+                complete(store, &lease, b"x").await;
                 expect_applied(
                     "forget",
                     expect_answer("forget", store.admin().forget(&ask.address, lease.fence).await),
@@ -205,7 +185,7 @@ pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
             }
             3 => {
                 // A repeated settlement after a lost answer may find its entry expired, and restore it.
-                let answered = settle(store, &lease, &complete_settlement_for(b"x", Duration::from_millis(10))).await;
+                let answered = settle(store, &lease, &completion(false, &b"x"[..], Duration::from_millis(10))).await;
                 assert!(
                     matches!(answered, SettleOutcome::Applied | SettleOutcome::Restored),
                     "a holder's settle: {answered:?}"
@@ -214,18 +194,11 @@ pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
                 attempt = 0;
             }
             _ => {
-                settle_applied(store, &lease, &park_settlement()).await;
+                park(store, &lease).await;
                 let end = Settlement::Release;
                 let answered = store.admin().resolve(&ask.address, lease.fence, &end).await;
                 expect_applied("resolve", expect_answer("resolve", answered));
             }
         }
     }
-}
-
-/// Returns the lease of a claim whose entry has expired.
-async fn claim_and_expire(store: &dyn Store, ask: &ClaimRequest) -> Lease {
-    let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..ask.clone() }).await;
-    wait_until_absent(store, ask).await;
-    lease
 }

@@ -9,7 +9,6 @@ use ibid::store::{
 
 use super::common::*;
 
-/// `get` returns what a claim would find, and claims nothing.
 pub async fn get_is_read_only(store: &dyn Store) {
     let ask = new_request();
     for _ in 0..2 {
@@ -21,23 +20,21 @@ pub async fn get_is_read_only(store: &dyn Store) {
         let holder = expect_in_progress(get(store, &ask).await.expect("a holder is there"));
         assert_eq!((holder.fence, holder.fingerprint), (lease.fence, ask.fingerprint), "the holder");
     }
-    settle_applied(store, &lease, &park_settlement()).await;
+    park(store, &lease).await;
     for _ in 0..2 {
         let holder = expect_outcome_unknown(get(store, &ask).await.expect("a parked holder is there"));
         assert_eq!(holder.fence, lease.fence, "the parked holder");
     }
-    settle_applied(store, &lease, &complete_settlement(b"done")).await;
+    complete(store, &lease, b"done").await;
     for _ in 0..2 {
         let done = expect_completed(get(store, &ask).await.expect("a record is there"));
         assert_eq!((done.fence, &done.record[..]), (lease.fence, &b"done"[..]), "the record");
     }
 }
 
-/// After a release `get` returns nothing.
 pub async fn get_after_a_release_is_none(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
+    let (ask, lease) = new_claim(store).await;
+    release(store, &lease).await;
     assert_eq!(get(store, &ask).await, None, "a released entry is not there");
     assert_eq!(
         list_all(store, &EntryFilter { address: Some(ask.address), ..EntryFilter::default() }, 9).await,
@@ -66,12 +63,8 @@ pub async fn a_listed_entry_carries_what_was_given(store: &dyn Store) {
         completed_at_ms: 1_800_000_000_456,
         took: Duration::from_millis(333),
     };
-    let end = Settlement::Complete {
-        failed: true,
-        record: Bytes::from_static(b"r"),
-        summary: outline,
-        ttl: Duration::from_secs(100),
-    };
+    let (record, ttl) = (Bytes::from_static(b"r"), Duration::from_secs(100));
+    let end = Settlement::Complete { failed: true, record, summary: outline, ttl };
     settle_applied(store, &lease, &end).await;
     let seen = find_listed(store, &ask).await;
     assert_eq!((seen.state, seen.summary), (EntryState::Failed, Some(outline)), "it has failed, and how");
@@ -79,23 +72,16 @@ pub async fn a_listed_entry_carries_what_was_given(store: &dyn Store) {
     assert!(seen.expires_in <= Duration::from_secs(100), "its life is that of its record");
 }
 
-/// A listing filters by state.
 pub async fn a_listing_filters_by_state(store: &dyn Store) {
     let tenant = unique_tag();
     let tags = Tags::new(&tenant, "", "", "");
     let asks: Vec<ClaimRequest> = (0..5).map(|_| ClaimRequest { tags: tags.clone(), ..new_request() }).collect();
     claim_granted(store, &asks[0]).await;
     let done = claim_granted(store, &asks[1]).await;
-    settle_applied(store, &done, &complete_settlement(b"done")).await;
+    complete(store, &done, b"done").await;
     let failed = claim_granted(store, &asks[2]).await;
-    let record = Bytes::from_static(b"no");
-    settle_applied(
-        store,
-        &failed,
-        &Settlement::Complete { failed: true, record, summary: RecordSummary::default(), ttl: LONG_LEASE },
-    )
-    .await;
-    claim_and_park(store, &asks[3]).await;
+    settle_applied(store, &failed, &completion(true, "no", LONG_LEASE)).await;
+    park(store, &claim_granted(store, &asks[3]).await).await;
     claim_and_lapse(store, &asks[4]).await;
     let expected = [
         (EntryState::Processing, vec![0]),
@@ -113,7 +99,6 @@ pub async fn a_listing_filters_by_state(store: &dyn Store) {
     }
 }
 
-/// A listing filters by each tag, exactly, and by all given filters together.
 pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     let [tenant, user, endpoint, key] = [unique_tag(), unique_tag(), unique_tag(), unique_tag()];
     let hash = ibid::store::key_hash(&key);
@@ -156,7 +141,6 @@ pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     }
 }
 
-/// A listing filters by age, which counts from the grant.
 pub async fn a_listing_filters_by_age(store: &dyn Store) {
     let tenant = unique_tag();
     let old = ClaimRequest { tags: Tags::new(&tenant, "", "", ""), ..new_request() };
@@ -167,7 +151,6 @@ pub async fn a_listing_filters_by_age(store: &dyn Store) {
     assert_eq!(list_all(store, &filter(LONG_LEASE), 10).await, [], "it is younger than that");
 }
 
-/// Paging returns every entry once.
 pub async fn paging_shows_every_entry_once(store: &dyn Store) {
     let tenant = unique_tag();
     let mut wanted = Vec::new();
@@ -175,7 +158,7 @@ pub async fn paging_shows_every_entry_once(store: &dyn Store) {
         let ask = ClaimRequest { tags: Tags::new(&tenant, "", "", ""), ..new_request() };
         let lease = claim_granted(store, &ask).await;
         if wanted.len() % 3 == 0 {
-            settle_applied(store, &lease, &complete_settlement(b"done")).await;
+            complete(store, &lease, b"done").await;
         }
         wanted.push(ask.address);
     }
@@ -197,7 +180,6 @@ pub async fn paging_shows_every_entry_once(store: &dyn Store) {
     }
 }
 
-/// Counts grow and shrink with the entries.
 pub async fn counts_follow_what_is_there(store: &dyn Store) {
     const OWN_ENTRIES: u64 = 12;
     let mut leases = Vec::new();
@@ -209,10 +191,10 @@ pub async fn counts_follow_what_is_there(store: &dyn Store) {
     assert!(before.processing >= OWN_ENTRIES * 3, "{} run, and at least {} do", before.processing, OWN_ENTRIES * 3);
     assert!(before.bytes > 0, "they take up something");
     for lease in &leases[..OWN_ENTRIES as usize] {
-        settle_applied(store, lease, &complete_settlement(b"done")).await;
+        complete(store, lease, b"done").await;
     }
     for lease in &leases[OWN_ENTRIES as usize..OWN_ENTRIES as usize * 2] {
-        settle_applied(store, lease, &park_settlement()).await;
+        park(store, lease).await;
     }
     let after = counts().await;
     assert!(
@@ -236,7 +218,6 @@ pub async fn counts_follow_what_is_there(store: &dyn Store) {
     }
 }
 
-/// An expired entry is not listed.
 pub async fn an_expired_entry_is_not_listed(store: &dyn Store) {
     let tenant = unique_tag();
     let ask =

@@ -13,10 +13,9 @@ use super::common::*;
 /// A claim with an expired lease has an unknown outcome for all claims that do not name it: it is neither in progress
 /// nor free.
 pub async fn a_lapsed_claim_is_unknown_and_never_free(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_lapse(store, &ask).await;
+    let (ask, lease) = new_lapsed(store).await;
     for _ in 0..3 {
-        let holder = expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
+        let holder = find_outcome_unknown(store, &ask).await;
         assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "unknown names the lapsed holder");
         assert_eq!(holder.fingerprint, ask.fingerprint, "unknown carries the lapsed holder's fingerprint");
         assert_eq!(holder.takeover_in, Duration::ZERO, "a lapsed holder may be taken over");
@@ -24,10 +23,8 @@ pub async fn a_lapsed_claim_is_unknown_and_never_free(store: &dyn Store) {
     }
 }
 
-/// Repeating the claim of a holder with an expired lease never starts a second run.
 pub async fn a_lapsed_holder_that_asks_again_is_still_itself(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_lapse(store, &ask).await;
+    let (ask, lease) = new_lapsed(store).await;
     match claim(store, &ClaimRequest { lease: SHORT_LEASE, ..ask }).await {
         ClaimOutcome::Granted(again) => {
             assert_eq!((again.fence, again.attempt), (lease.fence, lease.attempt), "same token, same lease");
@@ -36,51 +33,44 @@ pub async fn a_lapsed_holder_that_asks_again_is_still_itself(store: &dyn Store) 
     }
 }
 
-/// A takeover of an expired lease is granted as the next attempt, with a higher fence.
 pub async fn a_lapsed_claim_can_be_taken_over(store: &dyn Store) {
-    let ask = new_request();
-    let stale = claim_and_lapse(store, &ask).await;
+    let (ask, stale) = new_lapsed(store).await;
     let next = takeover_request(&ask, stale.fence);
     let lease = claim_granted(store, &next).await;
     assert_eq!(lease.attempt, 2, "a takeover is the next attempt");
     assert!(lease.fence > stale.fence, "fences only grow: {} after {}", lease.fence, stale.fence);
     let again = claim_granted(store, &next).await;
     assert_eq!((again.fence, again.attempt), (lease.fence, 2), "a repeated takeover gets the same lease");
-    let holder = expect_in_progress(claim(store, &competing_request(&ask)).await);
+    let holder = find_in_progress(store, &ask).await;
     assert_eq!(holder.fingerprint, next.fingerprint, "the fingerprint is now that of the new holder");
     // A late copy of the first claim is not granted.
     let holder = expect_in_progress(claim(store, &ClaimRequest { lease: SHORT_LEASE, ..ask }).await);
     assert_eq!(holder.fence, lease.fence, "the first holder's claim, asked again, finds the new holder");
 }
 
-/// A takeover must name the current fence.
 pub async fn a_takeover_that_names_another_holder_is_refused(store: &dyn Store) {
-    let ask = new_request();
-    let first = claim_and_park(store, &ask).await;
-    let second = claim_granted(store, &takeover_request(&ask, first.fence)).await;
-    settle_applied(store, &second, &park_settlement()).await;
+    let (ask, first) = new_parked(store).await;
+    let second = take_over(store, &ask, first.fence).await;
+    park(store, &second).await;
     for wrong in
         [first.fence, Fence(second.fence.0 + 1), Fence(second.fence.0 - 1), Fence::UNSEEN, Fence(u64::MAX >> 1)]
     {
         let holder = expect_outcome_unknown(claim(store, &takeover_request(&ask, wrong)).await);
         assert_eq!((holder.fence, holder.attempt), (second.fence, 2), "a stale takeover changes nothing");
     }
-    assert_eq!(claim_granted(store, &takeover_request(&ask, second.fence)).await.attempt, 3);
+    assert_eq!(take_over(store, &ask, second.fence).await.attempt, 3);
 }
 
-/// A holder in progress cannot be taken over.
 pub async fn a_live_holder_is_not_taken_over(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let holder = expect_in_progress(claim(store, &takeover_request(&ask, lease.fence)).await);
     assert_eq!(holder.fence, lease.fence, "the live holder stays");
-    settle_applied(store, &lease, &complete_settlement(b"mine")).await;
+    complete(store, &lease, b"mine").await;
 }
 
 /// A parked claim can be taken over after `retry_in`, not before.
 pub async fn a_parked_claim_is_not_taken_over_before_retry_in(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let retry_in = Duration::from_millis(200);
     let asked = Instant::now();
     settle_applied(store, &lease, &Settlement::Park { ttl: LONG_LEASE, retry_in }).await;
@@ -96,17 +86,14 @@ pub async fn a_parked_claim_is_not_taken_over_before_retry_in(store: &dyn Store)
     .await;
     assert!(asked.elapsed() >= retry_in, "taken over {:?} after a park with retry_in {retry_in:?}", asked.elapsed());
     assert_eq!(next.attempt, 2, "a takeover is the next attempt");
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     settle_applied(store, &lease, &Settlement::Park { ttl: LONG_LEASE, retry_in: LONG_LEASE }).await;
     expect_outcome_unknown(claim(store, &takeover_request(&ask, lease.fence)).await);
 }
 
-/// Of many concurrent takeovers of one holder, one is granted.
 pub async fn of_concurrent_takeovers_exactly_one_is_granted(store: &dyn Store) {
     for _ in 0..4 {
-        let ask = new_request();
-        let stale = claim_and_park(store, &ask).await;
+        let (ask, stale) = new_parked(store).await;
         let asks: Vec<Arc<ClaimRequest>> = (0..16).map(|_| Arc::new(takeover_request(&ask, stale.fence))).collect();
         let answers = join_all(asks.iter().map(|ask| store.claim(ask))).await;
         let granted = answers
@@ -117,20 +104,17 @@ pub async fn of_concurrent_takeovers_exactly_one_is_granted(store: &dyn Store) {
     }
 }
 
-/// A holder with an expired lease that was not taken over can still complete.
 pub async fn a_late_completion_is_held_if_nobody_took_over(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_lapse(store, &ask).await;
-    settle_applied(store, &lease, &complete_settlement(b"late, and right")).await;
-    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"late, and right"[..]);
+    let (ask, lease) = new_lapsed(store).await;
+    complete(store, &lease, b"late, and right").await;
+    assert_record(store, &ask, b"late, and right").await;
 }
 
-/// An extended claim outlives its first lease.
 pub async fn extend_keeps_a_claim_alive(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE * 3, ..ask.clone() }).await;
-    expect_applied("extend", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
-    expect_applied("extend, repeated", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
+    extend_applied("extend", store, &lease).await;
+    extend_applied("extend, repeated", store, &lease).await;
     tokio::time::sleep(SHORT_LEASE * 4).await;
     let holder = expect_in_progress(claim(store, &takeover_request(&ask, lease.fence)).await);
     assert!(
@@ -140,77 +124,61 @@ pub async fn extend_keeps_a_claim_alive(store: &dyn Store) {
     );
 }
 
-/// Extending moves the expiry with the lease.
 pub async fn extend_moves_the_expiry_too(store: &dyn Store) {
     let ask = ClaimRequest { lease: SHORT_LEASE * 3, ttl: SHORT_LEASE * 3, ..new_request() };
     let lease = claim_granted(store, &ask).await;
-    let answered = expect_answer("extend", store.extend(&lease, LONG_LEASE).await);
+    let answered = extend(store, &lease, LONG_LEASE).await;
     assert!(
         matches!(answered, SettleOutcome::Applied | SettleOutcome::Restored),
         "extend of a claim that nobody took: {answered:?}"
     );
     tokio::time::sleep(SHORT_LEASE * 8).await;
-    assert_eq!(
-        expect_in_progress(claim(store, &competing_request(&ask)).await).fence,
-        lease.fence,
-        "it runs beyond its first expiry"
-    );
+    assert_eq!(find_in_progress(store, &ask).await.fence, lease.fence, "it runs beyond its first expiry");
 }
 
-/// An extension revives an expired lease that was not taken over.
 pub async fn extend_revives_a_lapsed_claim(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_and_lapse(store, &ask).await;
-    expect_applied("extend of a lapsed claim", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
+    let (ask, lease) = new_lapsed(store).await;
+    extend_applied("extend of a lapsed claim", store, &lease).await;
     let holder = expect_in_progress(claim(store, &takeover_request(&ask, lease.fence)).await);
     assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "it is the same holder");
 }
 
-/// A holder that was taken over learns it from its next extension.
 pub async fn extend_after_a_takeover_is_lost(store: &dyn Store) {
-    let ask = new_request();
-    let stale = claim_and_lapse(store, &ask).await;
-    let current = claim_granted(store, &takeover_request(&ask, stale.fence)).await;
-    let found =
-        expect_claim_lost("extend after a takeover", expect_answer("extend", store.extend(&stale, LONG_LEASE).await));
+    let (ask, stale) = new_lapsed(store).await;
+    let current = take_over(store, &ask, stale.fence).await;
+    let found = extend_lost("extend after a takeover", store, &stale).await;
     assert_eq!(expect_in_progress(found).fence, current.fence, "it is told who runs now");
-    settle_applied(store, &current, &Settlement::Release).await;
-    expect_outcome_unknown(expect_claim_lost(
-        "extend after a takeover",
-        expect_answer("extend", store.extend(&stale, LONG_LEASE).await),
-    ));
+    release(store, &current).await;
+    expect_outcome_unknown(extend_lost("extend after a takeover", store, &stale).await);
 }
 
 /// Releasing a takeover restores the unknown outcome: it proves nothing about the first holder.
 pub async fn a_released_takeover_is_unknown_again(store: &dyn Store) {
-    let ask = new_request();
-    let first = claim_and_lapse(store, &ask).await;
+    let (ask, first) = new_lapsed(store).await;
     let second_ask = takeover_request(&ask, first.fence);
     let second = claim_granted(store, &second_ask).await;
-    settle_applied(store, &second, &Settlement::Release).await;
-    settle_applied(store, &second, &Settlement::Release).await;
-    let holder = expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
+    release(store, &second).await;
+    release(store, &second).await;
+    let holder = find_outcome_unknown(store, &ask).await;
     assert_eq!(holder.takeover_in, Duration::ZERO, "it may be taken over at once");
     assert!(matches!(get(store, &ask).await, Some(ClaimOutcome::OutcomeUnknown(_))), "unknown for readers too");
     expect_token_spent(claim(store, &second_ask).await);
-    let _ = expect_claim_lost("complete after release", settle(store, &second, &complete_settlement(b"no")).await);
-    let _ = expect_claim_lost("a stale complete", settle(store, &first, &complete_settlement(b"no")).await);
-    let third = claim_granted(store, &takeover_request(&ask, holder.fence)).await;
+    let _ = settle_lost("complete after release", store, &second, &complete_settlement(b"no")).await;
+    let _ = settle_lost("a stale complete", store, &first, &complete_settlement(b"no")).await;
+    let third = take_over(store, &ask, holder.fence).await;
     assert!(third.fence > second.fence, "fences only grow: {} after {}", third.fence, second.fence);
     assert_eq!(third.attempt, 3, "attempts go on");
     // The same holds for a takeover of a released takeover.
-    settle_applied(store, &third, &Settlement::Release).await;
-    expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
+    release(store, &third).await;
+    find_outcome_unknown(store, &ask).await;
 }
 
-/// A takeover that completes is remembered.
 pub async fn a_takeover_that_completes_is_done(store: &dyn Store) {
-    let ask = new_request();
-    let first = claim_and_park(store, &ask).await;
+    let (ask, first) = new_parked(store).await;
     let next = takeover_request(&ask, first.fence);
     let second = claim_granted(store, &next).await;
-    settle_applied(store, &second, &complete_settlement(b"by the second")).await;
-    let done = expect_completed(claim(store, &competing_request(&ask)).await);
+    complete(store, &second, b"by the second").await;
+    let done = find_completed(store, &ask).await;
     assert_eq!((done.fence, done.attempt), (second.fence, 2), "of the holder that finished");
     assert_eq!(done.fingerprint, next.fingerprint, "of the request that was run last");
 }

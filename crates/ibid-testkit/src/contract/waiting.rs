@@ -13,32 +13,27 @@ const WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum time between the end of a holder and the end of its waits.
 const MAX_WAKE_DELAY: Duration = Duration::from_secs(6);
 
-/// A wait returns at once unless `seen` is in progress.
 pub async fn wait_returns_at_once_unless_seen_runs(store: &dyn Store) {
     let ask = new_request();
     expect_woken(store, &ask, Fence(1), "where nothing is").await;
     let lease = claim_granted(store, &ask).await;
     expect_woken(store, &ask, Fence(lease.fence.0 + 1), "for another holder than the one that runs").await;
-    settle_applied(store, &lease, &park_settlement()).await;
+    park(store, &lease).await;
     expect_woken(store, &ask, lease.fence, "for a parked holder").await;
-    let next = claim_granted(store, &takeover_request(&ask, lease.fence)).await;
+    let next = take_over(store, &ask, lease.fence).await;
     expect_woken(store, &ask, lease.fence, "for a holder that was taken over").await;
-    settle_applied(store, &next, &complete_settlement(b"done")).await;
+    complete(store, &next, b"done").await;
     expect_woken(store, &ask, next.fence, "for a holder that has finished").await;
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
-    settle_applied(store, &lease, &Settlement::Release).await;
+    let (ask, lease) = new_claim(store).await;
+    release(store, &lease).await;
     expect_woken(store, &ask, lease.fence, "for a holder that was released").await;
-    let ask = new_request();
-    let lease = claim_and_lapse(store, &ask).await;
+    let (ask, lease) = new_lapsed(store).await;
     expect_woken(store, &ask, lease.fence, "for a holder that has lapsed").await;
 }
 
-/// Every settlement of the holder wakes its waiters promptly.
 pub async fn wait_returns_soon_after_the_holder_settles(store: &dyn Store) {
     for end in [complete_settlement(b"done"), Settlement::Release, park_settlement()] {
-        let ask = new_request();
-        let lease = claim_granted(store, &ask).await;
+        let (ask, lease) = new_claim(store).await;
         let settles = async {
             sleep(SHORT_LEASE).await;
             settle_applied(store, &lease, &end).await;
@@ -47,10 +42,8 @@ pub async fn wait_returns_soon_after_the_holder_settles(store: &dyn Store) {
     }
 }
 
-/// Forgetting an entry in progress wakes its waiters.
 pub async fn wait_returns_soon_after_a_forget(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let forgets = async {
         sleep(SHORT_LEASE).await;
         expect_applied("forget", expect_answer("forget", store.admin().forget(&ask.address, lease.fence).await));
@@ -65,17 +58,16 @@ pub async fn wait_returns_soon_after_the_lease_lapses(store: &dyn Store) {
     expect_woken(store, &ask, lease.fence, "for a holder that lapses").await;
 }
 
-/// A wait continues while the lease is extended.
 pub async fn wait_goes_on_while_the_lease_is_extended(store: &dyn Store) {
     for hold in [SHORT_LEASE * 5, SHORT_LEASE * 15, SHORT_LEASE * 40] {
         let ask = new_request();
         let asked = Instant::now();
         let lease = claim_granted(store, &ClaimRequest { lease: hold, ..ask.clone() }).await;
         let extends = async {
-            expect_applied("extend", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
+            extend_applied("extend", store, &lease).await;
             let in_time = asked.elapsed() < hold;
             sleep(hold + SHORT_LEASE * 3).await;
-            settle_applied(store, &lease, &complete_settlement(b"done")).await;
+            complete(store, &lease, b"done").await;
             in_time
         };
         let waits = async {
@@ -95,43 +87,38 @@ pub async fn wait_goes_on_while_the_lease_is_extended(store: &dyn Store) {
 
 /// While the holder is in progress, a wait ends at its limit, not before.
 pub async fn wait_returns_after_its_limit(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let limit = Duration::from_millis(150);
     let asked = Instant::now();
     let back = timeout(MAX_WAKE_DELAY, store.wait(&ask.address, lease.fence, limit)).await;
     expect_answer("wait", back.expect("a wait ends soon after its limit"));
     // Timers that count in milliseconds may be off by one.
     assert!(asked.elapsed() + Duration::from_millis(2) >= limit, "back after {:?} of {limit:?}", asked.elapsed());
-    expect_in_progress(claim(store, &competing_request(&ask)).await);
+    find_in_progress(store, &ask).await;
     let back = timeout(MAX_WAKE_DELAY, store.wait(&ask.address, lease.fence, Duration::ZERO)).await;
     expect_answer("wait", back.expect("a wait of zero ends soon"));
 }
 
-/// All of two hundred waiters wake.
 pub async fn all_of_200_waiters_wake(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let settles = async {
         sleep(SHORT_LEASE * 2).await;
-        settle_applied(store, &lease, &complete_settlement(b"done")).await;
+        complete(store, &lease, b"done").await;
     };
     let waiters = (0..200).map(|_| expect_woken(store, &ask, lease.fence, "together with 199 others"));
     join(settles, join_all(waiters)).await;
-    expect_completed(claim(store, &competing_request(&ask)).await);
+    find_completed(store, &ask).await;
 }
 
-/// Waiters that leave do not affect the waiters of the next holder.
 pub async fn waiters_of_the_next_holder_are_not_lost(store: &dyn Store) {
-    let ask = new_request();
-    let first = claim_granted(store, &ask).await;
+    let (ask, first) = new_claim(store).await;
     let hands_over = async {
         sleep(SHORT_LEASE).await;
-        settle_applied(store, &first, &Settlement::Release).await;
-        let second = claim_granted(store, &competing_request(&ask)).await;
+        release(store, &first).await;
+        let second = claim_next(store, &ask).await;
         let settles = async {
             sleep(SHORT_LEASE * 2).await;
-            settle_applied(store, &second, &complete_settlement(b"done")).await;
+            complete(store, &second, b"done").await;
         };
         join(expect_woken(store, &ask, second.fence, "for the next holder"), settles).await;
     };
@@ -139,10 +126,8 @@ pub async fn waiters_of_the_next_holder_are_not_lost(store: &dyn Store) {
     join3(hands_over, waits(), waits()).await;
 }
 
-/// A waiter that gives up does not affect the others, which still wake.
 pub async fn a_waiter_that_gives_up_disturbs_nobody(store: &dyn Store) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ask).await;
+    let (ask, lease) = new_claim(store).await;
     let gives_up = async {
         let wait = store.wait(&ask.address, lease.fence, WAIT_LIMIT);
         assert!(timeout(SHORT_LEASE, wait).await.is_err(), "a waiter was back while the holder was running");
@@ -150,7 +135,7 @@ pub async fn a_waiter_that_gives_up_disturbs_nobody(store: &dyn Store) {
     let short = async { expect_answer("wait", store.wait(&ask.address, lease.fence, SHORT_LEASE).await) };
     let settles = async {
         sleep(SHORT_LEASE * 3).await;
-        settle_applied(store, &lease, &complete_settlement(b"done")).await;
+        complete(store, &lease, b"done").await;
     };
     let others = join_all((0..3).map(|_| expect_woken(store, &ask, lease.fence, "beside one that gave up")));
     join3(join(gives_up, short), settles, others).await;

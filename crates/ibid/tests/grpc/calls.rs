@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use bytes::Bytes;
 use ibid::{OnConcurrent, OnUnknown, Policy, PolicyMode, RefusalReason, grpc::GrpcStatusCode};
-use ibid_testkit::grpc::{frame_message, message};
+use testbed::grpc::{frame_message, message};
 
 use super::common::{GrpcLayerShop, with_changes, within};
 

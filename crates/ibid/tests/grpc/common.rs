@@ -17,8 +17,8 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ibid::{Ibid, Policy, grpc::UnaryMethods, http::RequestBody, store::Memory};
-use ibid_testkit::grpc::{GrpcTestClient, frame_message, message};
 use parking_lot::Mutex;
+use testbed::grpc::{GrpcTestClient, frame_message, message};
 use tokio::{
     net::TcpListener,
     sync::{Notify, Semaphore},

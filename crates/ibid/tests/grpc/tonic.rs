@@ -14,7 +14,7 @@ use std::{
 use bytes::{Buf, BufMut, Bytes};
 use http_body_util::BodyExt;
 use ibid::{Ibid, OnConcurrent, Policy, grpc::UnaryMethods, store::Memory};
-use ibid_testkit::grpc::message;
+use testbed::grpc::message;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tonic::{
     Code, Request, Response, Status,

@@ -27,7 +27,7 @@ pub(super) struct WebDriverBrowser {
 impl WebDriverBrowser {
     pub(super) async fn start() -> WebDriverBrowser {
         let profile = tempfile::Builder::new().prefix("ibid-chromium-").tempdir().expect("a folder");
-        let starting = timeout(SCRIPT_TIMEOUT, spawn_blocking(ibid_testkit::chromedriver::start)).await;
+        let starting = timeout(SCRIPT_TIMEOUT, spawn_blocking(testbed::chromedriver::start)).await;
         let (driver, port) = starting.expect("the driver starts").expect("no panic");
         let session = format!("http://127.0.0.1:{port}/session");
         let mut browser = WebDriverBrowser { driver, chromium: None, session, http: client(), _profile: profile };

@@ -1,7 +1,7 @@
 //! The trail of changes.
 
-use ibid_testkit::process::ProcessSignal;
 use serde_json::Value;
+use testbed::process::ProcessSignal;
 
 use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, AdminGateway, assert_problem};
 use crate::disk::TestMount;
@@ -126,8 +126,7 @@ async fn a_trail_that_cannot_be_opened_stops_the_start() {
         (folder, file)
     };
     let output =
-        ibid_testkit::process::run(crate::faults::common::BIN, &["serve", "--config", file.to_str().unwrap()], &[])
-            .await;
+        testbed::process::run(crate::faults::common::BIN, &["serve", "--config", file.to_str().unwrap()], &[]).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("admin.audit: ") && said.contains("file/audit.jsonl"), "{said}");
@@ -140,7 +139,7 @@ async fn start_error(settings: &str) -> String {
     let top = "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\nstore.url = \"memory:\"\n";
     std::fs::write(&file, format!("{top}{settings}")).unwrap();
     let serve = ["serve", "--config", file.to_str().unwrap()];
-    let output = ibid_testkit::process::run(crate::faults::common::BIN, &serve, &[]).await;
+    let output = testbed::process::run(crate::faults::common::BIN, &serve, &[]).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     said

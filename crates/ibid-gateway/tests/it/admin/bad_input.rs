@@ -1,6 +1,6 @@
 //! What cannot be asked for is refused and named, and changes nothing.
 
-use ibid_testkit::client::{RawClient, get, request};
+use testbed::client::{RawClient, get, request};
 
 use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, USER_TOKEN, assert_problem};
 

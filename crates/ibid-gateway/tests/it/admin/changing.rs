@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ibid_testkit::upstream::UpstreamReply;
 use serde_json::json;
+use testbed::upstream::UpstreamReply;
 
 use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, assert_problem};
 use crate::faults::common::assert_refused;

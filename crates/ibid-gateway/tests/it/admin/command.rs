@@ -1,6 +1,6 @@
 //! `ibid keys --admin`: what is told to whoever uses it wrongly. What it does is tested with the cases of `keys`.
 
-use ibid_testkit::process::run;
+use testbed::process::run;
 
 use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, USER_TOKEN, VIEWER_TOKEN};
 use crate::faults::common::BIN;

@@ -1,11 +1,11 @@
 //! A gateway with operators of every role, and records of two users in it.
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
     client::{TestRequest, TestResponse, post, request},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::Value;
 
 use crate::faults::common::{BIN, caller};
 

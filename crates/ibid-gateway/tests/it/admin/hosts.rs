@@ -1,6 +1,6 @@
 //! The API and the console answer to names of this machine, and to configured ones (DNS rebinding).
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, get, request},
     process::run,
 };

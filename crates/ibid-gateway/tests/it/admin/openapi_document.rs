@@ -10,8 +10,8 @@ use std::{
 };
 
 use ibid::RefusalReason;
-use ibid_testkit::client::get;
 use serde_json::Value;
+use testbed::client::get;
 use tokio::{process::Command, time::timeout};
 
 use super::common::{ADMIN_TOKEN, AdminGateway, USER_TOKEN, VIEWER_TOKEN};

@@ -1,6 +1,6 @@
 //! Pages of other origins change nothing, whatever a browser sends along.
 
-use ibid_testkit::client::TestRequest;
+use testbed::client::TestRequest;
 
 use super::common::{ADMIN_TOKEN, AdminGateway, assert_problem};
 

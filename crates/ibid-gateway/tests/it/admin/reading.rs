@@ -1,6 +1,6 @@
 //! What is read: lists, one record, numbers, policies, the store.
 
-use ibid_testkit::client::get;
+use testbed::client::get;
 
 use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN, assert_problem, keys};
 

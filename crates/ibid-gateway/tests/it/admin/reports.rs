@@ -1,7 +1,7 @@
 //! What shadow mode saw, and which part of a request differed.
 
-use ibid_testkit::client::{get, post};
 use serde_json::{Value, json};
+use testbed::client::{get, post};
 
 use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN};
 use crate::faults::common::{BIN, caller};
@@ -73,7 +73,7 @@ async fn the_report_command_prints_it_as_a_table_and_as_json() {
     let office = shadowed().await;
     let admin = format!("http://{}", office.gateway.admin_addr());
     let env = [("IBID_ADMIN_TOKEN", VIEWER_TOKEN)];
-    let output = ibid_testkit::process::run(BIN, &["report", "--admin", &admin], &env).await;
+    let output = testbed::process::run(BIN, &["report", "--admin", &admin], &env).await;
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
     for line in [
@@ -86,10 +86,10 @@ async fn the_report_command_prints_it_as_a_table_and_as_json() {
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }
-    let output = ibid_testkit::process::run(BIN, &["report", "--admin", &admin, "--json"], &env).await;
+    let output = testbed::process::run(BIN, &["report", "--admin", &admin, "--json"], &env).await;
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(route(&report, "POST /pay/*")["replay"], 2);
-    let none = ibid_testkit::process::run(BIN, &["report"], &env).await;
+    let none = testbed::process::run(BIN, &["report"], &env).await;
     assert_eq!(none.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&none.stderr).starts_with("ibid: which gateway?"), "{none:?}");
 }

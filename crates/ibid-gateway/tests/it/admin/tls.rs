@@ -5,7 +5,7 @@ use std::path::Path;
 use bytes::Bytes;
 use http::{Request, header};
 use http_body_util::Full;
-use ibid_testkit::{
+use testbed::{
     certificates::{CertificateAuthority, IssuedCertificate, replace},
     client::{get, post},
     process::{GatewayProcess, run},

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, post, request},
     process::GatewayProcess,
     upstream::TestUpstream,

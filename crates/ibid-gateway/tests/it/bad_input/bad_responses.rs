@@ -1,6 +1,6 @@
 //! What an app may not answer: an upgrade that nobody asked for, and that its answer is a replay.
 
-use ibid_testkit::{
+use testbed::{
     client::{get, post},
     upstream::UpstreamReply,
 };

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use ibid_testkit::client::RawClient;
+use testbed::client::RawClient;
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 
 use super::TestGateway;

@@ -1,6 +1,6 @@
 //! Headers that the app might take for those that decide about keys and callers; and what only the gateway may say.
 
-use ibid_testkit::client::get;
+use testbed::client::get;
 
 use super::{BODY, HOST, TestGateway, assert_problem, request_head};
 
@@ -124,12 +124,12 @@ async fn a_caller_known_by_cookies_only_is_refused() {
 async fn what_only_we_may_say_is_stripped() {
     let world = TestGateway::start("").await;
     let lies = [("Ibid-Fence", "999"), ("Ibid-Attempt", "77"), ("ibid-anything", "x"), ("IBID-KEY", "y")];
-    let lie = |request: ibid_testkit::client::TestRequest| {
+    let lie = |request: testbed::client::TestRequest| {
         lies.iter().fold(request, |request, (name, value)| request.header(*name, *value))
     };
     let own = |world: &TestGateway| {
         let seen = world.upstream.last();
-        let own = |(name, value): (&str, &str)| (name.to_ascii_lowercase(), value.to_owned());
+        let own = |(name, value): &(String, String)| (name.to_ascii_lowercase(), value.to_owned());
         seen.headers.iter().map(own).filter(|(name, _)| name.starts_with("ibid")).collect::<Vec<_>>()
     };
     assert_eq!(lie(world.valid_request("told-by-a-client")).send().await.status, 201);
@@ -147,7 +147,7 @@ async fn what_only_we_may_say_is_stripped() {
 async fn a_client_cannot_say_that_its_request_is_a_replay() {
     let portal = "[[route]]\nmatch = \"POST /portal\"\npreset = \"appsportal\"\n";
     let world = TestGateway::start(&format!("{portal}{MEMBERSHIP_ROUTES}")).await;
-    let told = |request: ibid_testkit::client::TestRequest, lies: &[&str]| {
+    let told = |request: testbed::client::TestRequest, lies: &[&str]| {
         lies.iter().fold(request, |request, name| request.header(*name, "true")).header("X-Request-Id", "r-1")
     };
     let cached = ["X-Idempotency-Cached", "X-Original-Timestamp"];

@@ -1,6 +1,6 @@
 //! The same key again: with another request, from another caller, too early, after an outcome that nobody knows.
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, TestResponse, delete, get, patch, put},
     upstream::{ReplyGate, UpstreamFault, UpstreamReply},
 };
@@ -68,8 +68,7 @@ async fn another_caller_has_keys_of_its_own() {
         assert_replay(&format!("{:?}", callers[run - 1]), &as_caller(run - 1).send().await, run as u64);
     }
     // Another host is another app; its case is not.
-    let at =
-        |host: &str| ibid_testkit::client::post(world.gateway.addr(), "/pay").header("Host", host).key(key).json(BODY);
+    let at = |host: &str| testbed::client::post(world.gateway.addr(), "/pay").header("Host", host).key(key).json(BODY);
     assert_eq!(at("other.test").send().await.json()["run"], 7);
     assert_replay("the host in capitals", &at("SHOP.TEST").send().await, 1);
     assert_eq!(world.upstream.executions(), 7);

@@ -1,6 +1,6 @@
 //! One request that could be taken for two, and connections on which several follow each other.
 
-use ibid_testkit::client::RawClient;
+use testbed::client::RawClient;
 
 use super::{BODY, HOST, TestGateway, WAIT_TIMEOUT, assert_problem, request_head};
 

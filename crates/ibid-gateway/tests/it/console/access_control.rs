@@ -1,6 +1,6 @@
 //! Who gets in, and what a page does in whose name.
 
-use ibid_testkit::client::{get, post, request};
+use testbed::client::{get, post, request};
 
 use super::common::{ADMIN, ConsoleGateway, PageClient, UNKNOWN_KEY, USER, VIEWER};
 

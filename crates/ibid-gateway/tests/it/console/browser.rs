@@ -170,7 +170,7 @@ impl Deref for ConsoleBrowser {
 
 impl ConsoleDriver {
     fn start() -> ConsoleDriver {
-        let (child, port) = ibid_testkit::chromedriver::start();
+        let (child, port) = testbed::chromedriver::start();
         ConsoleDriver { child, address: SocketAddr::from(([127, 0, 0, 1], port)), session: None }
     }
 

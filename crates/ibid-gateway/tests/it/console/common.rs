@@ -9,12 +9,12 @@ use ibid_gateway::{
     metrics::MetricsObserver,
 };
 use ibid_stores::OpenedStore;
-use ibid_testkit::{
+use ibid_testkit::wrappers::FailingStore;
+use tempfile::TempDir;
+use testbed::{
     client::{TestRequest, TestResponse, get, post},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
-    wrappers::FailingStore,
 };
-use tempfile::TempDir;
 
 pub(super) const ADMIN: &str = "token-of-the-admin-0123456789";
 pub(super) const VIEWER: &str = "token-of-the-viewer-0123456789";

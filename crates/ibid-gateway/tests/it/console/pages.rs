@@ -1,6 +1,6 @@
 //! What pages hold, as a plain HTTP client sees them.
 
-use ibid_testkit::{client::get, process::GatewayProcess, upstream::TestUpstream};
+use testbed::{client::get, process::GatewayProcess, upstream::TestUpstream};
 
 use super::common::{ADMIN, ConsoleGateway, MARKUP_KEY, PageClient, UNKNOWN_KEY, wait_until};
 

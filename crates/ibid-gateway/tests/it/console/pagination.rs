@@ -1,7 +1,7 @@
 //! Long lists, page by page: forward, and the same way back.
 
-use ibid_testkit::client::request;
 use serde_json::Value;
+use testbed::client::request;
 
 use super::common::{ADMIN, ConsoleGateway, PageClient, UNKNOWN_KEY, link};
 

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use ibid_testkit::upstream::{UpstreamFault, UpstreamReply};
+use testbed::upstream::{UpstreamFault, UpstreamReply};
 use tokio::time::{Instant, sleep};
 
 use super::{

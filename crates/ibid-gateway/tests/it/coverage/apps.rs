@@ -7,12 +7,12 @@ use std::{
 };
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use ibid_testkit::{
+use sha2::Sha256;
+use testbed::{
     client::{get, post},
     grpc::{GrpcTestClient, message},
     process::GatewayProcess,
 };
-use sha2::Sha256;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},

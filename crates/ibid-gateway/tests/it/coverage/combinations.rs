@@ -1,6 +1,6 @@
 //! Every combination of HTTP version, media type, upgrade, method in another case and spelling of the path.
 
-use ibid_testkit::{
+use testbed::{
     client::request,
     grpc::message,
     process::GatewayProcess,

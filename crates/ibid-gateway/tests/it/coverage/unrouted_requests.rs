@@ -1,6 +1,6 @@
 //! What no route names: under `[policy]`, or counted where a key is sent in vain.
 
-use ibid_testkit::{
+use testbed::{
     client::{get, post, request},
     grpc::{GrpcTestClient, message},
     process::GatewayProcess,

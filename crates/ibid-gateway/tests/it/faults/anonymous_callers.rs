@@ -1,6 +1,6 @@
 //! Anonymous callers whose answers set cookies: a retry with these cookies is the same caller, a session is not.
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, post},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
     client::RawClient,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, TestResponse, post},
     http1::WAIT_TIMEOUT,
     process::GatewayProcess,

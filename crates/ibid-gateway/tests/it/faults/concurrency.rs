@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ibid_testkit::{
+use testbed::{
     client::many,
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply, filler},
@@ -135,14 +135,14 @@ async fn a_request_beyond_the_memory_budget_is_refused_before_any_claim() {
     let upstream = TestUpstream::start().await;
     let config = format!("buffer_memory = \"64KiB\"\n{}", policy(""));
     let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
-    let large = || caller(ibid_testkit::client::post(gateway.addr(), "/pay")).key("k-1").body(filler(100 << 10));
+    let large = || caller(testbed::client::post(gateway.addr(), "/pay")).key("k-1").body(filler(100 << 10));
     for _ in 0..3 {
         assert_refused(&large().send().await, 503, "overloaded");
         assert_refused(&large().chunked().send().await, 503, "overloaded");
     }
     assert_eq!(upstream.requests(), 0);
     // Room that was refused is not kept.
-    let fits = caller(ibid_testkit::client::post(gateway.addr(), "/pay")).key("k-1").body(filler(60 << 10));
+    let fits = caller(testbed::client::post(gateway.addr(), "/pay")).key("k-1").body(filler(60 << 10));
     assert_ran(&fits.send().await);
     assert_eq!(upstream.last().attempt(), Some(1));
 }
@@ -174,7 +174,7 @@ async fn a_request_that_waits_for_a_connection_has_not_been_sent() {
     upstream.on("/slow", UpstreamReply::usual().gated(&gate));
     let config = format!("max_upstream = 1\n{}", policy("timeout = \"300ms\""));
     let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
-    let mut slow = ibid_testkit::client::get(gateway.addr(), "/slow").start().await;
+    let mut slow = testbed::client::get(gateway.addr(), "/slow").start().await;
     gate.arrived(1).await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-unreachable");

@@ -1,6 +1,6 @@
 //! A replay is the first answer, but for what belongs to one connection, one moment or one browser.
 
-use ibid_testkit::{
+use testbed::{
     client::{delete, post},
     upstream::{TestUpstream, UpstreamReply},
 };

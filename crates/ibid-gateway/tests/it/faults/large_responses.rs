@@ -1,11 +1,11 @@
 //! Answers too large to keep, and streams of events: they flow while they are recorded.
 
-use ibid_testkit::{
+use sha2::{Digest as _, Sha256};
+use testbed::{
     client::{RawClient, TestResponse, post},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply, filler},
 };
-use sha2::{Digest as _, Sha256};
 
 use super::common::{
     BIN, ScriptedUpstream, assert_refused, assert_replay, caller, find, pay, policy, send_until_settled,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ibid_testkit::upstream::{TestUpstream, UpstreamFault, UpstreamReply};
+use testbed::upstream::{TestUpstream, UpstreamFault, UpstreamReply};
 
 use super::common::{
     assert_ran, assert_refused, assert_replay, is_in_progress, other_pay_at, pay, pay_at, send_until_settled,
@@ -157,7 +157,7 @@ async fn a_lost_answer_over_http2_leaves_the_outcome_unknown() {
     let upstream = TestUpstream::start_h2c().await;
     let config = super::common::policy("timeout = \"500ms\"\nlate_answer = \"100ms\"");
     let url = format!("h2c://{}", upstream.addr());
-    let gateway = ibid_testkit::process::GatewayProcess::spawn(super::common::BIN, &config, &url).await;
+    let gateway = testbed::process::GatewayProcess::spawn(super::common::BIN, &config, &url).await;
     for (path, fault) in [
         ("/reset", UpstreamFault::ResetAfterRequest),
         ("/truncated", UpstreamFault::Truncated { content_length: 100, sent: 40 }),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };

@@ -1,6 +1,6 @@
 //! `resolve`: the app is asked what became of an unknown outcome.
 
-use ibid_testkit::{
+use testbed::{
     client::many,
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use h2::{SendStream, client::ResponseFuture};
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, TestRequest, get, post},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply, filler},

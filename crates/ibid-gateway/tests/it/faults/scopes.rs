@@ -1,9 +1,9 @@
 //! No answer crosses from one caller to another.
 
-use ibid_testkit::{
+use testbed::{
+    RedisServer,
     client::{TestRequest, post},
     process::{self, GatewayProcess},
-    servers::redis,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
@@ -100,7 +100,7 @@ async fn a_scheme_that_signs_each_request_is_refused_by_name_of_the_setting() {
 
 #[tokio::test]
 async fn two_gateways_on_two_ports_before_one_app_are_one_place() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     let config = format!("{}[store]\nurl = {:?}\n", policy(""), server.url());
     let one = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     let other = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;

@@ -1,6 +1,6 @@
 //! Nothing of the request was written: released, and the retry runs.
 
-use ibid_testkit::{
+use testbed::{
     client::RawClient,
     process::{GatewayProcess, ProcessSignal},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply, filler},
@@ -130,7 +130,7 @@ async fn an_early_answer_is_delivered_and_remembered_while_the_body_is_still_bei
         upstream.on(path, reply);
         for n in 0..30 {
             let key = format!("{path}-{n}");
-            let request = caller(ibid_testkit::client::post(gateway.addr(), path)).key(&key).body(body.clone());
+            let request = caller(testbed::client::post(gateway.addr(), path)).key(&key).body(body.clone());
             let first = request.send().await;
             assert_eq!(first.status, 413, "{path} {n}: {first:?}");
             assert!(!first.text().contains("well-known"), "not the upstream's own: {first:?}");

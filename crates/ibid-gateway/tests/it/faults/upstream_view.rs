@@ -1,6 +1,6 @@
 //! What the upstream gets of a claimed request, and who answers `Expect`.
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, get, post},
     process::GatewayProcess,
     upstream::{TestUpstream, filler},
@@ -31,7 +31,7 @@ async fn the_upstream_is_told_attempt_and_fence_by_us_alone() {
 #[tokio::test]
 async fn fences_grow_from_run_to_run() {
     let upstream = TestUpstream::start().await;
-    upstream.on("/pay", ibid_testkit::upstream::UpstreamReply::status(500));
+    upstream.on("/pay", testbed::upstream::UpstreamReply::status(500));
     let gateway = start_ietf_gateway(&upstream, "").await;
     for _ in 0..10 {
         assert_eq!(pay(&gateway, "k-1").send().await.status, 500);

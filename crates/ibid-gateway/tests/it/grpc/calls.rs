@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Version;
-use ibid_testkit::{
+use testbed::{
     client::post,
     grpc::{GrpcTestClient, message},
     process::GatewayProcess,

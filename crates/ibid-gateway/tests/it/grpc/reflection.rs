@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use ibid_example_tonic::{Shop, proto::CreateRequest, serve};
-use ibid_testkit::{
+use prost::Message as _;
+use testbed::{
     grpc::{GrpcTestClient, frame_message},
     process::{GatewayProcess, run},
     upstream::TestUpstream,
 };
-use prost::Message as _;
 use tokio::net::TcpListener;
 
 use super::{CREATE, KEY};

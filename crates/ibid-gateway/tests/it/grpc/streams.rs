@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
-use ibid_testkit::{
+use testbed::{
     grpc::{GrpcTestClient, message},
     process::GatewayProcess,
 };

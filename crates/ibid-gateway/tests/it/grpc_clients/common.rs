@@ -14,9 +14,9 @@ use std::{
 
 use ibid::{Ibid, Observer, RefusalReason, RequestOutcome, RequestReport, store::Memory};
 use ibid_example_tonic::{DESCRIPTORS, Shop, serve};
-use ibid_testkit::process::GatewayProcess;
 use serde_json::Value;
 use tempfile::TempDir;
+use testbed::process::GatewayProcess;
 use tokio::{
     net::TcpListener,
     process::Command,

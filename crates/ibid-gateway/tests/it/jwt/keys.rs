@@ -2,16 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid_testkit::{
-    certificates::CertificateAuthority,
-    process::{GatewayProcess, run},
-    upstream::{TestUpstream, UpstreamReply},
-};
 use rustls::{
     ServerConfig,
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
 };
 use serde_json::json;
+use testbed::{
+    certificates::CertificateAuthority,
+    process::{GatewayProcess, run},
+    upstream::{TestUpstream, UpstreamReply},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -42,7 +42,7 @@ fn publish_keys(issuer: &TestUpstream, keys: &[(&str, &TokenSigner)]) {
 /// Asks until the answer is as wanted: the gateway looks again after a pause.
 async fn wait_for_status(
     gateway: &GatewayProcess, token: &str, key: &str, status: u16,
-) -> ibid_testkit::client::TestResponse {
+) -> testbed::client::TestResponse {
     within("the gateway to look again", async {
         loop {
             let answer = pay(gateway, token, key).send().await;

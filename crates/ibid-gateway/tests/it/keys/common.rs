@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use ibid_testkit::{
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use testbed::{
     client::{TestRequest, TestResponse, post},
     process::{GatewayProcess, ProcessSignal, run},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::Value;
-use tempfile::NamedTempFile;
 
 use super::TestStore;
 use crate::faults::common::{BIN, caller};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::upstream::{ReplyGate, UpstreamReply};
+use testbed::upstream::{ReplyGate, UpstreamReply};
 use tokio::time::sleep;
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ibid_testkit::process::run;
+use testbed::process::run;
 
 use super::{
     TestStore,

@@ -2,12 +2,12 @@
 
 use std::{net::SocketAddr, path::Path, process::Stdio};
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
     client::{TestResponse, get, post, request},
     process::{self, GatewayProcess},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},

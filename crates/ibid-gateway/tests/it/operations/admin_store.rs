@@ -1,12 +1,12 @@
 //! The admin API on a store that fails: nothing is claimed to be so that nobody knows.
 
 use ibid::store::ErrorKind;
-use ibid_testkit::{
+use ibid_testkit::wrappers::CallFilter;
+use serde_json::Value;
+use testbed::{
     client::{TestRequest, TestResponse, request},
     upstream::TestUpstream,
-    wrappers::CallFilter,
 };
-use serde_json::Value;
 
 use super::common::InProcessGateway;
 

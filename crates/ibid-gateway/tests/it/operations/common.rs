@@ -22,14 +22,14 @@ use ibid_gateway::{
     metrics::MetricsObserver,
 };
 use ibid_stores::OpenedStore;
-use ibid_testkit::{
+use ibid_testkit::wrappers::FailingStore;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use testbed::{
     client::{TestRequest, TestResponse, get, post},
     process::GatewayProcess,
     upstream::TestUpstream,
-    wrappers::FailingStore,
 };
-use parking_lot::Mutex;
-use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
 pub(super) const BIN: &str = env!("CARGO_BIN_EXE_ibid");

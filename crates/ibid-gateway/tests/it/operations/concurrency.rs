@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ibid_testkit::{client::RawClient, upstream::TestUpstream};
+use testbed::{client::RawClient, upstream::TestUpstream};
 
 use super::common::{gateway, pay};
 

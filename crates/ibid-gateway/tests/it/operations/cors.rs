@@ -1,6 +1,6 @@
 //! Browsers on other origins.
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, TestResponse, post, request},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},

@@ -1,7 +1,7 @@
 //! Health on the admin port, and the published contract on the public one.
 
 use ibid::RefusalReason;
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, get, post, request},
     upstream::{TestUpstream, UpstreamReply},
 };

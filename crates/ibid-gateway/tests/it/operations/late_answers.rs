@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
     client::{TestRequest, TestResponse, get},
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{client::get, upstream::TestUpstream};
+use testbed::{client::get, upstream::TestUpstream};
 
 use super::common::{BIN, pay};
 

@@ -10,14 +10,14 @@ use ibid::{
     store::{Address, ErrorKind, StoreError},
 };
 use ibid_gateway::logs::LogObserver;
-use ibid_testkit::{
+use ibid_testkit::wrappers::CallFilter;
+use parking_lot::Mutex;
+use serde_json::Value;
+use testbed::{
     client::{TestRequest, post},
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
-    wrappers::CallFilter,
 };
-use parking_lot::Mutex;
-use serde_json::Value;
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::common::{WAIT_TIMEOUT, failing_store, gateway, lines, pay, start};

@@ -1,6 +1,6 @@
 //! What must never be printed, at any level, whatever becomes of the request.
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, post},
     process::{GatewayProcess, ProcessSignal},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use ibid::{RefusalReason, store::ErrorKind};
 use ibid_gateway::metrics::FAMILIES;
-use ibid_testkit::{
+use ibid_testkit::wrappers::CallFilter;
+use testbed::{
     client::{TestRequest, get, post, request},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
-    wrappers::CallFilter,
 };
 use tokio::time::{sleep, timeout};
 
@@ -236,7 +236,7 @@ async fn one_key_sent_fifty_times_at_once_runs_once_and_every_request_is_counted
     let gateway = gateway("", &upstream).await;
     let mut first = pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
-    let answers = ibid_testkit::client::many(49, || pay(gateway.addr(), "k-1")).await;
+    let answers = testbed::client::many(49, || pay(gateway.addr(), "k-1")).await;
     assert!(answers.iter().all(|answer| refusal_name(answer) == "in-progress"), "{answers:?}");
     gate.open();
     assert_eq!(first.read_response().await.status, 201);

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use ibid::store::{ClaimOutcome, ErrorKind};
-use ibid_testkit::{
+use ibid_testkit::wrappers::CallFilter;
+use testbed::{
     client::RawClient,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
-    wrappers::CallFilter,
 };
 
 use super::common::{

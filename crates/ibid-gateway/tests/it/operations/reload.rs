@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, get, post},
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},

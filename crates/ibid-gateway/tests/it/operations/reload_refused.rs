@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ibid_testkit::{
+use testbed::{
     client::post,
     process::{GatewayProcess, ProcessSignal},
     upstream::TestUpstream,

@@ -1,6 +1,6 @@
 //! Flags win over variables, variables over the file; and secrets stay secret.
 
-use ibid_testkit::{
+use testbed::{
     client::post,
     process::{GatewayLauncher, GatewayProcess, ProcessSignal, run},
     upstream::TestUpstream,
@@ -61,7 +61,7 @@ async fn admin_tokens_are_never_printed() {
     let mut gateway = launch.start().await;
     assert_eq!(pay(gateway.addr(), "k-1").header("Authorization", "Bearer t0ken-plain-1").send().await.status, 201);
     for admin in ["/", "/readyz", "/api/records"] {
-        let request = ibid_testkit::client::get(gateway.admin_addr(), admin);
+        let request = testbed::client::get(gateway.admin_addr(), admin);
         printed += &format!("{:?}", request.header("Authorization", "Bearer t0ken-plain-1").send().await);
     }
     gateway.rewrite_config(&format!("{text}tokn = \"t0ken-file-3\"\n"));

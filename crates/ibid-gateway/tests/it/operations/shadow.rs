@@ -1,6 +1,6 @@
 //! Shadow mode: looks on, and changes nothing for anybody.
 
-use ibid_testkit::{
+use testbed::{
     client::{TestResponse, post},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply, filler},

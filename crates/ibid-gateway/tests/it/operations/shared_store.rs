@@ -1,6 +1,6 @@
 //! A store on another machine that is not there when the gateway starts.
 
-use ibid_testkit::{
+use testbed::{
     client::{get, post},
     process::{GatewayProcess, run},
     upstream::TestUpstream,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ibid::store::ClaimOutcome;
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, get},
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},

@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, process::Output};
 
-use ibid_testkit::{certificates::CertificateAuthority, process::run};
+use testbed::{certificates::CertificateAuthority, process::run};
 
 use super::common::{BIN, folder_with};
 

@@ -1,10 +1,8 @@
 //! The store fails before anything has run.
 
 use ibid::store::ErrorKind;
-use ibid_testkit::{
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
-    wrappers::CallFilter,
-};
+use ibid_testkit::wrappers::CallFilter;
+use testbed::upstream::{ReplyGate, TestUpstream, UpstreamReply};
 
 use super::common::{HealAfterFailures, InProcessGateway, failing_store, pay, refusal_name, start, wait_until};
 
@@ -35,8 +33,8 @@ async fn what_is_not_covered_passes_while_the_store_is_down() {
     let here = InProcessGateway::start("", &upstream).await;
     here.store.fail(CallFilter::All, ErrorKind::NotApplied);
     let addr = here.gateway.address();
-    assert_eq!(ibid_testkit::client::get(addr, "/pay").key("k-1").send().await.status, 200);
-    assert_eq!(ibid_testkit::client::post(addr, "/pay").send().await.status, 201);
+    assert_eq!(testbed::client::get(addr, "/pay").key("k-1").send().await.status, 200);
+    assert_eq!(testbed::client::post(addr, "/pay").send().await.status, 201);
 }
 
 #[tokio::test]
@@ -149,7 +147,7 @@ async fn readiness_follows_the_store_and_says_what_its_trouble_is() {
     assert_eq!((down.status, &down.json()["ready"]), (503, &false.into()), "{down:?}");
     let trouble = down.json()["store"]["error"].as_str().unwrap_or_default().to_owned();
     assert!(trouble.contains("switched off by the test"), "{trouble}");
-    let alive = ibid_testkit::client::get(here.gateway.admin().unwrap(), "/healthz").send().await;
+    let alive = testbed::client::get(here.gateway.admin().unwrap(), "/healthz").send().await;
     assert_eq!(alive.status, 200, "a store that is down is no reason to restart the gateway");
     here.store.heal();
     assert_eq!(here.ready().await.status, 200);

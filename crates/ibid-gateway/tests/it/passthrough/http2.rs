@@ -10,7 +10,7 @@ use hyper::{
     client::conn::http2::{SendRequest, handshake},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ibid_testkit::{
+use testbed::{
     client::{get, post},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
@@ -244,7 +244,7 @@ async fn a_stream_that_is_reset_before_its_body_is_whole_leaves_no_trace() {
 #[tokio::test]
 async fn a_large_body_passes_over_http2_both_ways() {
     let (upstream, gateway) = start_h2c(ONE_ROUTE).await;
-    let body = ibid_testkit::upstream::filler(3 << 20);
+    let body = testbed::upstream::filler(3 << 20);
     upstream.on("/other", UpstreamReply::status(200).body(body.clone()));
     let mut client = connect(gateway.addr()).await;
     let builder = Request::builder().method("POST").uri(format!("http://{}/other", gateway.addr()));

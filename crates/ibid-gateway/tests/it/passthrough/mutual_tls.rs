@@ -4,13 +4,13 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use ibid_testkit::{
+use parking_lot::Mutex;
+use testbed::{
     certificates::{CertificateAuthority, IssuedCertificate, replace},
     client::post,
     process::GatewayProcess,
     upstream::TestUpstream,
 };
-use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use crate::{
@@ -191,7 +191,7 @@ async fn half_an_identity_is_no_configuration() {
         ),
     ] {
         std::fs::write(&path, format!("upstream = \"https://127.0.0.1:1\"\n{text}")).unwrap();
-        let output = ibid_testkit::process::run(BIN, &["check", path.to_str().unwrap()], &[]).await;
+        let output = testbed::process::run(BIN, &["check", path.to_str().unwrap()], &[]).await;
         let shown = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(shown.contains(told), "{shown}");
     }

@@ -1,6 +1,6 @@
 //! Requests and their headers.
 
-use ibid_testkit::{
+use testbed::{
     client::{get, post, request},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
@@ -52,7 +52,7 @@ async fn head_keeps_the_length_and_has_no_body() {
     let upstream = TestUpstream::start().await;
     upstream.on("/file", UpstreamReply::status(200).header("ETag", "\"v1\"").large(12_345));
     let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
-    let mut raw = ibid_testkit::client::RawClient::connect(gateway.addr()).await;
+    let mut raw = testbed::client::RawClient::connect(gateway.addr()).await;
     for _ in 0..2 {
         let answer = request("HEAD", gateway.addr(), "/file").send_on(&mut raw).await;
         assert_eq!((answer.status, answer.header("content-length")), (200, Some("12345")), "{answer:?}");

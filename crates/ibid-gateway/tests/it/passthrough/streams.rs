@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, post},
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},

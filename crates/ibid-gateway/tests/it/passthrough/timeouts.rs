@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
     client::{RawClient, TestRequest, TestResponse, get, post, request},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},

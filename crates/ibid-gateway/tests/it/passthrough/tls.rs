@@ -18,12 +18,12 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use ibid_testkit::{client::post, process::GatewayProcess, upstream::TestUpstream};
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
 };
 use tempfile::TempDir;
+use testbed::{client::post, process::GatewayProcess, upstream::TestUpstream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -208,7 +208,7 @@ async fn an_upstream_behind_tls_is_checked_against_the_given_authority() {
         assert_ran(&first);
         assert_eq!(first.text(), spoken);
         assert_replay(&request.send().await, &first);
-        let passed = ibid_testkit::client::get(gateway.addr(), "/list").send().await;
+        let passed = testbed::client::get(gateway.addr(), "/list").send().await;
         assert_eq!((passed.status, passed.text().as_str()), (201, spoken), "{passed:?}");
         assert_eq!(runs.load(SeqCst), 2);
     }

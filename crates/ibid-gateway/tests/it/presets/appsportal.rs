@@ -1,6 +1,6 @@
 //! A multi-tenant API with optional keys, each tenant its own; every answer is remembered, errors too.
 
-use ibid_testkit::upstream::filler;
+use testbed::upstream::filler;
 
 use super::*;
 

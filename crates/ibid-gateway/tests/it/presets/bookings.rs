@@ -1,6 +1,6 @@
 //! The key names user, operation, resource and time; only successes are remembered.
 
-use ibid_testkit::upstream::filler;
+use testbed::upstream::filler;
 
 use super::*;
 

@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
     client::{self, RawClient, TestRequest, TestResponse},
     process::{self, GatewayProcess},
     upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::Value;
 use tokio::{
     sync::Barrier,
     task::JoinSet,

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::Value;
 
 use super::{end, ibid, key_base64, pay, table};
 use crate::faults::common::BIN;

@@ -1,9 +1,9 @@
 //! A record that somebody has put where it does not belong: refused, reported, never answered, never run again.
 
-use ibid_testkit::{
+use testbed::{
+    RedisServer,
     client::get,
     process::GatewayProcess,
-    servers::redis,
     upstream::{TestUpstream, UpstreamReply},
 };
 
@@ -12,7 +12,7 @@ use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};
 
 #[tokio::test]
 async fn an_answer_at_another_key_is_refused_and_reported() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     upstream.on_each(
         "/pay",
         [UpstreamReply::status(201).json(r#"{"of":"one"}"#), UpstreamReply::status(201).json(r#"{"of":"two"}"#)],

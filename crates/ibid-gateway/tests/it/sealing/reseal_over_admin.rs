@@ -12,13 +12,13 @@ use ibid_stores::{
     OpenedStore,
     seal::{SealKey, SealOptions, SealedStore, Sealer},
 };
-use ibid_testkit::{
+use ibid_testkit::wrappers::{CallFilter, DelayedStore, FailingStore};
+use serde_json::{Value, json};
+use testbed::{
     client::{TestResponse, request},
     process::{GatewayProcess, run},
     upstream::TestUpstream,
-    wrappers::{CallFilter, DelayedStore, FailingStore},
 };
-use serde_json::{Value, json};
 
 use super::{SECRET, end, key_bytes, pay, pay_at, table};
 use crate::faults::common::{BIN, assert_ran, assert_replay};

@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
+    RedisServer,
     client::TestResponse,
     process::{GatewayProcess, ProcessSignal},
-    servers::redis,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
-use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::{end, ibid, pay, pay_at, table};
@@ -88,7 +88,7 @@ async fn reload_config(gateway: &mut GatewayProcess, config: &str, nth: usize) {
 
 #[tokio::test]
 async fn on_a_shared_store_without_a_restart() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     // Nothing near, so that every replay is opened.
     let config = |ids: &[&str]| format!("[store]\nurl = {:?}\nlocal_cache = \"0\"\n{}", server.url(), table(ids));
     let mut gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;

@@ -3,10 +3,10 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
-use ibid_testkit::{
+use testbed::{
+    RedisServer,
     client::get,
     process::{GatewayProcess, ProcessSignal},
-    servers::redis,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
@@ -26,7 +26,7 @@ const ALL: [&str; 6] = [KEY, TENANT, USER, REPLY, HEADER, AGENT];
 const POLICY: &str =
     "[policy]\nlabel = { tenant = \"header:X-Tenant-Id\", user = \"header:X-User-Id\", key = \"clear\" }\n";
 
-fn planted_request(gateway: &GatewayProcess) -> ibid_testkit::client::TestRequest {
+fn planted_request(gateway: &GatewayProcess) -> testbed::client::TestRequest {
     let request = pay(gateway, KEY).header("X-Tenant-Id", TENANT).header("X-User-Id", USER);
     request.header("User-Agent", AGENT)
 }
@@ -70,7 +70,7 @@ async fn nothing_is_in_the_files_of_the_store() {
 async fn nothing_is_in_the_journal() {
     for is_sealed in [true, false] {
         let seal = if is_sealed { table(&["k"]) } else { String::new() };
-        let (server, upstream, gate) = (redis::Server::start(), TestUpstream::start().await, ReplyGate::new());
+        let (server, upstream, gate) = (RedisServer::start(), TestUpstream::start().await, ReplyGate::new());
         upstream.on("/pay", reply().gated(&gate));
         let url = server.url();
         let config = format!("{POLICY}[store]\nurl = {url:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n{seal}");
@@ -105,7 +105,7 @@ async fn nothing_is_in_the_journal() {
 
 #[tokio::test]
 async fn a_journal_in_clear_is_set_aside_and_said() {
-    let (server, upstream, gate) = (redis::Server::start(), TestUpstream::start().await, ReplyGate::new());
+    let (server, upstream, gate) = (RedisServer::start(), TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", reply().gated(&gate));
     let config = format!("{POLICY}[store]\nurl = {:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n", server.url());
     let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;

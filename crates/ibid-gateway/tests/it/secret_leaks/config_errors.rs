@@ -1,7 +1,7 @@
 //! What is told about a configuration in which a secret is written wrongly.
 
 use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
-use ibid_testkit::{certificates::CertificateAuthority, process::run};
+use testbed::{certificates::CertificateAuthority, process::run};
 
 use super::secret_search::{PlantedSecret, base64};
 use crate::faults::common::BIN;

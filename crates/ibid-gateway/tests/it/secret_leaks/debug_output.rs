@@ -9,7 +9,7 @@ use ibid_gateway::{
     config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, Secret, ServeArgs, StoreSelection},
 };
 use ibid_stores::{RemoteOptions, StoreUrl, postgres::Postgres, redis::Redis, seal::SealKey};
-use ibid_testkit::certificates::CertificateAuthority;
+use testbed::certificates::CertificateAuthority;
 
 use super::secret_search::{PlantedSecret, base64};
 

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, time::Duration};
 
 use http::{Method, Response};
-use ibid_testkit::process::{ProcessSignal, run};
+use testbed::process::{ProcessSignal, run};
 
 use super::{
     scene::{ADMIN, ANSWER, CANARY, HOOK, JWT, KEY, SEAL, SecretsGateway, USER, VIEWER, WRONG, bearer},

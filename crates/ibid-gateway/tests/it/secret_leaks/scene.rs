@@ -10,14 +10,14 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Method, Request, Response};
 use http_body_util::Full;
-use ibid_testkit::{
-    certificates::{CertificateAuthority, IssuedCertificate},
-    process::{GatewayProcess, run},
-    servers::{postgres, redis},
-    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
-};
 use sha2::Sha256;
 use tempfile::TempDir;
+use testbed::{
+    PostgresServer, RedisOptions, RedisServer,
+    certificates::{CertificateAuthority, IssuedCertificate},
+    process::{GatewayProcess, run},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
+};
 
 use super::secret_search::{PlantedSecret, base64};
 use crate::{faults::common::BIN, tls_helpers::send_over_tls};
@@ -51,8 +51,8 @@ pub(super) struct SecretsGateway {
     pub(super) gateway: GatewayProcess,
     pub(super) upstream: TestUpstream,
     pub(super) collector: TestUpstream,
-    pub(super) redis: redis::Server,
-    pub(super) postgres: postgres::Server,
+    pub(super) redis: RedisServer,
+    pub(super) postgres: PostgresServer,
     pub(super) authority: CertificateAuthority,
     pub(super) config: String,
     /// What must not be seen; not [`ANSWER`], which operators may see in the record.
@@ -61,7 +61,7 @@ pub(super) struct SecretsGateway {
 }
 
 /// A database with the store's tables, reached with a password that the server does not ask for.
-async fn database(server: &postgres::Server) -> String {
+async fn database(server: &PostgresServer) -> String {
     let name = server.create_database();
     let migrated = run(BIN, &["migrate", "--store", &server.url("migrator", &name)], &[]).await;
     assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
@@ -79,9 +79,8 @@ async fn app() -> TestUpstream {
 impl SecretsGateway {
     pub(super) async fn start(level: &str, format: &str) -> SecretsGateway {
         let (upstream, collector) = (app().await, TestUpstream::start().await);
-        let redis =
-            redis::Server::start_with(redis::Options { password: Some(REDIS.into()), ..redis::Options::default() });
-        let postgres = postgres::Server::start();
+        let redis = RedisServer::start_with(RedisOptions { password: Some(REDIS.into()), ..RedisOptions::default() });
+        let postgres = PostgresServer::start();
         let authority = CertificateAuthority::new();
         let keys = ["listener", "admin", "towards-the-app"].map(|name| authority.vouch(name));
         let folder = tempfile::tempdir().unwrap();

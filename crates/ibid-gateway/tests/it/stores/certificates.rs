@@ -1,9 +1,9 @@
 //! Certificates that a store's URL names change under a gateway that runs: whoever replaced them learns what became of it.
 
-use ibid_testkit::{
+use testbed::{
+    RedisOptions, RedisServer,
     certificates::{CertificateAuthority, replace},
     process::GatewayProcess,
-    servers::redis::{Options, Server},
     upstream::TestUpstream,
 };
 
@@ -11,7 +11,7 @@ use super::common::{BIN, assert_ran, pay};
 
 #[tokio::test]
 async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
-    let server = Server::start_with(Options { tls: true, ..Options::default() });
+    let server = RedisServer::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
     let authority = CertificateAuthority::new();
     let stranger = authority.vouch("stranger");
     let folder = tempfile::tempdir().unwrap();

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use ibid_testkit::{
+use testbed::{
+    FaultProxy, PostgresServer, RedisServer,
     client::{TestRequest, TestResponse, get, post},
     process::{GatewayProcess, run},
-    servers::{link::FaultProxy, postgres, redis},
     upstream::TestUpstream,
 };
 use tokio::time::{Instant, sleep};
@@ -78,7 +78,7 @@ pub(super) fn assert_degraded(answer: &TestResponse) {
 }
 
 /// A fresh PostgreSQL database with the store's tables, by `ibid migrate`. Returns how the gateway reaches it, and its name.
-pub(super) async fn migrated_database(server: &postgres::Server, port: u16) -> (String, String) {
+pub(super) async fn migrated_database(server: &PostgresServer, port: u16) -> (String, String) {
     let database = server.create_database();
     let migrated = run(BIN, &["migrate", "--store", &server.url("migrator", &database)], &[]).await;
     assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
@@ -91,33 +91,33 @@ pub(super) fn proxy_to(port: u16) -> FaultProxy {
 
 /// A store that only one test has, and a way to lose it.
 pub(super) enum BreakableStore {
-    KilledRedis(redis::Server),
-    PausedRedis(redis::Server),
+    KilledRedis(RedisServer),
+    PausedRedis(RedisServer),
     /// Behind a link that drops its connections and takes no new ones.
     RefusedRedis {
-        _server: redis::Server,
+        _server: RedisServer,
         link: FaultProxy,
     },
-    KilledPostgres(postgres::Server, String),
+    KilledPostgres(PostgresServer, String),
 }
 
 impl BreakableStore {
     pub(super) fn killed_redis() -> BreakableStore {
-        BreakableStore::KilledRedis(redis::Server::start())
+        BreakableStore::KilledRedis(RedisServer::start())
     }
 
     pub(super) fn paused_redis() -> BreakableStore {
-        BreakableStore::PausedRedis(redis::Server::start())
+        BreakableStore::PausedRedis(RedisServer::start())
     }
 
     pub(super) fn refused_redis() -> BreakableStore {
-        let server = redis::Server::start();
+        let server = RedisServer::start();
         let link = proxy_to(server.port());
         BreakableStore::RefusedRedis { _server: server, link }
     }
 
     pub(super) async fn killed_postgres() -> BreakableStore {
-        let server = postgres::Server::start();
+        let server = PostgresServer::start();
         let (url, _) = migrated_database(&server, server.port()).await;
         BreakableStore::KilledPostgres(server, url)
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
-    servers::redis,
+use testbed::{
+    RedisServer,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::{Instant, sleep};
@@ -146,7 +146,7 @@ when_lost!(postgres_is_killed, BreakableStore::killed_postgres().await);
 #[tokio::test]
 async fn what_runs_keeps_its_lease_on_a_full_redis() {
     let lease = Duration::from_millis(900);
-    let store = BreakableStore::KilledRedis(redis::Server::start());
+    let store = BreakableStore::KilledRedis(RedisServer::start());
     let BreakableStore::KilledRedis(server) = &store else { unreachable!() };
     let upstream = TestUpstream::start().await;
     let gate = ReplyGate::new();

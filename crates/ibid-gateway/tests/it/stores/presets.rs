@@ -2,12 +2,12 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
     client::{TestRequest, TestResponse, post},
     process::{GatewayProcess, run},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
-use serde_json::Value;
 use tokio::{task::JoinSet, time::timeout};
 
 use super::common::{BIN, assert_refused, start_two};

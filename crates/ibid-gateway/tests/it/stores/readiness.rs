@@ -2,13 +2,13 @@
 
 use std::{fs, net::SocketAddr};
 
-use ibid_testkit::{
+use serde_json::Value;
+use testbed::{
+    PostgresServer, RedisServer,
     client::get,
     process::GatewayProcess,
-    servers::{postgres, redis},
     upstream::{TestUpstream, UpstreamReply},
 };
-use serde_json::Value;
 
 use super::common::{
     BIN, assert_ran, assert_refused, assert_replay, migrated_database, pay, send_until_protected, wait_until_ready,
@@ -55,7 +55,7 @@ async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
 
 #[tokio::test]
 async fn of_a_postgresql_that_is_read_only() {
-    let (server, upstream) = (postgres::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (PostgresServer::start(), TestUpstream::start().await);
     let (url, _) = migrated_database(&server, server.port()).await;
     let gateway = gateway(&format!("url = {url:?}"), &upstream).await;
     let set = |value: &str| {
@@ -72,7 +72,7 @@ async fn of_a_postgresql_that_is_read_only() {
 
 #[tokio::test]
 async fn of_a_redis_that_is_out_of_memory() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
     let limit = |bytes: &str| drop(server.cli(&["CONFIG", "SET", "maxmemory", bytes]));
     assert_readiness_follows(&gateway, async || limit("1"), async || limit("0"), "maxmemory").await;
@@ -80,7 +80,7 @@ async fn of_a_redis_that_is_out_of_memory() {
 
 #[tokio::test]
 async fn of_a_redis_that_is_a_replica() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
     // Of a master that is not there, so that it keeps what it has.
     let refuse = async || drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"]));

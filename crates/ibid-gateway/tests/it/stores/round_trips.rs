@@ -5,10 +5,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use ibid_testkit::{
+use testbed::{
+    FaultProxy, PostgresServer, RedisServer,
     client::{TestRequest, post},
     process::GatewayProcess,
-    servers::{link::FaultProxy, postgres, redis},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
@@ -90,7 +90,7 @@ async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
 
 #[tokio::test]
 async fn redis_one_to_claim_one_to_settle_one_to_replay() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let gateway = gateway(&format!("url = \"redis://{}/0\"\nlocal_cache = \"0\"", link.addr()), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&link]).await;
@@ -99,7 +99,7 @@ async fn redis_one_to_claim_one_to_settle_one_to_replay() {
 
 #[tokio::test]
 async fn redis_none_to_replay_what_is_near() {
-    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let gateway = gateway(&format!("url = \"redis://{}/0\"", link.addr()), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&link]).await;
@@ -108,7 +108,7 @@ async fn redis_none_to_replay_what_is_near() {
 
 #[tokio::test]
 async fn postgres_one_to_claim_one_to_settle_one_to_replay() {
-    let (server, upstream) = (postgres::Server::start(), TestUpstream::start().await);
+    let (server, upstream) = (PostgresServer::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let (url, _) = migrated_database(&server, link.addr().port()).await;
     let gateway = gateway(&format!("url = {url:?}\nlocal_cache = \"0\""), &upstream).await;
@@ -118,7 +118,7 @@ async fn postgres_one_to_claim_one_to_settle_one_to_replay() {
 
 /// Two stores as one, Redis first: what each costs.
 async fn assert_tiered_cost(table: impl FnOnce(&str, &str) -> String) {
-    let (redis, postgres, upstream) = (redis::Server::start(), postgres::Server::start(), TestUpstream::start().await);
+    let (redis, postgres, upstream) = (RedisServer::start(), PostgresServer::start(), TestUpstream::start().await);
     let links = [proxy_to(redis.port()), proxy_to(postgres.port())];
     let (url, _) = migrated_database(&postgres, links[1].addr().port()).await;
     let table = table(&format!("redis://{}/0", links[0].addr()), &url);

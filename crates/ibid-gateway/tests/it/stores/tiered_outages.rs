@@ -1,9 +1,9 @@
 //! `bookings` with its shipped configuration on Redis with PostgreSQL behind it, while one of them is away, or both.
 
-use ibid_testkit::{
+use testbed::{
+    PostgresServer, RedisServer,
     client::{TestRequest, TestResponse, get, post},
     process::GatewayProcess,
-    servers::{postgres, redis},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
@@ -15,8 +15,8 @@ const FALLBACK_METRIC: &str = "idempotency_fallback_total";
 const MAX_KEYS: usize = 50;
 
 struct TieredGateways {
-    redis: redis::Server,
-    postgres: postgres::Server,
+    redis: RedisServer,
+    postgres: PostgresServer,
     database: String,
     upstream: TestUpstream,
     first_gateway: GatewayProcess,
@@ -25,7 +25,7 @@ struct TieredGateways {
 
 impl TieredGateways {
     async fn start() -> TieredGateways {
-        let (redis, postgres) = (redis::Server::start(), postgres::Server::start());
+        let (redis, postgres) = (RedisServer::start(), PostgresServer::start());
         let (url, database) = migrated_database(&postgres, postgres.port()).await;
         let upstream = TestUpstream::start().await;
         let store = format!(

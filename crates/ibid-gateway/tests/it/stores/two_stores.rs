@@ -1,20 +1,15 @@
 //! Two stores, of which one is down: `/readyz`, `/api/store`, the console and `/metrics` say which, and what still works.
 
-use ibid_testkit::{
-    client::get,
-    process::GatewayProcess,
-    servers::{postgres, redis},
-    upstream::TestUpstream,
-};
 use serde_json::Value;
+use testbed::{PostgresServer, RedisServer, client::get, process::GatewayProcess, upstream::TestUpstream};
 
 use super::common::{BIN, assert_degraded, assert_ran, assert_refused, assert_replay, migrated_database, pay, until};
 
 const TOKEN: &str = "token-of-the-admin";
 
 struct Stage {
-    redis: redis::Server,
-    postgres: postgres::Server,
+    redis: RedisServer,
+    postgres: PostgresServer,
     _upstream: TestUpstream,
     gateway: GatewayProcess,
 }
@@ -34,7 +29,7 @@ const REDIS_DOWN: Expected = Expected { redis: "down", ..BOTH_UP };
 impl Stage {
     /// `store` gets the URLs of Redis and PostgreSQL.
     async fn start(store: impl Fn(&str, &str) -> String) -> Stage {
-        let (redis, postgres) = (redis::Server::start(), postgres::Server::start());
+        let (redis, postgres) = (RedisServer::start(), PostgresServer::start());
         let upstream = TestUpstream::start().await;
         let (url, _) = migrated_database(&postgres, postgres.port()).await;
         let config = format!(
@@ -50,7 +45,7 @@ impl Stage {
         (answer.status, answer.json())
     }
 
-    async fn admin(&self, path: &str) -> ibid_testkit::client::TestResponse {
+    async fn admin(&self, path: &str) -> testbed::client::TestResponse {
         get(self.gateway.admin_addr(), path).header("Authorization", format!("Bearer {TOKEN}")).send().await
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ibid_testkit::{
+use testbed::{
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };

@@ -6,13 +6,13 @@ use std::{
 };
 
 use hmac::{Hmac, KeyInit, Mac};
-use ibid_testkit::{
+use serde_json::Value;
+use sha2::Sha256;
+use testbed::{
     client::{self, TestRequest, TestResponse},
     process::{GatewayLauncher, GatewayProcess},
     upstream::TestUpstream,
 };
-use serde_json::Value;
-use sha2::Sha256;
 
 pub(super) const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 

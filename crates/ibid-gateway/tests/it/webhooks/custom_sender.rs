@@ -1,6 +1,6 @@
 //! A sender that no preset knows: Slack, whose signature has a header for its time.
 
-use ibid_testkit::client::{self, TestRequest};
+use testbed::client::{self, TestRequest};
 
 use super::common::{SECRET, WebhookGateway, assert_ran, assert_refusal, assert_replay, hex, mac, now};
 

@@ -1,6 +1,6 @@
 //! What operators and senders are shown of a route for webhooks, and what nobody is.
 
-use ibid_testkit::{
+use testbed::{
     client,
     process::{self, ProcessSignal},
 };

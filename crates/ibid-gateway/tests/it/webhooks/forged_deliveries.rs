@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid_testkit::{
+use testbed::{
     client::{self, RawClient},
     process::{self, GatewayLauncher, ProcessSignal},
 };

@@ -12,7 +12,7 @@ use ibid::{
 };
 use tokio::{process::Command, time::timeout};
 
-use crate::kit::TxDatabase;
+use crate::support::TxDatabase;
 
 const DOCS: &str = include_str!("../../../../../docs/same-transaction.md");
 

@@ -6,10 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use ibid_testkit::{
-    process,
-    servers::{postgres::Server as Postgres, redis::Server as Redis},
-};
+use testbed::{PostgresServer, RedisServer, process};
 use tokio::task::spawn_blocking;
 
 use super::{Server, StoreBackend, redis};
@@ -17,7 +14,7 @@ use crate::fault::{FaultFuture, ServerProcess};
 
 /// A server with a migrated database.
 pub(super) struct PostgresBackend {
-    postgres: Arc<Postgres>,
+    postgres: Arc<PostgresServer>,
     database: String,
 }
 
@@ -25,7 +22,7 @@ impl PostgresBackend {
     /// Starts it, and migrates it as an operator would, with the gateway's own command.
     pub(super) async fn start(bin: &Path) -> Result<PostgresBackend, String> {
         let starting = spawn_blocking(|| {
-            let postgres = Postgres::start();
+            let postgres = PostgresServer::start();
             let database = postgres.create_database();
             PostgresBackend { postgres: Arc::new(postgres), database }
         });
@@ -70,14 +67,14 @@ pub(super) enum TieredBackendMode {
 /// PostgreSQL and Redis as one store.
 pub(super) struct TieredBackend {
     postgres: PostgresBackend,
-    redis: Arc<Redis>,
+    redis: Arc<RedisServer>,
     mode: TieredBackendMode,
 }
 
 impl TieredBackend {
     pub(super) async fn start(bin: &Path, mode: TieredBackendMode) -> Result<TieredBackend, String> {
         let postgres = PostgresBackend::start(bin).await?;
-        let redis = spawn_blocking(Redis::start).await;
+        let redis = spawn_blocking(RedisServer::start).await;
         let redis = redis.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
         Ok(TieredBackend { postgres, redis: Arc::new(redis), mode })
     }
@@ -97,11 +94,11 @@ impl StoreBackend for TieredBackend {
     }
 }
 
-struct PostgresProcess(Arc<Postgres>);
+struct PostgresProcess(Arc<PostgresServer>);
 
 impl PostgresProcess {
     /// PostgreSQL's own harness blocks.
-    fn blocking(&self, act: fn(&Postgres)) -> FaultFuture<'_> {
+    fn blocking(&self, act: fn(&PostgresServer)) -> FaultFuture<'_> {
         let postgres = Arc::clone(&self.0);
         Box::pin(async move {
             let done = spawn_blocking(move || act(&postgres)).await;
@@ -116,18 +113,18 @@ impl ServerProcess for PostgresProcess {
     }
 
     fn kill(&self) -> FaultFuture<'_> {
-        self.blocking(Postgres::kill)
+        self.blocking(PostgresServer::kill)
     }
 
     fn restart(&self) -> FaultFuture<'_> {
-        self.blocking(Postgres::restart)
+        self.blocking(PostgresServer::restart)
     }
 
     fn pause(&self) -> FaultFuture<'_> {
-        self.blocking(Postgres::pause)
+        self.blocking(PostgresServer::pause)
     }
 
     fn resume(&self) -> FaultFuture<'_> {
-        self.blocking(Postgres::resume)
+        self.blocking(PostgresServer::resume)
     }
 }

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::servers::redis::{RedisCluster, RedisSentinels, Server as Redis};
 use parking_lot::Mutex;
+use testbed::{RedisCluster, RedisSentinels, RedisServer};
 use tokio::task::spawn_blocking;
 
 use super::{Server, StoreBackend};
@@ -17,7 +17,7 @@ use crate::fault::{ChaosFault, CustomFault, FaultFuture, ServerProcess};
 const PRIMARY_DOWNTIME: std::ops::Range<Duration> = Duration::from_secs(4)..Duration::from_secs(7);
 
 /// Finds one server among those that belong together.
-type PickServer<T> = fn(&T, usize) -> &Redis;
+type PickServer<T> = fn(&T, usize) -> &RedisServer;
 
 /// One server of a set that lives as long as any of its processes.
 struct RedisProcess<T> {
@@ -29,7 +29,7 @@ struct RedisProcess<T> {
 
 impl<T: Send + Sync + 'static> RedisProcess<T> {
     /// Redis's own harness blocks.
-    fn blocking(&self, act: fn(&Redis)) -> FaultFuture<'_> {
+    fn blocking(&self, act: fn(&RedisServer)) -> FaultFuture<'_> {
         let (set, nth, pick) = (Arc::clone(&self.set), self.nth, self.pick);
         Box::pin(async move {
             let done = spawn_blocking(move || act(pick(&set, nth))).await;
@@ -44,19 +44,19 @@ impl<T: Send + Sync + 'static> ServerProcess for RedisProcess<T> {
     }
 
     fn kill(&self) -> FaultFuture<'_> {
-        self.blocking(Redis::kill)
+        self.blocking(RedisServer::kill)
     }
 
     fn restart(&self) -> FaultFuture<'_> {
-        self.blocking(Redis::restart)
+        self.blocking(RedisServer::restart)
     }
 
     fn pause(&self) -> FaultFuture<'_> {
-        self.blocking(Redis::pause)
+        self.blocking(RedisServer::pause)
     }
 
     fn resume(&self) -> FaultFuture<'_> {
-        self.blocking(Redis::resume)
+        self.blocking(RedisServer::resume)
     }
 }
 
@@ -128,17 +128,17 @@ fn find_replicated_primary(members: &[Arc<RedisProcess<RedisSentinels>>]) -> Opt
 }
 
 /// A server that is reached over links.
-pub(super) fn redis_server(redis: &Arc<Redis>) -> Server {
+pub(super) fn redis_server(redis: &Arc<RedisServer>) -> Server {
     server("redis", redis, 0, |redis, _| redis, true)
 }
 
 /// One server that syncs every write, unless told otherwise.
-pub(super) struct RedisBackend(Arc<Redis>);
+pub(super) struct RedisBackend(Arc<RedisServer>);
 
 impl RedisBackend {
     /// With these lines in its configuration.
     pub(super) fn start(config: &[&str]) -> RedisBackend {
-        RedisBackend(Arc::new(Redis::start_with_config(config)))
+        RedisBackend(Arc::new(RedisServer::start_with_config(config)))
     }
 }
 
@@ -170,7 +170,7 @@ impl SentinelBackend {
         SentinelBackend { orderly: wait_replicas == 0, wait_replicas, ..SentinelBackend::start() }
     }
 
-    fn pick(set: &RedisSentinels, nth: usize) -> &Redis {
+    fn pick(set: &RedisSentinels, nth: usize) -> &RedisServer {
         [&set.primary, &set.replica][nth]
     }
 }
@@ -203,7 +203,7 @@ impl ClusterBackend {
         ClusterBackend(Arc::new(RedisCluster::start()))
     }
 
-    fn pick(set: &RedisCluster, nth: usize) -> &Redis {
+    fn pick(set: &RedisCluster, nth: usize) -> &RedisServer {
         &set.primaries[nth]
     }
 }

@@ -1,0 +1,210 @@
+//! What is read of a reply.
+
+use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::common::*;
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use ibid_gateway::upstream::{Affinity, ReusePolicy, UpstreamClient, UpstreamSettings};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+#[tokio::test]
+async fn truncated_bodies_are_errors() {
+    for head in [
+        "content-length: 10\r\n\r\nfour",
+        "transfer-encoding: chunked\r\n\r\n4\r\nfour\r\n",
+        "transfer-encoding: chunked\r\n\r\n4\r\nfo",
+    ] {
+        let server = serve(move |mut s, _| async move {
+            read_request(&mut s).await.unwrap();
+            answer(&mut s, &format!("HTTP/1.1 200 OK\r\n{head}")).await;
+        })
+        .await;
+        let response = send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await.unwrap();
+        let error = read(response).await.unwrap_err().to_string();
+        assert!(error.starts_with("no complete reply: "), "{error}");
+    }
+}
+
+/// A body of many frames, all there: hyper writes them one after the other without reading in between.
+#[derive(Default)]
+struct ManyFramesBody(usize);
+
+impl http_body::Body for ManyFramesBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        const FRAME: [u8; 4096] = [b'x'; 4096];
+        std::task::Poll::Ready(self.0.checked_sub(1).map(|left| {
+            self.0 = left;
+            Ok(http_body::Frame::data(Bytes::from_static(&FRAME)))
+        }))
+    }
+}
+
+/// The server takes more or less of the body, answers, and closes with bytes unread, which is a reset; the
+/// client is in the middle of writing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_early_413_is_always_read() {
+    let server = serve(|mut s, n| async move {
+        let mut some = vec![0; 1000 + n % 50 * 2000];
+        s.read_exact(&mut some).await.unwrap();
+        answer(&mut s, "HTTP/1.1 413 Payload Too Large\r\nconnection: close\r\ncontent-length: 4\r\n\r\nlong").await;
+    })
+    .await;
+    let up = UpstreamClient::new(server.url("http").parse().unwrap(), UpstreamSettings::default()).unwrap();
+    for n in 0..200 {
+        let request = Request::post("/").body(ManyFramesBody(256)).unwrap();
+        let response = within(up.send(request, ReusePolicy::Claimed, &Affinity::default())).await;
+        let response = response.unwrap_or_else(|e| panic!("{n}: {e:?}"));
+        assert_eq!(response.status(), 413);
+        assert_eq!(read(response).await.unwrap(), "long", "{n}");
+    }
+}
+
+#[tokio::test]
+async fn many_headers_are_read() {
+    let server = serve(|mut s, _| async move {
+        read_request(&mut s).await.unwrap();
+        let mut text = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n".to_owned();
+        for n in 0..400 {
+            text += &format!("x-{n}: {}\r\n", "v".repeat(100));
+        }
+        answer(&mut s, &(text + "\r\n")).await;
+    })
+    .await;
+    assert_eq!(send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await.unwrap().headers().len(), 401);
+}
+
+#[tokio::test]
+async fn informational_replies_are_skipped() {
+    let server = serve(|mut s, _| async move {
+        while read_request(&mut s).await.is_some() {
+            answer(&mut s, "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n").await;
+            answer(&mut s, OK).await;
+        }
+    })
+    .await;
+    let up = new_upstream(&server.url("http"));
+    for _ in 0..3 {
+        assert_eq!(read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap(), "ok");
+    }
+    assert_eq!(server.count(), 1);
+}
+
+#[tokio::test]
+async fn an_upgrade_passes_bytes_both_ways_and_counts() {
+    let server = serve(|mut s, _| async move {
+        let Some(text) = read_request(&mut s).await else { return };
+        assert!(text.to_lowercase().contains("upgrade: echo"));
+        answer(&mut s, "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nhi").await;
+        let mut buf = [0; 100];
+        while let Ok(n @ 1..) = s.read(&mut buf).await {
+            s.write_all(&buf[..n]).await.unwrap();
+        }
+    })
+    .await;
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 1, ..UpstreamSettings::default() });
+    for n in 1..=2 {
+        let request =
+            Request::get("/").header("connection", "upgrade").header("upgrade", "echo").body(Full::default()).unwrap();
+        let response = within(up.send(request, ReusePolicy::PassThrough, &Affinity::default())).await.unwrap();
+        assert_eq!(response.status(), 101);
+        let upgraded = within(hyper::upgrade::on(response)).await.unwrap();
+        let mut io = hyper_util::rt::TokioIo::new(upgraded);
+        let mut buf = [0; 7];
+        io.read_exact(&mut buf[..2]).await.unwrap();
+        assert_eq!(&buf[..2], b"hi");
+        io.write_all(b"and you").await.unwrap();
+        io.read_exact(&mut buf).await.unwrap();
+        assert_eq!(&buf, b"and you");
+        // It takes the only place until it is closed.
+        assert!(tokio::time::timeout(Duration::from_millis(20), send(&up, ReusePolicy::PassThrough)).await.is_err());
+        assert_eq!(server.count(), n);
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_body_closes_the_connection() {
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let server = serve(move |mut s, _| {
+        let tell = tell.clone();
+        async move {
+            read_request(&mut s).await.unwrap();
+            answer(&mut s, "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nsome").await;
+            assert!(read_request(&mut s).await.is_none());
+            tell.send(()).unwrap();
+        }
+    })
+    .await;
+    let up = new_upstream(&server.url("http"));
+    let mut body = send(&up, ReusePolicy::PassThrough).await.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "some");
+    drop(body);
+    within(told.recv()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_whole_body_frees_the_connection_before_it_is_dropped() {
+    let server = start_well_behaved().await;
+    let up = new_upstream(&server.url("http"));
+    let mut body = send(&up, ReusePolicy::PassThrough).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
+    assert_eq!(server.count(), 1);
+    drop(body);
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
+    assert_eq!(server.count(), 1);
+}
+
+/// The first connection answers before it has the request, and takes the rest only when told to: it must
+/// not carry another request before that, and may after.
+#[tokio::test]
+async fn an_early_reply_does_not_spoil_the_next_request() {
+    let resume = Arc::new(tokio::sync::Notify::new());
+    let go = resume.clone();
+    let server = serve(move |mut s, n| {
+        let resume = go.clone();
+        async move {
+            if n == 0 {
+                let mut some = [0; 100];
+                s.read_exact(&mut some).await.unwrap();
+                answer(&mut s, OK).await;
+                resume.notified().await;
+                let mut sink = vec![0; 65536];
+                // The body ends with its only y.
+                loop {
+                    let got = s.read(&mut sink).await.unwrap();
+                    if sink[..got].ends_with(b"y") {
+                        break;
+                    }
+                }
+            }
+            while read_request(&mut s).await.is_some() {
+                answer(&mut s, &format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{n}")).await;
+            }
+        }
+    })
+    .await;
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 2, ..UpstreamSettings::default() });
+    let affinity = Affinity::default();
+    let mut big = vec![b'x'; 16 * 1024 * 1024];
+    big.push(b'y');
+    let response = up.send(post(big), ReusePolicy::PassThrough, &affinity).await.unwrap();
+    assert_eq!(read(response).await.unwrap(), "ok");
+    let busy = up.send(post("hello"), ReusePolicy::PassThrough, &affinity).await.unwrap();
+    resume.notify_one();
+    // The only other connection: this waits until it has taken the rest.
+    assert_eq!(read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap(), "0");
+    assert_eq!(read(busy).await.unwrap(), "1");
+    assert_eq!(server.count(), 2);
+}

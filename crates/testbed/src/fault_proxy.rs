@@ -1,0 +1,295 @@
+//! A TCP proxy that cuts, delays and counts.
+//!
+//! A [`FaultProxy`] is between a client and a server on the loopback interface, and injects faults while connections
+//! are open:
+//!
+//! | command | open connections | new connections |
+//! |---|---|---|
+//! | [`cut`](FaultProxy::cut) | silent both ways | accepted, then silent |
+//! | [`cut_and_refuse`](FaultProxy::cut_and_refuse) | silent both ways | refused |
+//! | [`cut_to_server`](FaultProxy::cut_to_server) | silent to the server | accepted; silent to the server |
+//! | [`cut_to_client`](FaultProxy::cut_to_client) | silent to the client | accepted; silent to the client |
+//! | [`reset`](FaultProxy::reset) | reset, both ends | as before |
+//! | [`refuse`](FaultProxy::refuse) | as before | refused |
+//! | [`delay`](FaultProxy::delay), [`slice`](FaultProxy::slice) | later; in small pieces | the same |
+//! | [`drop_answers`](FaultProxy::drop_answers) | the request arrives, its answer never does | the same |
+//! | [`break_answers`](FaultProxy::break_answers) | the request arrives, then a reset, no answer | the same |
+//! | [`heal`](FaultProxy::heal) | all of that ends | accepted |
+//!
+//! A cut behaves as on a network: data that is sent meanwhile is late, not lost, and arrives once the proxy is healed,
+//! unless its connection was reset by then. It arrives even if its sender has closed the connection, because TCP
+//! would deliver it too. A connection that is opened and closed during a cut never reaches the server.
+//! Bytes in the middle of a connection are never lost: after a dropped answer it stays silent, and `heal` resets it.
+//!
+//! Invariants: a command has taken effect when its method returns, so no byte passes after `cut`; the
+//! proxy runs in its own thread, so it neither needs nor disturbs the test's runtime and clock; dropping it
+//! closes everything.
+//!
+//! Limit of a proxy: if the *server* is gone, the client's connection is accepted and then reset, where the
+//! server itself would refuse it. A test that needs the refusal also calls [`refuse`](FaultProxy::refuse).
+//!
+//! ```
+//! use std::{io::{Read as _, Write as _}, net::{TcpListener, TcpStream}};
+//!
+//! use testbed::FaultProxy;
+//!
+//! let server = TcpListener::bind("127.0.0.1:0")?;
+//! let proxy = FaultProxy::to(server.local_addr()?);
+//! let mut client = TcpStream::connect(proxy.addr())?;
+//! let (mut at_server, _) = server.accept()?;
+//! client.write_all(b"ping")?;
+//! at_server.read_exact(&mut [0; 4])?;
+//! at_server.write_all(b"pong")?;
+//! client.read_exact(&mut [0; 4])?;
+//! let counts = proxy.counts();
+//! assert_eq!((counts.connections, counts.bytes_to_server, counts.round_trips), (1, 4, 1));
+//! # std::io::Result::Ok(())
+//! ```
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{Arc, mpsc},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    runtime::Builder,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::{JoinSet, yield_now},
+    time::{sleep, timeout},
+};
+
+use self::state::{AnswerLoss, ProxyDirection, ProxyRules, ProxyState};
+pub use self::state::{ConnectionTraffic, ProxyCounts};
+use crate::loopback;
+
+mod relay;
+mod state;
+#[cfg(test)]
+mod tests;
+
+/// Timeout of a command to the proxy's thread, which should be instantaneous.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The proxy. Dropping it closes everything.
+pub struct FaultProxy {
+    addr: SocketAddr,
+    state: Arc<ProxyState>,
+    commands: Option<UnboundedSender<ProxyCommand>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A change for the proxy's thread, and a channel to acknowledge it.
+struct ProxyCommand {
+    change: Box<dyn FnOnce(&mut ProxyRules) + Send>,
+    /// Whether to accept new connections from now on; `None` changes nothing.
+    listen: Option<bool>,
+    done: mpsc::Sender<()>,
+}
+
+impl FaultProxy {
+    /// Starts a proxy on a free loopback port to this server, which need not run yet.
+    pub fn to(server: SocketAddr) -> FaultProxy {
+        let state = Arc::new(ProxyState::new(server));
+        let (orders, inbox) = unbounded_channel();
+        let (started, addr) = mpsc::channel();
+        let shared = Arc::clone(&state);
+        let run = move || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime for the link");
+            runtime.block_on(async {
+                let (addr, socket) = loopback::reserve();
+                let listener = socket.listen(BACKLOG).expect("a bound socket can listen");
+                let _ = started.send(addr);
+                run_proxy(addr, listener, shared, inbox).await;
+            });
+        };
+        let thread = thread::Builder::new().name("link".into()).spawn(run).expect("a thread for the link");
+        let addr = addr.recv_timeout(COMMAND_TIMEOUT).expect("the link starts");
+        FaultProxy { addr, state, commands: Some(orders), thread: Some(thread) }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Directs new connections to this server; open ones stay where they are.
+    pub fn set_target(&self, server: SocketAddr) {
+        *self.state.server.lock() = server;
+    }
+
+    pub fn cut(&self) {
+        self.send_command(None, |rules| rules.open = [false, false]);
+    }
+
+    pub fn cut_and_refuse(&self) {
+        self.send_command(Some(false), |rules| rules.open = [false, false]);
+    }
+
+    pub fn cut_to_server(&self) {
+        self.send_command(None, |rules| rules.open[ProxyDirection::ToServer as usize] = false);
+    }
+
+    pub fn cut_to_client(&self) {
+        self.send_command(None, |rules| rules.open[ProxyDirection::ToClient as usize] = false);
+    }
+
+    pub fn reset(&self) {
+        self.send_command(None, |rules| rules.resets += 1);
+    }
+
+    pub fn refuse(&self) {
+        self.send_command(Some(false), |_| ());
+    }
+
+    /// Delays everything by this duration in each direction. Throughput stays the same.
+    pub fn delay(&self, by: Duration) {
+        self.send_command(None, move |rules| rules.delay = by);
+    }
+
+    /// Delivers everything in pieces of at most this many bytes, a millisecond apart.
+    pub fn slice(&self, bytes: usize) {
+        assert!(bytes > 0, "a slice has at least one byte");
+        self.send_command(None, move |rules| rules.slice = Some(bytes));
+    }
+
+    /// Delivers the next `n` requests and drops their answers. The connections stay open and silent. Further requests
+    /// on such a connection still arrive, and count while any of the `n` are left.
+    pub fn drop_answers(&self, n: usize) {
+        self.lose_next_answers(n, AnswerLoss::Dropped);
+    }
+
+    pub fn break_answers(&self, n: usize) {
+        self.lose_next_answers(n, AnswerLoss::Reset);
+    }
+
+    fn lose_next_answers(&self, n: usize, how: AnswerLoss) {
+        let wire = Arc::clone(&self.state);
+        self.send_command(None, move |_| wire.lose_answers(n, how));
+    }
+
+    pub fn answers_to_lose(&self) -> usize {
+        self.state.answers_to_lose()
+    }
+
+    /// Ends all faults: delayed data arrives, new connections are accepted, and connections with a dropped answer
+    /// are reset.
+    pub fn heal(&self) {
+        let wire = Arc::clone(&self.state);
+        self.send_command(Some(true), move |rules| {
+            wire.lose_answers(0, AnswerLoss::Dropped);
+            *rules = ProxyRules { resets: rules.resets, heals: rules.heals + 1, ..ProxyRules::default() };
+        });
+    }
+
+    pub fn counts(&self) -> ProxyCounts {
+        self.state.counts()
+    }
+
+    /// The traffic so far by connection, the oldest first; of closed ones only the last few thousand.
+    pub fn traffic(&self) -> Vec<ConnectionTraffic> {
+        self.state.traffic()
+    }
+
+    fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules) + Send + 'static) {
+        let (done, wait) = mpsc::channel();
+        let sent = self.commands.as_ref().expect("open until dropped").send(ProxyCommand {
+            change: Box::new(change),
+            listen,
+            done,
+        });
+        assert!(
+            sent.is_ok() && wait.recv_timeout(COMMAND_TIMEOUT).is_ok(),
+            "the link's thread has died; it said why above"
+        );
+    }
+}
+
+impl fmt::Debug for FaultProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = *self.state.server.lock();
+        f.debug_struct("FaultProxy")
+            .field("addr", &self.addr)
+            .field("server", &server)
+            .field("counts", &self.counts())
+            .finish()
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+const BACKLOG: u32 = 1024;
+
+/// Accepts connections, or only reserves the port.
+enum ProxyListener {
+    Open(TcpListener),
+    Shut(TcpSocket),
+}
+
+/// Runs until the proxy is dropped. Its connections are tasks of the set and end with it.
+async fn run_proxy(
+    addr: SocketAddr, listener: TcpListener, wire: Arc<ProxyState>, mut inbox: UnboundedReceiver<ProxyCommand>,
+) {
+    let mut connections = JoinSet::new();
+    let mut door = ProxyListener::Open(listener);
+    loop {
+        let accepted = async {
+            match &door {
+                ProxyListener::Open(listener) => listener.accept().await,
+                ProxyListener::Shut(_) => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            order = inbox.recv() => {
+                let Some(ProxyCommand { change, listen, done }) = order else { return };
+                if let Some(open) = listen {
+                    door = set_listening(addr, door, open).await;
+                }
+                wire.rules.send_modify(change);
+                wait_until_reset(&wire).await;
+                let _ = done.send(());
+            }
+            accepted = accepted => match accepted {
+                Ok((client, _)) => {
+                    while connections.try_join_next().is_some() {}
+                    connections.spawn(relay::relay_connection(client, Arc::clone(&wire)));
+                }
+                // For example no file descriptors: it may pass.
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            },
+        }
+    }
+}
+
+async fn set_listening(addr: SocketAddr, door: ProxyListener, open: bool) -> ProxyListener {
+    match (door, open) {
+        (ProxyListener::Shut(socket), true) => {
+            ProxyListener::Open(socket.listen(BACKLOG).expect("a bound socket can listen"))
+        }
+        (ProxyListener::Open(listener), false) => {
+            drop(listener);
+            ProxyListener::Shut(loopback::reserve_again(addr).await)
+        }
+        (door, _) => door,
+    }
+}
+
+/// Returns once every connection that the current rules reset is gone. Their tasks run in this thread.
+async fn wait_until_reset(wire: &ProxyState) {
+    let gone = async {
+        while wire.has_connection_to_reset() {
+            yield_now().await;
+        }
+    };
+    timeout(COMMAND_TIMEOUT, gone).await.expect("connections end when they are reset");
+}

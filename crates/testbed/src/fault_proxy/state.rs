@@ -1,0 +1,220 @@
+//! The state that a proxy's connections share: the rules, the answers to lose, the counts.
+//!
+//! Only the proxy's thread writes it; every thread may read it.
+
+use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// Maximum number of closed connections whose traffic is remembered.
+const MAX_CLOSED_CONNECTIONS: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProxyDirection {
+    ToServer = 0,
+    ToClient = 1,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct ProxyRules {
+    /// Whether data passes, by [`ProxyDirection`].
+    pub(super) open: [bool; 2],
+    pub(super) delay: Duration,
+    pub(super) slice: Option<usize>,
+    /// How often `reset` and `heal` were called.
+    pub(super) resets: u64,
+    pub(super) heals: u64,
+}
+
+impl Default for ProxyRules {
+    fn default() -> Self {
+        ProxyRules { open: [true, true], delay: Duration::ZERO, slice: None, resets: 0, heals: 0 }
+    }
+}
+
+/// What happens instead of a lost answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum AnswerLoss {
+    #[default]
+    Dropped,
+    Reset,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProxyCounts {
+    pub connections: usize,
+    pub open: usize,
+    /// Maximum number of connections that were open at once.
+    pub most_open: usize,
+    pub bytes_to_server: u64,
+    pub bytes_to_client: u64,
+    /// How often an answer followed a request: changes of direction from "to the server" to "to the client", summed
+    /// over all connections. Requests that are sent together, before the first of their answers, are one round trip.
+    pub round_trips: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionTraffic {
+    pub open: bool,
+    pub bytes_to_server: u64,
+    pub bytes_to_client: u64,
+    pub round_trips: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct ProxyState {
+    pub(super) server: Mutex<SocketAddr>,
+    pub(super) rules: watch::Sender<ProxyRules>,
+    ledger: Mutex<ProxyLedger>,
+}
+
+#[derive(Debug, Default)]
+struct ProxyLedger {
+    counts: ProxyCounts,
+    connections: VecDeque<Arc<Mutex<ProxiedConnection>>>,
+    answers_to_lose: usize,
+    loss: AnswerLoss,
+    /// Incremented by every command to lose answers: only requests that are delivered afterwards lose theirs.
+    loss_order: u64,
+}
+
+#[derive(Debug, Default)]
+struct ProxiedConnection {
+    traffic: ConnectionTraffic,
+    /// Set if the last bytes went to the server: the `loss_order` at that time.
+    awaiting_answer: Option<u64>,
+    /// `ProxyRules::resets` when it was opened.
+    resets_when_opened: u64,
+    /// `ProxyRules::heals` when its first answer was dropped.
+    heals_when_dropped: Option<u64>,
+}
+
+impl ProxiedConnection {
+    fn is_reset_by(&self, rules: &ProxyRules) -> bool {
+        self.resets_when_opened != rules.resets || self.heals_when_dropped.is_some_and(|since| since != rules.heals)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeliveryAction {
+    Deliver,
+    Drop,
+    Reset,
+}
+
+impl ProxyState {
+    pub(super) fn new(server: SocketAddr) -> ProxyState {
+        ProxyState { server: Mutex::new(server), rules: watch::Sender::default(), ledger: Mutex::default() }
+    }
+
+    pub(super) fn lose_answers(&self, n: usize, how: AnswerLoss) {
+        let mut book = self.ledger.lock();
+        (book.answers_to_lose, book.loss) = (n, how);
+        book.loss_order += 1;
+    }
+
+    pub(super) fn answers_to_lose(&self) -> usize {
+        self.ledger.lock().answers_to_lose
+    }
+
+    pub(super) fn counts(&self) -> ProxyCounts {
+        self.ledger.lock().counts
+    }
+
+    pub(super) fn traffic(&self) -> Vec<ConnectionTraffic> {
+        self.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
+    }
+
+    pub(super) fn has_connection_to_reset(&self) -> bool {
+        let (book, rules) = (self.ledger.lock(), self.rules.borrow());
+        let mut connections = book.connections.iter().map(|connection| connection.lock());
+        connections.any(|connection| connection.traffic.open && connection.is_reset_by(&rules))
+    }
+
+    pub(super) fn open_connection(self: &Arc<Self>) -> OpenProxyConnection {
+        let born = self.rules.borrow().resets;
+        let traffic = ConnectionTraffic { open: true, ..ConnectionTraffic::default() };
+        let connection = Arc::new(Mutex::new(ProxiedConnection {
+            traffic,
+            resets_when_opened: born,
+            ..ProxiedConnection::default()
+        }));
+        let mut book = self.ledger.lock();
+        book.counts.connections += 1;
+        book.counts.open += 1;
+        book.counts.most_open = book.counts.most_open.max(book.counts.open);
+        if book.connections.len() >= MAX_CLOSED_CONNECTIONS + book.counts.open {
+            book.connections.retain({
+                let mut excess = MAX_CLOSED_CONNECTIONS / 2;
+                move |connection| {
+                    let forget = excess > 0 && !connection.lock().traffic.open;
+                    excess -= usize::from(forget);
+                    !forget
+                }
+            });
+        }
+        book.connections.push_back(Arc::clone(&connection));
+        OpenProxyConnection { state: Arc::clone(self), connection }
+    }
+}
+
+/// An open connection. Dropping it ends the count as open.
+#[derive(Debug)]
+pub(super) struct OpenProxyConnection {
+    pub(super) state: Arc<ProxyState>,
+    connection: Arc<Mutex<ProxiedConnection>>,
+}
+
+impl OpenProxyConnection {
+    pub(super) fn is_reset_by(&self, rules: &ProxyRules) -> bool {
+        self.connection.lock().is_reset_by(rules)
+    }
+
+    /// Decides about bytes that are about to go to the client.
+    pub(super) fn next_delivery(&self) -> DeliveryAction {
+        let mut book = self.state.ledger.lock();
+        let mut connection = self.connection.lock();
+        let answers = connection.awaiting_answer.take();
+        if answers.is_some() {
+            connection.traffic.round_trips += 1;
+            book.counts.round_trips += 1;
+        }
+        if book.answers_to_lose > 0 && answers == Some(book.loss_order) {
+            book.answers_to_lose -= 1;
+            if book.loss == AnswerLoss::Reset {
+                return DeliveryAction::Reset;
+            }
+            let heals = self.state.rules.borrow().heals;
+            connection.heals_when_dropped.get_or_insert(heals);
+        }
+        if connection.heals_when_dropped.is_some() { DeliveryAction::Drop } else { DeliveryAction::Deliver }
+    }
+
+    /// Sends and counts under one lock, so that a receiver finds its bytes counted.
+    pub(super) fn deliver(&self, way: ProxyDirection, send: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+        let mut book = self.state.ledger.lock();
+        let mut connection = self.connection.lock();
+        let sent = send()?;
+        let bytes = sent as u64;
+        match way {
+            ProxyDirection::ToServer => {
+                book.counts.bytes_to_server += bytes;
+                connection.traffic.bytes_to_server += bytes;
+                connection.awaiting_answer = Some(book.loss_order);
+            }
+            ProxyDirection::ToClient => {
+                book.counts.bytes_to_client += bytes;
+                connection.traffic.bytes_to_client += bytes;
+            }
+        }
+        Ok(sent)
+    }
+}
+
+impl Drop for OpenProxyConnection {
+    fn drop(&mut self) {
+        self.state.ledger.lock().counts.open -= 1;
+        self.connection.lock().traffic.open = false;
+    }
+}

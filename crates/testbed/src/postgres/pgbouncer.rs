@@ -1,0 +1,35 @@
+use std::{net::TcpStream, process::Command};
+
+use super::{PostgresServer, USER};
+use crate::server_process::{ServerProcess, free_port};
+
+/// pgbouncer in transaction mode: each statement may get another session.
+#[derive(Debug)]
+pub struct PgBouncer {
+    port: u16,
+    _process: ServerProcess,
+}
+
+impl PgBouncer {
+    /// Starts pgbouncer in front of a server.
+    pub fn start(server: &PostgresServer) -> Self {
+        let (process, port) = (ServerProcess::new("pgbouncer", Some(USER)), free_port());
+        let users = process.write("users", "\"gateway\" \"\"\n\"migrator\" \"\"\n\"postgres\" \"\"\n");
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+             unix_socket_dir =\nauth_type = trust\nauth_file = {}\npool_mode = transaction\n\
+             default_pool_size = 5\nmax_client_conn = 2000\nserver_reset_query =\nquery_wait_timeout = 10\n",
+            server.port(),
+            users.display()
+        );
+        let mut command = Command::new("/usr/sbin/pgbouncer");
+        command.arg(process.write("ini", &settings));
+        process.start(&command, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Self { port, _process: process }
+    }
+
+    /// The URL of a database for a role, with unnamed statements.
+    pub fn url(&self, role: &str, database: &str) -> String {
+        format!("postgres://{role}@127.0.0.1:{}/{database}?statements=unnamed", self.port)
+    }
+}

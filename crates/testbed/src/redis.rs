@@ -1,0 +1,162 @@
+//! Redis: a single server, a replica with sentinels, or a cluster.
+//!
+//! A server writes every change to its log before it answers (`appendfsync always`), unless configured otherwise.
+
+use std::{fs, path::PathBuf, process::Command, sync::OnceLock};
+
+pub use self::{cluster::RedisCluster, sentinels::RedisSentinels};
+use crate::{
+    certificates::CertificateAuthority,
+    server_process::{ServerProcess, free_port},
+};
+
+mod cluster;
+mod sentinels;
+
+#[derive(Debug, Clone, Default)]
+pub struct RedisOptions {
+    pub config: Vec<String>,
+    pub password: Option<String>,
+    /// Accept only TLS, with generated certificates.
+    pub tls: bool,
+}
+
+/// A Redis server.
+///
+/// ```no_run
+/// let server = testbed::RedisServer::start();
+/// assert_eq!(server.cli(&["PING"]), "PONG");
+/// ```
+#[derive(Debug)]
+pub struct RedisServer {
+    process: ServerProcess,
+    port: u16,
+    options: RedisOptions,
+    is_sentinel: bool,
+}
+
+impl RedisServer {
+    pub fn start() -> Self {
+        Self::start_with(RedisOptions::default())
+    }
+
+    pub fn start_with_config(config: &[&str]) -> Self {
+        let config = config.iter().map(|line| (*line).to_owned()).collect();
+        Self::start_with(RedisOptions { config, ..RedisOptions::default() })
+    }
+
+    pub fn start_with(options: RedisOptions) -> Self {
+        Self::launch(options, false)
+    }
+
+    /// A server for all tests of this process, started on first use. Each test should use its own prefix.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<RedisServer> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    fn launch(options: RedisOptions, is_sentinel: bool) -> Self {
+        let process = ServerProcess::new("redis-server", None);
+        let (port, file) = (free_port(), |name: &str| process.path(name).display().to_string());
+        let mut config = format!("bind 127.0.0.1\nsave \"\"\ndaemonize no\ndir {}\n", file(""));
+        if !is_sentinel {
+            config += "appendonly yes\nappendfsync always\n";
+        }
+        if options.config.iter().any(|line| line == "cluster-enabled yes") {
+            config += &format!("cluster-port {}\n", free_port());
+        }
+        if options.tls {
+            let authority = CertificateAuthority::new();
+            let issued = authority.vouch("server");
+            for (from, name) in [(authority.path(), "ca.pem"), (issued.cert, "cert.pem"), (issued.key, "key.pem")] {
+                fs::copy(from, process.path(name)).expect("a file in our folder");
+            }
+            let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(file);
+            config += &format!("port 0\ntls-port {port}\ntls-auth-clients optional\n");
+            config += &format!("tls-ca-cert-file {ca}\ntls-cert-file {cert}\ntls-key-file {key}\n");
+        } else {
+            config += &format!("port {port}\n");
+        }
+        if let Some(password) = &options.password {
+            config += &format!("requirepass {password}\n");
+        }
+        process.write("redis.conf", &(config + &options.config.join("\n") + "\n"));
+        let server = Self { process, port, options, is_sentinel };
+        server.restart();
+        server
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://…`, or `rediss://…` with the CA to trust.
+    pub fn url(&self) -> String {
+        let login = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
+        if self.options.tls {
+            return format!("rediss://{login}127.0.0.1:{}/0?ca={}", self.port, self.file("ca.pem").display());
+        }
+        format!("redis://{login}127.0.0.1:{}/0", self.port)
+    }
+
+    /// A file in its directory: `ca.pem`, `cert.pem`, `key.pem`.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.process.path(name)
+    }
+
+    /// Starts it again on its data, and waits until it is ready.
+    pub fn restart(&self) {
+        let mut command = Command::new("redis-server");
+        command.arg(self.file("redis.conf")).args(self.is_sentinel.then_some("--sentinel"));
+        self.process.start(&command, || self.try_cli(&["PING"]).is_some_and(|answer| answer == "PONG"));
+    }
+
+    pub fn kill(&self) {
+        self.process.kill();
+    }
+
+    pub fn stop(&self) {
+        self.process.stop("-TERM");
+    }
+
+    /// Pauses it: it accepts connections and answers nothing.
+    pub fn pause(&self) {
+        self.process.signal("-STOP", false);
+    }
+
+    pub fn resume(&self) {
+        self.process.signal("-CONT", false);
+    }
+
+    pub fn cli(&self, args: &[&str]) -> String {
+        self.try_cli(args).unwrap_or_else(|| panic!("redis-cli {args:?} failed"))
+    }
+
+    /// Returns the output of `redis-cli`, if the server answers within ten seconds.
+    pub fn try_cli(&self, args: &[&str]) -> Option<String> {
+        // redis-cli itself has no timeout for a silent server.
+        let mut command = Command::new("timeout");
+        command.args(["10", "redis-cli", "-p", &self.port.to_string()]);
+        if let Some(password) = &self.options.password {
+            command.args(["--no-auth-warning", "-a", password]);
+        }
+        if self.options.tls {
+            command.arg("--tls").arg("--cacert").arg(self.file("ca.pem"));
+        }
+        let output = command.args(args).output().unwrap_or_else(|error| {
+            panic!("redis-cli cannot be run ({error}); install the Debian package redis-tools");
+        });
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+    }
+
+    pub fn info(&self, name: &str) -> String {
+        // A server that becomes a primary ends the connections of its clients.
+        let info = self.try_cli(&["INFO", "everything"]).unwrap_or_else(|| self.cli(&["INFO", "everything"]));
+        let found = info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
+        found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
+    }
+
+    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        self.process.until(what, is_so);
+    }
+}

@@ -1,0 +1,62 @@
+use std::sync::OnceLock;
+
+use super::{RedisOptions, RedisServer};
+
+/// The sentinels' name of the primary.
+const PRIMARY_NAME: &str = "ibid-primary";
+
+/// A primary, a replica, and three sentinels that monitor them.
+#[derive(Debug)]
+pub struct RedisSentinels {
+    pub primary: RedisServer,
+    pub replica: RedisServer,
+    pub sentinels: Vec<RedisServer>,
+}
+
+impl RedisSentinels {
+    /// Starts all servers, and waits until they know each other.
+    pub fn start() -> Self {
+        let primary = RedisServer::start_with_config(&["repl-diskless-sync-delay 0"]);
+        let of = format!("replicaof 127.0.0.1 {}", primary.port());
+        let replica = RedisServer::start_with_config(&["repl-diskless-sync-delay 0", &of]);
+        replica.until("the replica has caught up", || replica.info("master_link_status") == "up");
+        let watch = [
+            format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 2", primary.port()),
+            format!("sentinel down-after-milliseconds {PRIMARY_NAME} 2000"),
+            format!("sentinel failover-timeout {PRIMARY_NAME} 6000"),
+        ];
+        let sentinel = || RedisServer::launch(RedisOptions { config: watch.to_vec(), ..RedisOptions::default() }, true);
+        let sentinels: Vec<RedisServer> = (0..3).map(|_| sentinel()).collect();
+        for sentinel in &sentinels {
+            sentinel.until("the sentinels know each other and the replica", || {
+                sentinel.try_cli(&["SENTINEL", "CKQUORUM", PRIMARY_NAME]).is_some_and(|says| says.starts_with("OK 3"))
+                    && sentinel.cli(&["SENTINEL", "REPLICAS", PRIMARY_NAME]).contains(&replica.port().to_string())
+            });
+        }
+        Self { primary, replica, sentinels }
+    }
+
+    /// A set for all tests of this process that do not cause a failover.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<RedisSentinels> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    pub fn url(&self) -> String {
+        let all: Vec<String> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
+        format!("redis+sentinel://{}/{PRIMARY_NAME}", all.join(","))
+    }
+}
+
+impl RedisServer {
+    /// Starts a sentinel that monitors this server as a primary, with TLS if the server has TLS.
+    pub fn start_sentinel(&self) -> RedisServer {
+        let watch = format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 1", self.port());
+        RedisServer::launch(RedisOptions { config: vec![watch], tls: self.options.tls, password: None }, true)
+    }
+
+    /// The last part of a sentinel URL: the name of the primary.
+    pub fn sentinel_url_suffix(&self) -> &'static str {
+        PRIMARY_NAME
+    }
+}

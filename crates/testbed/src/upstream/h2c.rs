@@ -1,0 +1,151 @@
+//! One HTTP/2 connection of the upstream without TLS, by hyper. It shares the log and the rules with HTTP/1.1.
+
+use std::{fmt, io, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
+use http_body_util::{
+    BodyExt as _,
+    channel::{Channel, Sender},
+};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use tokio::{net::TcpStream, time::sleep};
+
+use super::{
+    LoggedRequest, UpstreamFault, UpstreamReply,
+    reply::{ReplyContent, filler},
+    request_log::OpenUpstreamConnection,
+};
+use crate::http1::HeaderList;
+
+type ChannelBody = Channel<Bytes, StreamAbort>;
+
+#[derive(Debug)]
+struct StreamAbort;
+
+impl fmt::Display for StreamAbort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("aborted by a rule of the test")
+    }
+}
+
+impl std::error::Error for StreamAbort {}
+
+/// Panics if a rule needs a raw connection.
+pub(super) fn check_supported(reply: &UpstreamReply) {
+    let possible = match reply.fault {
+        None => !reply.early && !matches!(reply.content, ReplyContent::Echo),
+        Some(fault) => matches!(
+            fault,
+            UpstreamFault::ResetAfterRequest
+                | UpstreamFault::CloseWithoutReply
+                | UpstreamFault::Hang
+                | UpstreamFault::Truncated { .. }
+                | UpstreamFault::TruncatedChunked
+        ),
+    };
+    assert!(possible, "an h2c upstream cannot do this: {reply:?}");
+}
+
+pub(super) async fn serve(stream: TcpStream, open: OpenUpstreamConnection) {
+    let open = Arc::new(open);
+    let service = service_fn(move |request| exchange(request, Arc::clone(&open)));
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// An error resets the stream.
+async fn exchange(
+    request: Request<Incoming>, open: Arc<OpenUpstreamConnection>,
+) -> Result<Response<ChannelBody>, StreamAbort> {
+    let (head, body) = request.into_parts();
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+    let reply = open.request_log.next_reply(head.method.as_str(), &target);
+    let body = match body.collect().await {
+        Ok(body) => body,
+        Err(_) => {
+            open.request_log.state().malformed_requests += 1;
+            return Err(StreamAbort);
+        }
+    };
+    let mut headers = HeaderList::default();
+    if let (Version::HTTP_2, Some(authority)) = (head.version, head.uri.authority()) {
+        headers.push(":authority", authority.as_str());
+    }
+    HeaderList::from(&head.headers).iter().for_each(|(name, value)| headers.push(name, value));
+    let seen = LoggedRequest {
+        at: Instant::now(),
+        connection: open.number,
+        version: head.version,
+        method: head.method.to_string(),
+        target,
+        headers,
+        trailers: body.trailers().map(HeaderList::from).unwrap_or_default(),
+        body: body.to_bytes(),
+        execution: None,
+    };
+    let execution = open.request_log.record(seen, true);
+    reply.wait_until_due().await;
+    answer(reply, execution).await
+}
+
+async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Response<ChannelBody>, StreamAbort> {
+    let mut builder = Response::builder().status(reply.status_for(execution));
+    match reply.fault {
+        None => {}
+        Some(UpstreamFault::Hang) => return std::future::pending().await,
+        Some(UpstreamFault::Truncated { content_length, sent }) => {
+            let head = builder.status(200).header("content-length", content_length);
+            return Ok(truncated_response(head, filler(sent)));
+        }
+        Some(UpstreamFault::TruncatedChunked) => {
+            return Ok(truncated_response(builder.status(200), Bytes::from_static(b"hello")));
+        }
+        Some(_) => return Err(StreamAbort),
+    }
+    for (name, value) in reply.all_headers() {
+        builder = builder.header(name, value);
+    }
+    if let (Some(body), true) = (reply.whole_body(execution), reply.trailers.is_empty()) {
+        builder = builder.header("content-length", body.len());
+    }
+    let (sender, body) = Channel::new(1);
+    tokio::spawn(send_body(sender, reply, execution));
+    Ok(builder.body(body).expect("the test's headers are valid"))
+}
+
+fn truncated_response(head: http::response::Builder, part: Bytes) -> Response<ChannelBody> {
+    let (mut sender, body) = Channel::new(1);
+    tokio::spawn(async move {
+        let _ = sender.send_data(part).await;
+        sender.abort(StreamAbort);
+    });
+    head.body(body).expect("the head is valid")
+}
+
+/// Sends the body, then the trailers. Ends by itself when the client is gone.
+async fn send_body(mut sender: Sender<Bytes, StreamAbort>, reply: UpstreamReply, execution: Option<usize>) {
+    let done = async {
+        for (piece, pause) in reply.pieces(execution) {
+            sender.send_data(piece).await?;
+            sleep(pause).await;
+        }
+        if !reply.trailers.is_empty() {
+            sender.send_trailers(trailers(&reply)).await?;
+        }
+        Ok::<_, http_body_util::channel::SendError>(())
+    };
+    let _ = done.await;
+}
+
+fn trailers(reply: &UpstreamReply) -> HeaderMap {
+    let parsed = reply.trailers.iter().map(|(name, value)| {
+        let name = HeaderName::try_from(name).map_err(io::Error::other)?;
+        let value = HeaderValue::try_from(value).map_err(io::Error::other)?;
+        Ok::<_, io::Error>((name, value))
+    });
+    parsed.collect::<Result<_, _>>().expect("the test's trailers are valid")
+}
