@@ -34,9 +34,9 @@ use self::{
 use crate::{
     config,
     console::Console,
+    format::now_ms,
     live_config::LiveConfig,
     metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
-    records::view::now_ms,
 };
 
 pub mod api;

@@ -14,7 +14,6 @@ use self::{
     attention::Attention,
     change_form::{ActionForm, ChangeFormPage, ConfirmPage, RecordAction},
     form::Form,
-    format::to_sentence,
     overview::{OverviewPage, OverviewSources},
     page::{PageNotice, PageShell, html_response, see_other},
     read_only_pages::{AuditPage, ErrorPage, PoliciesPage, ShadowPage, StorePage},
@@ -30,6 +29,7 @@ use crate::{
         records,
     },
     config::Role,
+    format::{self, to_sentence},
     metrics::ChartWindow,
     records::{ChangeAction, ChangeRequest, RecordView},
 };
@@ -38,7 +38,6 @@ mod assets;
 mod attention;
 mod change_form;
 mod form;
-mod format;
 mod login;
 mod overview;
 mod page;

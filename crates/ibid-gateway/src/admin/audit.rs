@@ -18,9 +18,9 @@ use tokio::task::spawn_blocking;
 
 use self::files::AuditFiles;
 use super::auth::AdminCaller;
-use crate::records::{
-    self, ChangeReport, RecordView,
-    view::{format_date, now_ms},
+use crate::{
+    format::{format_date, now_ms},
+    records::{self, ChangeReport, RecordView},
 };
 
 mod files;

@@ -307,7 +307,7 @@ fn session_cookie(headers: &HeaderMap) -> Option<&str> {
 
 /// 256 random bits in hex.
 pub(crate) fn random_secret() -> String {
-    crate::records::view::to_hex(&[Random::mint().0, Random::mint().0].concat())
+    data_encoding::HEXLOWER.encode(&[Random::mint().0, Random::mint().0].concat())
 }
 
 impl fmt::Debug for Authenticator {

@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
+use data_encoding::HEXLOWER_PERMISSIVE;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -15,10 +16,13 @@ use tokio::time::timeout;
 
 use super::{
     AdminProblem,
-    query::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, parse_cursor, parse_duration},
+    query::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, parse_cursor},
     reseal,
 };
-use crate::records::{ChangeAction, ChangeRequest, ResolvedAnswer, view::from_hex};
+use crate::{
+    format::{MAX_DURATION, parse_duration},
+    records::{ChangeAction, ChangeRequest, ResolvedAnswer},
+};
 
 /// Larger bodies are refused.
 pub(super) const MAX_BODY_BYTES: usize = 16 << 20;
@@ -209,7 +213,7 @@ pub fn validate_reason(reason: &str) -> Result<String, AdminProblem> {
 /// # Errors
 /// A 400 problem that says what is wrong.
 pub fn parse_keep(text: &str) -> Result<Duration, AdminProblem> {
-    parse_duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
+    parse_duration(text).filter(|keep| !keep.is_zero()).map(|keep| keep.min(MAX_DURATION)).ok_or_else(|| {
         AdminProblem::bad_request(format!(
             "keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"
         ))
@@ -260,9 +264,11 @@ impl ResolveBody {
         }
         let body = match &answer.body {
             AnswerBody::Text(text) => Bytes::copy_from_slice(text.as_bytes()),
-            AnswerBody::Hex(HexBody { hex }) => from_hex(hex).map(Bytes::from).ok_or_else(|| {
-                AdminProblem::bad_request("answer.body.hex: it is no hex; allowed are pairs of hex digits")
-            })?,
+            AnswerBody::Hex(HexBody { hex }) => {
+                HEXLOWER_PERMISSIVE.decode(hex.as_bytes()).map(Bytes::from).map_err(|_| {
+                    AdminProblem::bad_request("answer.body.hex: it is no hex; allowed are pairs of hex digits")
+                })?
+            }
         };
         let keep = self.keep.as_deref().map(parse_keep).transpose()?;
         Ok(ChangeAction::Resolve(ResolvedAnswer { status, headers, body, keep }))

@@ -8,7 +8,7 @@ use ibid_stores::StoreRole;
 use serde_json::{Value, json};
 
 use super::store_state::{StoreProbes, StoreState};
-use crate::records::view::format_date;
+use crate::format::format_date;
 
 /// The health of the gateway's store, or of both its stores.
 #[derive(Debug, Clone)]

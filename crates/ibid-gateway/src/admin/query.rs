@@ -1,11 +1,13 @@
 //! Strict parsing of query parameters: an unknown or invalid one is refused and named, never ignored.
 
-use std::time::Duration;
-
 use ibid::{RefusalReason, store::Address};
+use percent_encoding::percent_decode_str;
 
 use super::AdminProblem;
-use crate::records::{RecordQuery, state_from_name};
+use crate::{
+    format::{MAX_DURATION, parse_duration},
+    records::{RecordQuery, state_from_name},
+};
 
 /// Entries per page if the request sets no `limit`.
 pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
@@ -13,8 +15,6 @@ pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
 pub(super) const MAX_PAGE_SIZE: usize = 1000;
 /// Maximum length of a filter, in characters. Tags are never longer.
 const MAX_FILTER_CHARS: usize = 1024;
-/// Durations are capped at this; no record is older.
-const MAX_AGE: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 pub(super) struct QueryParams(Vec<(String, String)>);
 
@@ -114,7 +114,7 @@ pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<
         })
     };
     let age = |text: &str| {
-        parse_duration(text).ok_or_else(|| {
+        parse_duration(text).map(|age| age.min(MAX_DURATION)).ok_or_else(|| {
             let allowed = "allowed is one such as 500ms, 30s, 5m, 24h, 7d";
             AdminProblem::bad_request(format!("older_than: {text:?} is no duration; {allowed}"))
         })
@@ -149,43 +149,19 @@ pub(super) fn parse_cursor(text: &str) -> Result<Address, AdminProblem> {
     Address::from_hex(text).ok_or_else(wrong)
 }
 
-/// Parses a duration such as `5m`, capped at a hundred years.
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    let end = text.find(|character: char| !character.is_ascii_digit())?;
-    let (number, unit) = text.split_at(end);
-    if !(1..=18).contains(&number.len()) {
-        return None;
-    }
-    let millis: u64 = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return None,
-    };
-    let millis = number.parse::<u64>().ok()?.saturating_mul(millis);
-    Some(Duration::from_millis(millis).min(MAX_AGE))
-}
-
+/// Decodes `%` escapes and `+`; `None` if an escape is broken or the result is no UTF-8.
 fn percent_decode(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut out = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'%' => {
-                let digits = [bytes.next()?, bytes.next()?];
-                crate::records::view::from_hex(std::str::from_utf8(&digits).ok()?)?[0]
-            }
-            b'+' => b' ',
-            byte => byte,
-        });
-    }
-    String::from_utf8(out).ok()
+    let escapes_fit =
+        text.split('%').skip(1).all(|rest| rest.len() >= 2 && rest.as_bytes()[..2].iter().all(u8::is_ascii_hexdigit));
+    let text = text.replace('+', " ");
+    let decoded = percent_decode_str(&text).decode_utf8().ok().filter(|_| escapes_fit)?;
+    Some(decoded.into_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -196,7 +172,7 @@ mod tests {
         assert_eq!((asked.query.user, asked.query.older_than), (None, Some(Duration::from_secs(300))));
         assert_eq!((asked.limit, asked.from), (7, None));
         assert_eq!(ListRequest::parse(None).unwrap().limit, DEFAULT_PAGE_SIZE);
-        assert_eq!(ListRequest::parse(Some("older_than=999999999d")).unwrap().query.older_than, Some(MAX_AGE));
+        assert_eq!(ListRequest::parse(Some("older_than=999999999d")).unwrap().query.older_than, Some(MAX_DURATION));
     }
 
     #[test]

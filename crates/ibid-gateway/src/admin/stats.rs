@@ -6,8 +6,7 @@ use std::{
 };
 
 use ibid::{
-    LabelText, Policy, PolicyMode, RefusalReason,
-    http::Protocol,
+    LabelText, PolicyMode, RefusalReason,
     store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
 };
 use ibid_stores::StoreRole;
@@ -17,9 +16,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::AdminState;
 use crate::{
-    config::{dial_format, is_webhook_preset},
+    config::dial_format,
+    format::{format_date, now_ms},
     metrics::RefusedRequest,
-    records::view::{format_date, now_ms},
     routes::RouteEntry,
 };
 
@@ -85,35 +84,8 @@ pub fn policies(desk: &AdminState) -> Value {
     json!({ "routes": routes })
 }
 
-/// A setting of a route.
-pub(crate) struct Dial {
-    pub(crate) name: &'static str,
-    pub(crate) value: String,
-    /// Whether the value differs from the preset's.
-    pub(crate) overridden: bool,
-}
-
-/// All settings of a route, in the format of `ibid check`.
-pub(crate) fn dials(route: &RouteEntry) -> Vec<Dial> {
-    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
-    if route.protocol == Protocol::Grpc {
-        preset = preset.for_grpc();
-    } else if !route.is_default_policy {
-        // The methods come from the route's match, never from the preset.
-        preset.methods.clone_from(&route.policy.methods);
-    }
-    let both = dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset));
-    let mut dials: Vec<Dial> =
-        both.map(|((name, value), (_, usual))| Dial { name, overridden: value != usual, value }).collect();
-    if is_webhook_preset(route.preset) {
-        let signature = dial_format::signature(&route.policy).into_iter();
-        dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, overridden: unusual }));
-    }
-    dials
-}
-
 fn policy_json(route: &RouteEntry) -> Value {
-    let dials = dials(route);
+    let dials = dial_format::route_dials(route);
     let unusual: Vec<&str> = dials.iter().filter(|dial| dial.overridden).map(|dial| dial.name).collect();
     let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({

@@ -10,7 +10,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::{
     form::{Form, normalize_newlines},
-    format::{escape_invisible, escape_invisible_lines, to_sentence},
+    format::{escape_invisible, escape_invisible_lines, format_rough, to_sentence},
     page::PageShell,
     record::record_fields,
     row::{PageField, record_name, state_class},
@@ -20,7 +20,7 @@ use crate::{
         AdminProblem,
         body::{MAX_REASON_CHARS, parse_keep, validate_reason},
     },
-    records::{ChangeAction, RecordView, ResolvedAnswer, change::format_rough},
+    records::{ChangeAction, RecordView, ResolvedAnswer},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

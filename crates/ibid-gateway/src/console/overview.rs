@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     admin::health::{StoreHealth, Works},
+    format::format_date,
     metrics::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, MetricsHistory, RecentTotals, RequestCounts},
-    records::view::format_date,
 };
 
 const MAX_HISTORY_ROWS: usize = 12;

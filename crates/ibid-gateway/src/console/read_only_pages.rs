@@ -14,11 +14,12 @@ use crate::{
     admin::{
         audit::AuditTrail,
         health::{StoreHealth, Works},
-        stats::{self, Dial},
+        stats,
         store_state::StoreState,
     },
+    config::dial_format::{self, Dial},
+    format::format_date,
     metrics::Metrics,
-    records::view::format_date,
     routes::{RouteEntry, RouteTable},
 };
 
@@ -45,7 +46,7 @@ impl PoliciesPage {
 
 impl RoutePolicyView {
     fn from_route(route: &RouteEntry) -> Self {
-        let mut dials = stats::dials(route);
+        let mut dials = dial_format::route_dials(route);
         let upstream = route.upstream.iter();
         dials.extend(upstream.map(|upstream| Dial { name: "upstream", value: upstream.clone(), overridden: true }));
         let mode = route.policy.mode;

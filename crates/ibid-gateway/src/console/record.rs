@@ -7,14 +7,17 @@ use ibid::{LabelText, PartDigests, RefusalReason, store::Address};
 use tokio::time::timeout;
 
 use super::{
-    format::{display_date, escape_invisible, escape_invisible_lines, format_count, format_duration, format_size},
+    format::{
+        self, display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count,
+        format_duration, format_rough, format_size,
+    },
     page::PageShell,
     row::{AuditEntryRow, PageField, format_status, record_name, state_class},
 };
 use crate::{
     admin::AdminState,
     metrics,
-    records::{self, AnswerView, BodyView, RecordView, change::format_rough, view},
+    records::{self, AnswerView, BodyView, RecordView},
 };
 
 /// Maximum number of body bytes shown.
@@ -104,7 +107,7 @@ impl RefusalRow {
             if refused.shadow { "passed all the same: shadow mode".into() } else { String::new() },
         ];
         let who: Vec<String> = who.into_iter().filter(|part| !part.is_empty()).collect();
-        Self { when: display_date(&view::format_date(refused.at_ms)), what, who: who.join(", ") }
+        Self { when: display_date(&format::format_date(refused.at_ms)), what, who: who.join(", ") }
     }
 }
 
@@ -142,10 +145,11 @@ pub(super) fn record_fields(view: &RecordView) -> Vec<PageField> {
         PageField::code("Request", or_dash(request.trim())),
         PageField::new("Tenant", or_dash(&view.tenant)),
         PageField::new("User", or_dash(&view.user)),
-        PageField::new("Requested", format_utc(&view.requested_at)).with_note(format!("claimed {age} ago")),
-        PageField::new("Completed", view.completed_at.as_deref().map_or("–".into(), format_utc)),
+        PageField::new("Requested", display_date_with_millis(&view.requested_at))
+            .with_note(format!("claimed {age} ago")),
+        PageField::new("Completed", view.completed_at.as_deref().map_or("–".into(), display_date_with_millis)),
         PageField::new("Duration", format_duration(duration)),
-        PageField::new("Expires", format_utc(&view.expires_at))
+        PageField::new("Expires", display_date_with_millis(&view.expires_at))
             .with_note(format!("in {}", format_rough(Duration::from_millis(view.expires_in_ms)))),
         PageField::new("Attempt", view.attempt.to_string()),
         PageField::code("Fence", view.fence.to_string()),
@@ -258,7 +262,7 @@ impl ActionPanel {
 fn build_timeline(view: &RecordView, state: &str) -> Vec<TimelineEvent> {
     let event = |kind, what, when: String, under: String| TimelineEvent { kind, what, when, under };
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
-    let mut life = vec![event("past", "Requested", format_utc(&view.requested_at), by)];
+    let mut life = vec![event("past", "Requested", display_date_with_millis(&view.requested_at), by)];
     let age = Duration::from_millis(view.age_ms);
     if view.attempt > 1 {
         let under =
@@ -296,20 +300,12 @@ fn build_timeline(view: &RecordView, state: &str) -> Vec<TimelineEvent> {
             life.push(event(
                 kind,
                 what,
-                view.completed_at.as_deref().map_or(String::new(), format_utc),
+                view.completed_at.as_deref().map_or(String::new(), display_date_with_millis),
                 under.join(", "),
             ));
         }
     }
     let left = format_rough(Duration::from_millis(view.expires_in_ms));
-    life.push(event("", "Expires", format_utc(&view.expires_at), format!("in {left}")));
+    life.push(event("", "Expires", display_date_with_millis(&view.expires_at), format!("in {left}")));
     life
-}
-
-/// With milliseconds.
-fn format_utc(date: &str) -> String {
-    match date.get(19..23) {
-        Some(millis) => format!("{}{millis}", display_date(date)),
-        None => display_date(date),
-    }
 }

@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use super::format::{display_date, escape_invisible, format_count};
-use crate::{
-    admin::audit,
-    records::{RecordView, change::format_rough},
-};
+use super::format::{display_date, escape_invisible, format_count, format_rough};
+use crate::{admin::audit, records::RecordView};
 
 #[derive(Debug, Clone)]
 pub(super) struct RecordRow {

@@ -5,7 +5,10 @@ use std::fmt::Write;
 use ibid::{KeySource, PolicyMode, RefusalFormat, RefusalReason, http::Protocol};
 
 use super::{describe, grpc_methods, is_possible, published_routes};
-use crate::routes::{RouteEntry, RouteTable};
+use crate::{
+    format::{capitalize, duration_in_words, size_in_words},
+    routes::{RouteEntry, RouteTable},
+};
 
 /// The contract for people.
 pub fn render_html(routes: &RouteTable) -> String {
@@ -59,14 +62,14 @@ fn write_route(page: &mut String, route: &RouteEntry, calls: &[&str]) {
         write_row(page, "Methods", &calls.join(", "));
     }
     write_row(page, "Remembered", &capitalize(&describe::remembered(route)));
-    write_row(page, "Remembered for", &describe::duration(policy.ttl));
+    write_row(page, "Remembered for", &duration_in_words(policy.ttl));
     write_row(page, "Same key, other request", &capitalize(describe::mismatch(policy)));
     write_row(page, "Still running", &capitalize(&describe::concurrent(policy)));
     write_row(page, "Outcome unknown", &capitalize(describe::unknown(policy)));
     let limits = format!(
         "requests up to {}, answers up to {} in full",
-        describe::size(policy.max_request),
-        describe::size(policy.max_response)
+        size_in_words(policy.max_request),
+        size_in_words(policy.max_response)
     );
     write_row(page, "Sizes", &capitalize(&limits));
     let replay: Vec<String> = policy
@@ -135,11 +138,6 @@ fn display_path(route: &RouteEntry) -> String {
         (Protocol::Http, false) => route.pattern.to_string(),
         (Protocol::Grpc, _) => route.pattern.to_string().trim_start_matches('/').to_owned(),
     }
-}
-
-fn capitalize(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect()
 }
 
 fn escape(text: &str) -> String {

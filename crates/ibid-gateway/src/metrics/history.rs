@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
 use super::{HistogramSnapshot, Metrics, MetricsSnapshot, RequestCounts};
-use crate::records::view::{as_millis, now_ms};
+use crate::format::{as_millis, now_ms};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Point length and number of points of each ring: ten minutes, six hours, a day.

@@ -12,7 +12,10 @@ use ibid_stores::seal::is_sealed;
 use serde::{Deserialize, Serialize};
 
 use super::{RecordEntry, RecordView, find, state_name, view};
-use crate::config::raw::UNSETTABLE_HEADERS;
+use crate::{
+    config::raw::UNSETTABLE_HEADERS,
+    format::{format_rough, now_ms},
+};
 
 /// Maximum body size of a resolved answer.
 pub const MAX_ANSWER_BODY_BYTES: u64 = 64 << 20;
@@ -108,7 +111,7 @@ impl ResolvedAnswer {
     }
 
     fn to_settlement(&self, before: &RecordEntry) -> Settlement {
-        let (requested_at_ms, completed_at_ms) = (view::requested_at_ms(&before.info), view::now_ms());
+        let (requested_at_ms, completed_at_ms) = (view::requested_at_ms(&before.info), now_ms());
         let record = Record {
             status: self.status,
             requested_at_ms,
@@ -199,29 +202,5 @@ impl ChangeRequest {
             before: RecordView::from(&made.before.info),
             after: made.after.as_ref().map(|after| RecordView::from(&after.info)),
         }
-    }
-}
-
-/// Formats a duration in one unit: `45s`, `12m`, `3h`, `5d`.
-pub(crate) fn format_rough(duration: Duration) -> String {
-    match (duration.as_secs(), duration.subsec_millis()) {
-        (0, millis) => format!("{millis}ms"),
-        (seconds @ ..120, _) => format!("{seconds}s"),
-        (seconds @ ..7_200, _) => format!("{}m", seconds / 60),
-        (seconds @ ..172_800, _) => format!("{}h", seconds / 3_600),
-        (seconds, _) => format!("{}d", seconds / 86_400),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_rough() {
-        for (seconds, shown) in [(0, "0ms"), (119, "119s"), (120, "2m"), (7_200, "2h"), (172_800, "2d")] {
-            assert_eq!(format_rough(Duration::from_secs(seconds)), shown);
-        }
-        assert_eq!(format_rough(Duration::MAX), format!("{}d", u64::MAX / 86_400));
     }
 }

@@ -19,10 +19,10 @@ use super::{
 };
 use crate::{
     config::{self, ConfigError, Env, SealSettings, StoreSelection},
+    format::as_millis,
     records::{
         ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordList, RecordLookupError,
         RecordQuery, RecordView, state_name,
-        view::{as_millis, to_hex},
     },
 };
 
@@ -190,7 +190,7 @@ fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
             answer.headers.iter().map(|(name, value)| (name.as_str(), text(value.as_bytes()))).collect();
         let content = match std::str::from_utf8(&answer.body) {
             Ok(text) => json!(text),
-            Err(_) => json!({ "hex": to_hex(&answer.body) }),
+            Err(_) => json!({ "hex": data_encoding::HEXLOWER.encode(&answer.body) }),
         };
         body["as"] = "done".into();
         body["answer"] = json!({ "status": answer.status.as_u16(), "headers": headers, "body": content });
