@@ -18,7 +18,7 @@ use super::AdminState;
 use crate::{
     config::dial_format,
     format::{format_date, now_ms},
-    metrics::RefusedRequest,
+    metrics::{RefusedRequest, UserAgentCount},
     routes::RouteEntry,
 };
 
@@ -44,13 +44,6 @@ pub struct ShadowRoute {
     pub no_key_by: Vec<UserAgentCount>,
     /// Requests without a key of user agents that are not in the list.
     pub no_key_by_others: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UserAgentCount {
-    /// The first word of the user agent; `None` if it was not sent.
-    pub user_agent: Option<String>,
-    pub requests: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,27 +120,24 @@ fn counts_json(stored: EntryCounts) -> Value {
 pub fn shadow(desk: &AdminState) -> ShadowReport {
     let now = desk.live.now();
     desk.metrics.register_routes(&now.settings.routes);
-    let totals = desk.metrics.totals();
     let mode = |name: &str| now.settings.routes.iter().find(|route| route.name == name).map(|route| route.policy.mode);
-    let routes = totals.routes.iter().filter_map(|counted| {
-        let mode = mode(&counted.route);
-        let of = |names: &[&str]| names.iter().filter_map(|name| counted.outcomes.get(name)).sum::<u64>();
-        let requests = counted.outcomes.values().sum();
+    let routes = desk.metrics.routes().filter_map(|counted| {
+        let (name, mode) = (counted.name(), mode(counted.name()));
+        let counts: BTreeMap<&str, u64> =
+            counted.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect();
+        let of = |names: &[&str]| names.iter().filter_map(|name| counts.get(name)).sum::<u64>();
+        let requests = counts.values().sum();
         if mode == Some(PolicyMode::Off) || mode.is_none() && requests == 0 {
             return None;
         }
         let enforced = RefusalReason::all().map(|reason| (reason.name(), of(&[reason.name()])));
         let mut refuse = BTreeMap::new();
-        for (name, count) in enforced.chain(desk.shadow.refusals(&counted.route)).filter(|(_, count)| *count > 0) {
-            *refuse.entry(name.to_owned()).or_default() += count;
+        for (reason, count) in enforced.chain(desk.shadow.refusals(name)).filter(|(_, count)| *count > 0) {
+            *refuse.entry(reason.to_owned()).or_default() += count;
         }
-        let (agents, others) = desk.shadow.keyless_agents(&counted.route);
-        let agents: Vec<UserAgentCount> = agents
-            .into_iter()
-            .map(|unkeyed| UserAgentCount { user_agent: unkeyed.user_agent, requests: unkeyed.requests })
-            .collect();
+        let (agents, others) = desk.shadow.keyless_agents(name);
         Some(ShadowRoute {
-            route: counted.route.clone(),
+            route: name.to_owned(),
             mode: mode.map_or("gone".into(), |mode| mode.to_string()),
             requests,
             run: of(&["executed", "released", "pending", "unknown", "degraded"]),

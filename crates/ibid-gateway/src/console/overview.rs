@@ -12,7 +12,9 @@ use super::{
 use crate::{
     admin::health::{StoreHealth, Works},
     format::format_date,
-    metrics::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, MetricsHistory, RecentTotals, RequestCounts},
+    metrics::{
+        CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, MetricsHistory, RequestCounts, TrafficCounts,
+    },
 };
 
 const MAX_HISTORY_ROWS: usize = 12;
@@ -114,10 +116,10 @@ impl OverviewPage {
             windows: ChartWindow::ALL.map(|one| WindowChoice { name: one.name(), current: one == window }).into(),
             alerts: current_alerts(&health, metrics),
             tiles: build_tiles(&lately, counts, running, health.is_healthy()),
-            rows: history.rows(window, MAX_HISTORY_ROWS).iter().map(|(at, row)| HistoryRow::new(*at, row)).collect(),
+            rows: history.rows(window, MAX_HISTORY_ROWS).iter().map(HistoryRow::new).collect(),
             attention: AttentionPanel::new(needs, counts),
             store: StoreCard::new(health, counts),
-            routes: metrics.by_route().iter().map(|(name, requests)| RouteRow::new(name, requests)).collect(),
+            routes: metrics.by_route().map(|(name, requests)| RouteRow::new(name, &requests)).collect(),
         }
     }
 }
@@ -143,7 +145,7 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<OverviewAlert>
         );
         troubles.push(OverviewAlert { what: "The store has not taken every end.", advice });
     }
-    let lost = metrics.snapshot().lost_claims;
+    let lost = metrics.lost_claims();
     if lost > 0 {
         let advice = format!(
             "{} claims were taken over while their operation ran. The log names them (\"it may have run twice\"); \
@@ -155,7 +157,7 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<OverviewAlert>
     troubles
 }
 
-fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, counted: bool) -> Vec<OverviewTile> {
+fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, counted: bool) -> Vec<OverviewTile> {
     let over = if lately.over.as_secs() >= 295 { "last 5 minutes" } else { "since the start" };
     let tile =
         |name, value: String, under: String| OverviewTile { name, value, unit: "", under, link: None, alert: false };
@@ -205,8 +207,8 @@ fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, count
 }
 
 impl HistoryRow {
-    fn new(at_ms: u64, row: &RecentTotals) -> Self {
-        let (at, requests) = (format_date(at_ms), &row.requests);
+    fn new(row: &TrafficCounts) -> Self {
+        let (at, requests) = (format_date(row.at_ms), &row.requests);
         Self {
             when: format_time(&at),
             at,

@@ -1,7 +1,7 @@
 //! Pages without actions: policies, the store, the audit trail, the shadow report, and errors.
 
 use askama::Template;
-use ibid::{PolicyMode, StoreCall, store::EntryCounts};
+use ibid::{PolicyMode, store::EntryCounts};
 use ibid_stores::StoreRole;
 
 use super::{
@@ -19,7 +19,7 @@ use crate::{
     },
     config::dial_format::{self, Dial},
     format::format_date,
-    metrics::Metrics,
+    metrics::{Metrics, UserAgentCount},
     routes::{RouteEntry, RouteTable},
 };
 
@@ -115,8 +115,8 @@ impl StorePage {
             PageField::new("Unknown", format_count(counts.unknown)),
             PageField::new("Takes up", format_size(counts.bytes)).with_note("roughly"),
         ];
-        let spreads = metrics.snapshot().store;
-        let calls = StoreCall::ALL.into_iter().zip(spreads).map(|(call, spread)| StoreCallRow {
+        let spreads = metrics.store_calls();
+        let calls = spreads.map(|(call, spread)| StoreCallRow {
             name: call.name(),
             count: format_count(spread.count()),
             mean: format_duration(spread.mean()),
@@ -238,7 +238,7 @@ impl ShadowRouteRow {
             ("Refuse", refused),
             ("No key", route.no_key),
         ];
-        let agent = |agent: &stats::UserAgentCount| {
+        let agent = |agent: &UserAgentCount| {
             let name =
                 agent.user_agent.as_deref().map_or("no user agent".into(), |name| escape_invisible(name).into_owned());
             (name, format_count(agent.requests))

@@ -89,7 +89,13 @@ mod tests {
 
     #[test]
     fn labels_are_escaped() {
-        let family = MetricFamily { name: "a_total", labels: &["x", "y"], kind: MetricKind::Counter, help: "Some." };
+        let family = MetricFamily {
+            name: "a_total",
+            labels: &["x", "y"],
+            kind: MetricKind::Counter,
+            help: "Some.",
+            read: |_, _| {},
+        };
         let mut page = Exposition::default();
         page.begin_family(&family);
         page.sample(&["a\"b\\c\nd", "é"], 7);
