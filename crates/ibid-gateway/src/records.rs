@@ -7,10 +7,9 @@
 
 use ibid::store::{Address, EntryState, StoreError};
 
+pub(crate) use self::change::ChangeVerb;
 pub use self::{
-    change::{
-        ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, ChangeResult, MAX_ANSWER_BODY_BYTES, ResolvedAnswer,
-    },
+    change::{ChangeAction, ChangeReport, ChangeRequest, MAX_ANSWER_BODY_BYTES, ResolvedAnswer},
     find::{FilterSet, FoundEntries, RecordEntry, at},
     reseal::{ResealReport, UnopenedRecord},
     view::{AnswerView, BodyView, RecordList, RecordView},

@@ -2,11 +2,11 @@
 
 use std::{fmt, time::Duration};
 
+use axum::body::Body;
 use bytes::Bytes;
 use data_encoding::HEXLOWER_PERMISSIVE;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
 use ibid::store::Fence;
 use serde::{
     Deserialize,
@@ -21,21 +21,13 @@ use super::{
 };
 use crate::{
     format::{MAX_DURATION, parse_duration},
-    records::{ChangeAction, ChangeRequest, ResolvedAnswer},
+    records::{ChangeAction, ChangeRequest, ChangeVerb, ResolvedAnswer},
 };
 
 /// Larger bodies are refused.
 pub(super) const MAX_BODY_BYTES: usize = 16 << 20;
 const BODY_READ_TIMEOUT: Duration = Duration::from_secs(30);
 pub const MAX_REASON_CHARS: usize = 1000;
-
-/// The verb of a change endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ChangeVerb {
-    Release,
-    Forget,
-    Resolve,
-}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -123,7 +115,7 @@ impl Default for AnswerBody {
 }
 
 /// Reads a whole body, limited in size and time.
-pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, AdminProblem> {
+pub(crate) async fn read(body: Body, largest: usize) -> Result<Bytes, AdminProblem> {
     match timeout(BODY_READ_TIMEOUT, Limited::new(body, largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(why)) if why.is::<LengthLimitError>() => {
@@ -137,10 +129,10 @@ pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, AdminP
     }
 }
 
-/// Whether the `Content-Type` is JSON.
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
+/// Whether the `Content-Type` is this one, with any parameters.
+pub(crate) fn has_media_type(headers: &HeaderMap, wanted: &str) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
 
 pub(super) fn parse_change(verb: ChangeVerb, body: &[u8]) -> Result<ChangeRequest, AdminProblem> {

@@ -10,8 +10,7 @@ use tokio::time::timeout;
 
 use super::{AdminProblem, AdminState, auth::AdminCaller};
 use crate::records::{
-    ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordEntry, RecordList, RecordLookupError, RecordQuery,
-    RecordView,
+    ChangeReport, ChangeRequest, FilterSet, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView,
 };
 
 /// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
@@ -62,12 +61,8 @@ pub async fn change(
     // Runs in its own task, so that a client that disconnects cannot leave the audit entry without an outcome.
     let (store, audit) = (desk.ibid.engine().store().clone(), desk.audit.clone());
     let work = tokio::spawn(async move {
-        let made = change.execute(&*store, before).await;
-        let told = change.told(&made);
-        let failed = match &made.outcome {
-            ChangeOutcome::Failed(error) => Some(error.to_string()),
-            ChangeOutcome::Changed | ChangeOutcome::Refused(_) => None,
-        };
+        let (told, error) = change.execute(&*store, before).await;
+        let failed = error.map(|error| error.to_string());
         audit.ended(begun, &told, failed.clone()).await;
         (told, failed)
     });

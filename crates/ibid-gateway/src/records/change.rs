@@ -32,6 +32,14 @@ pub enum ChangeAction {
     Resolve(ResolvedAnswer),
 }
 
+/// What an operator can do to an entry, as paths name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChangeVerb {
+    Release,
+    Forget,
+    Resolve,
+}
+
 /// The answer of an operation, as an operator supplies it.
 #[derive(Debug, Clone)]
 pub struct ResolvedAnswer {
@@ -53,24 +61,7 @@ pub struct ChangeRequest {
     pub fence: Option<Fence>,
 }
 
-#[derive(Debug)]
-pub struct ChangeResult {
-    pub before: RecordEntry,
-    /// `None` if the entry is absent, or could not be read.
-    pub after: Option<RecordEntry>,
-    pub outcome: ChangeOutcome,
-}
-
-#[derive(Debug)]
-pub enum ChangeOutcome {
-    Changed,
-    /// Nothing was changed, for this reason.
-    Refused(String),
-    /// The store failed. Unless the error says otherwise, it may have applied the change.
-    Failed(StoreError),
-}
-
-/// A [`ChangeResult`] for programs.
+/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// `release`, `forget` or `resolve`.
@@ -85,13 +76,30 @@ pub struct ChangeReport {
     pub after: Option<RecordView>,
 }
 
-impl ChangeAction {
-    pub fn name(&self) -> &'static str {
+impl ChangeVerb {
+    pub(crate) const ALL: [Self; 3] = [Self::Release, Self::Forget, Self::Resolve];
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Release => "release",
             Self::Forget => "forget",
-            Self::Resolve(_) => "resolve",
+            Self::Resolve => "resolve",
         }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|verb| verb.name() == name)
+    }
+}
+
+impl ChangeAction {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Release => ChangeVerb::Release,
+            Self::Forget => ChangeVerb::Forget,
+            Self::Resolve(_) => ChangeVerb::Resolve,
+        }
+        .name()
     }
 }
 
@@ -135,30 +143,42 @@ impl ResolvedAnswer {
 }
 
 impl ChangeRequest {
-    /// Makes the change if the entry's fence still matches.
-    pub async fn execute(&self, store: &dyn Store, before: RecordEntry) -> ChangeResult {
+    /// Makes the change if the entry's fence still matches. The error is the store's: unless it says otherwise, the
+    /// store may have applied the change.
+    pub async fn execute(&self, store: &dyn Store, before: RecordEntry) -> (ChangeReport, Option<StoreError>) {
         let (address, seen) = (before.info.address, self.fence.unwrap_or(before.info.fence));
         let outcome = match self.refusal_reason(&before, seen) {
-            Some(why) => ChangeOutcome::Refused(why),
+            Some(why) => Ok(Some(why)),
             None => self.apply_to_store(store, &before, seen).await,
         };
         // A failed read must not hide that the change was made.
         let after = find::at(store, &address).await.ok().flatten();
-        ChangeResult { before, after, outcome }
+        let (changed, refused, error) = match outcome {
+            Ok(refused) => (Some(refused.is_none()), refused, None),
+            Err(error) => ((error.kind != ErrorKind::Ambiguous).then_some(false), None, Some(error)),
+        };
+        let report = ChangeReport {
+            action: self.action.name().into(),
+            changed,
+            reason: self.reason.clone(),
+            refused,
+            before: RecordView::from(&before.info),
+            after: after.map(|after| RecordView::from(&after.info)),
+        };
+        (report, error)
     }
 
-    async fn apply_to_store(&self, store: &dyn Store, before: &RecordEntry, seen: Fence) -> ChangeOutcome {
+    /// Returns why nothing was changed, or `None` if it was.
+    async fn apply_to_store(
+        &self, store: &dyn Store, before: &RecordEntry, seen: Fence,
+    ) -> Result<Option<String>, StoreError> {
         let (operators, address) = (store.admin(), &before.info.address);
         let held = match &self.action {
-            ChangeAction::Forget => operators.forget(address, seen).await,
-            ChangeAction::Release => operators.resolve(address, seen, &Settlement::Release).await,
-            ChangeAction::Resolve(answer) => operators.resolve(address, seen, &answer.to_settlement(before)).await,
+            ChangeAction::Forget => operators.forget(address, seen).await?,
+            ChangeAction::Release => operators.resolve(address, seen, &Settlement::Release).await?,
+            ChangeAction::Resolve(answer) => operators.resolve(address, seen, &answer.to_settlement(before)).await?,
         };
-        match held {
-            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => ChangeOutcome::Changed,
-            Ok(SettleOutcome::ClaimLost(_)) => ChangeOutcome::Refused("it has changed meanwhile".into()),
-            Err(error) => ChangeOutcome::Failed(error),
-        }
+        Ok(matches!(held, SettleOutcome::ClaimLost(_)).then(|| "it has changed meanwhile".into()))
     }
 
     /// Predicts the store's refusal, with a better explanation than the store can give.
@@ -184,23 +204,6 @@ impl ChangeRequest {
                 "it is {}, so there is nothing left to resolve; forget it if it is to run again",
                 state_name(listed.state)
             )),
-        }
-    }
-
-    /// Describes the result for programs.
-    pub fn told(&self, made: &ChangeResult) -> ChangeReport {
-        let (changed, refused) = match &made.outcome {
-            ChangeOutcome::Changed => (Some(true), None),
-            ChangeOutcome::Refused(why) => (Some(false), Some(why.clone())),
-            ChangeOutcome::Failed(error) => ((error.kind != ErrorKind::Ambiguous).then_some(false), None),
-        };
-        ChangeReport {
-            action: self.action.name().into(),
-            changed,
-            reason: self.reason.clone(),
-            refused,
-            before: RecordView::from(&made.before.info),
-            after: made.after.as_ref().map(|after| RecordView::from(&after.info)),
         }
     }
 }

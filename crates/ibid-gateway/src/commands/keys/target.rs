@@ -21,8 +21,8 @@ use crate::{
     config::{self, ConfigError, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
-        ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordList, RecordLookupError,
-        RecordQuery, RecordView, state_name,
+        ChangeAction, ChangeReport, ChangeRequest, FilterSet, RecordList, RecordLookupError, RecordQuery, RecordView,
+        state_name,
     },
 };
 
@@ -108,14 +108,10 @@ impl KeysBackend {
         match self {
             Self::Store(store, _) => {
                 let before = FilterSet::from_query(query).find_one(&**store).await?;
-                let made = change.execute(&**store, before).await;
-                let told = change.told(&made);
-                let failed = match made.outcome {
-                    ChangeOutcome::Changed => None,
-                    ChangeOutcome::Refused(why) => Some(CommandError::Conflict(format!("nothing was changed: {why}"))),
-                    ChangeOutcome::Failed(error) => Some(error.into()),
-                };
-                Ok((told, failed))
+                let (told, error) = change.execute(&**store, before).await;
+                let refused = told.refused.as_ref();
+                let refused = refused.map(|why| CommandError::Conflict(format!("nothing was changed: {why}")));
+                Ok((told, refused.or(error.map(CommandError::from))))
             }
             Self::Admin(api) => {
                 let before = fetch_one(api, &query).await?;
