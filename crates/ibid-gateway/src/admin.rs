@@ -105,8 +105,6 @@ impl AdminState {
 }
 
 impl AdminServer {
-    /// # Errors
-    /// If the address cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
         settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
         live: Arc<LiveConfig>, watched: &MetricsObserver,
@@ -136,8 +134,6 @@ impl AdminServer {
         Ok(Self { listener, secure: settings.tls.is_some(), state: Arc::new(state) })
     }
 
-    /// # Errors
-    /// If the operating system does not return the local address.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -191,7 +191,7 @@ impl<S: Sync> FromRequestParts<S> for RecordAddress {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
         let text = parts.uri.path().split('/').nth(3).unwrap_or_default();
         let wrong = || format!("{text:?} is no address; send the 64 hex digits that the list shows");
-        Address::from_hex(text).map(Self).ok_or_else(|| AdminProblem::bad_request(wrong()))
+        Ok(Self(Address::from_hex(text).ok_or_else(wrong)?))
     }
 }
 
@@ -209,7 +209,8 @@ impl<S: Sync> FromRequestParts<S> for NoQuery {
     type Rejection = AdminProblem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
-        QueryParams::parse(parts.uri.query(), &[]).map(|_| Self)
+        QueryParams::parse(parts.uri.query(), &[])?;
+        Ok(Self)
     }
 }
 

@@ -37,10 +37,6 @@ impl AdminProblem {
         Self { status, detail: detail.into(), unavailable_part: None, extra_members: None, headers: Vec::new() }
     }
 
-    pub fn bad_request(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, detail)
-    }
-
     /// Adds the members of a JSON object.
     pub fn with(mut self, more: &impl Serialize) -> Self {
         if let Ok(Value::Object(members)) = serde_json::to_value(more) {
@@ -78,6 +74,13 @@ impl IntoResponse for AdminProblem {
         // Also where a page of the console responds with it.
         super::add_headers(answer.headers_mut(), &super::API_HEADERS);
         answer
+    }
+}
+
+/// What is wrong with a parameter or a body.
+impl From<String> for AdminProblem {
+    fn from(detail: String) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
     }
 }
 

@@ -1,13 +1,10 @@
 //! Statistics, policies, store and shadow report for the API and the console.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry as Slot},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use ibid::{
     LabelText, PolicyMode, RefusalReason,
-    store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
+    store::{Address, EntryCounts, EntryFilter, ListCursor},
 };
 use ibid_stores::StoreRole;
 use serde::{Deserialize, Serialize};
@@ -156,22 +153,16 @@ pub async fn refusals(desk: &AdminState, reason: Option<RefusalReason>, limit: u
     let mut shown = Vec::new();
     // Looks up each key once, even if many refusals have it.
     let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
-    // One deadline for all lookups, so that a hanging store delays the response only once.
-    let until = Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT;
+    let until = first_request_deadline();
     for refused in desk.refusals.latest(reason, limit) {
-        let first = match (refused.reason, refused.address) {
-            (RefusalReason::KeyReused, Some(at)) => {
-                let first = match known.entry(at) {
-                    Slot::Occupied(known) => known.into_mut(),
-                    Slot::Vacant(new) => {
-                        new.insert(find_first_request(&**desk.ibid.engine().store(), &at, until).await)
-                    }
-                };
-                first.as_ref()
-            }
-            _ => None,
-        };
-        shown.push(refusal_json(&refused, first));
+        let mut first = None;
+        if let (RefusalReason::KeyReused, Some(at)) = (refused.reason, refused.address) {
+            first = match known.get(&at) {
+                Some(label) => label.clone(),
+                None => known.entry(at).or_insert(find_first_request(desk, &at, until).await).clone(),
+            };
+        }
+        shown.push(refusal_json(&refused, first.as_ref()));
     }
     json!({ "refusals": shown })
 }
@@ -204,9 +195,15 @@ fn refusal_json(refused: &RefusedRequest, first: Option<&LabelText>) -> Value {
     })
 }
 
+/// One deadline for all lookups of a response, so that a hanging store delays it only once.
+pub(crate) fn first_request_deadline() -> Instant {
+    Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT
+}
+
 /// The label of the request that first used a key; `None` if its entry is gone.
-async fn find_first_request(store: &dyn Store, at: &Address, until: Instant) -> Option<LabelText> {
+pub(crate) async fn find_first_request(state: &AdminState, at: &Address, until: Instant) -> Option<LabelText> {
     let filter = EntryFilter { address: Some(*at), ..EntryFilter::default() };
-    let page = timeout_at(until, store.admin().list(&filter, ListCursor::default(), 1)).await.ok()?.ok()?;
+    let operators = state.ibid.engine().store().admin();
+    let page = timeout_at(until, operators.list(&filter, ListCursor::default(), 1)).await.ok()?.ok()?;
     LabelText::decode(&page.entries.first()?.label)
 }

@@ -5,13 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{EntryState, Store, StoreError};
+use ibid::store::{EntryState, Store};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
 };
 
-use crate::records::{FilterSet, RecordQuery, RecordView};
+use crate::records::{RecordQuery, RecordView};
 
 /// A record in progress for longer than this (60 s) is listed.
 pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
@@ -83,14 +83,12 @@ impl AttentionLists {
 }
 
 async fn list_rows(store: &dyn Store, query: RecordQuery) -> Result<(Vec<RecordView>, bool), String> {
-    let wanted = FilterSet::from_query(query);
-    match timeout(LIST_TIMEOUT, wanted.list(store, None, MAX_ROWS_PER_LIST)).await {
-        Ok(Ok(found)) => {
-            let mut views: Vec<RecordView> = found.entries.iter().map(RecordView::from).collect();
-            views.sort_by_key(|view| std::cmp::Reverse(view.age_ms));
-            Ok((views, found.next.is_some()))
+    match timeout(LIST_TIMEOUT, query.list(store, None, MAX_ROWS_PER_LIST)).await {
+        Ok(Ok(mut list)) => {
+            list.records.sort_by_key(|view| std::cmp::Reverse(view.age_ms));
+            Ok((list.records, list.next.is_some()))
         }
-        Ok(Err(why)) => Err(StoreError::to_string(&why)),
+        Ok(Err(why)) => Err(why.to_string()),
         Err(_) => Err(format!("the store did not list them within {LIST_TIMEOUT:?}")),
     }
 }

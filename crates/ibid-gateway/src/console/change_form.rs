@@ -3,8 +3,6 @@
 //! Nothing changes before the confirmation, and then only if the record still has the fence that the operator saw.
 
 use askama::Template;
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 
 use super::{
     form::{Form, normalize_newlines},
@@ -12,10 +10,7 @@ use super::{
     view::PageField,
 };
 use crate::{
-    admin::{
-        AdminProblem,
-        body::{MAX_REASON_CHARS, parse_keep, validate_reason},
-    },
+    admin::body::{MAX_REASON_CHARS, parse_keep, validate_reason},
     format::{capitalize, escape_invisible, escape_invisible_lines, format_rough_ms, to_sentence},
     records::{ChangeAction, ChangeVerb, RecordView, ResolvedAnswer},
 };
@@ -104,13 +99,12 @@ impl ActionForm {
         }
     }
 
-    /// # Errors
-    /// What is missing or wrong, as a sentence for the form.
+    /// The error says what is missing or wrong, as a sentence for the form.
     pub(super) fn to_action(&self, verb: ChangeVerb) -> Result<ChangeAction, String> {
         if self.reason.is_empty() {
             return Err("Give a reason: the audit trail keeps it, and the next person will want to know.".into());
         }
-        validate_reason(&self.reason).map_err(error_text)?;
+        validate_reason(&self.reason).map_err(|why| to_sentence(&why))?;
         match (verb, self.resolved_as.as_str()) {
             (ChangeVerb::Release, _) | (ChangeVerb::Resolve, "not-executed") => Ok(ChangeAction::Release),
             (ChangeVerb::Forget, _) => Ok(ChangeAction::Forget),
@@ -120,17 +114,14 @@ impl ActionForm {
     }
 
     fn parse_answer(&self) -> Result<ResolvedAnswer, String> {
-        let status = self.status.parse::<u16>().ok().and_then(|code| StatusCode::from_u16(code).ok());
-        let status = status.filter(|status| (200..600).contains(&status.as_u16()));
+        let status = self.status.parse().ok().and_then(ResolvedAnswer::parse_status);
         let status = status.ok_or("Give the status of the answer: a number from 200 to 599, such as 201.")?;
-        let mut headers = HeaderMap::new();
-        for line in self.headers.lines().filter(|line| !line.trim().is_empty()) {
-            let (name, value) = line.split_once(':').unwrap_or((line, ""));
-            let (name, value) = ResolvedAnswer::parse_header(name, value).map_err(|why| format!("Headers: {why}."))?;
-            headers.append(name, value);
-        }
-        let keep = (!self.keep.is_empty()).then(|| parse_keep(&self.keep)).transpose().map_err(error_text)?;
-        Ok(ResolvedAnswer { status, headers, body: Bytes::from(self.body.clone()), keep })
+        let lines = self.headers.lines().filter(|line| !line.trim().is_empty());
+        let headers = lines.map(|line| line.split_once(':').unwrap_or((line, "")));
+        let headers = ResolvedAnswer::parse_headers(headers).map_err(|why| format!("Headers: {why}."))?;
+        let keep = (!self.keep.is_empty()).then(|| parse_keep(&self.keep)).transpose();
+        let keep = keep.map_err(|why| to_sentence(&why))?;
+        Ok(ResolvedAnswer { status, headers, body: self.body.clone().into(), keep })
     }
 
     fn fields(&self) -> [(&'static str, &str); 6] {
@@ -143,10 +134,6 @@ impl ActionForm {
             ("reason", &self.reason),
         ]
     }
-}
-
-fn error_text(problem: AdminProblem) -> String {
-    to_sentence(&problem.detail)
 }
 
 /// The record's total lifetime: its age and the time left.

@@ -1,29 +1,24 @@
 //! One record in full: its fields, answer, timeline, refusals and audit entries.
 
-use std::time::Duration;
-
 use askama::Template;
-use ibid::{LabelText, PartDigests, RefusalReason, store::Address};
-use tokio::time::timeout;
+use ibid::{PartDigests, RefusalReason, store::Address};
 
 use super::{
     page::{PageShell, filters},
     view::PageField,
 };
 use crate::{
-    admin::{AdminState, audit::AuditEntry},
+    admin::{AdminState, audit::AuditEntry, stats},
     format::{
         display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count, format_date,
         format_duration, format_rough_ms, format_size,
     },
     metrics::RefusedRequest,
-    records::{self, AnswerView, BodyView, RecordView},
+    records::{AnswerView, BodyView, RecordView},
 };
 
 /// Maximum number of body bytes shown.
 const MAX_BODY_BYTES_SHOWN: usize = 64 << 10;
-/// Time limit to look up the first request.
-const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Template)]
 #[template(path = "console/record.html")]
@@ -72,9 +67,8 @@ impl RefusalRow {
         if met.is_empty() {
             return Vec::new();
         }
-        let entry = timeout(FIRST_REQUEST_LOOKUP_TIMEOUT, records::at(&**desk.ibid.engine().store(), &address)).await;
-        let entry = entry.ok().and_then(Result::ok).flatten();
-        let first = entry.and_then(|entry| LabelText::decode(&entry.info.label)).and_then(|label| label.parts);
+        let first = stats::find_first_request(desk, &address, stats::first_request_deadline()).await;
+        let first = first.and_then(|label| label.parts);
         met.iter().map(|refused| Self::from_refusal(refused, first)).collect()
     }
 

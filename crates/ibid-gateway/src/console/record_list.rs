@@ -84,15 +84,12 @@ impl RecordSearch {
         self.filters().iter().any(|(_, value)| !value.is_empty())
     }
 
-    /// Converts the form to a query and a cursor.
-    ///
-    /// # Errors
-    /// What is wrong with a field, as a sentence for the form.
+    /// Converts the form to a query and a cursor. The error is a sentence for the form.
     pub(super) fn to_query(&self, caller: &AdminCaller) -> Result<(RecordQuery, Option<Address>), String> {
         let written = self.filters();
         let of =
             |name: &str| written.iter().find(|(known, value)| *known == name && !value.is_empty()).map(|pair| pair.1);
-        let query = parse_filters(of).map_err(|problem| to_sentence(&problem.detail))?;
+        let query = parse_filters(of).map_err(|why| to_sentence(&why))?;
         let cursor = match self.cursor.as_str() {
             "" => None,
             hex => Some(Address::from_hex(hex).ok_or("This page of the list cannot be found; search again.")?),

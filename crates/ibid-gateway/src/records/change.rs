@@ -105,9 +105,6 @@ impl ChangeAction {
 
 impl ResolvedAnswer {
     /// Parses one header of an answer.
-    ///
-    /// # Errors
-    /// A message that says what is wrong with the header.
     pub fn parse_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
         let wrong =
             || format!("{:?} is no header; write one such as 'Location: /payments/7'", format!("{name}: {value}"));
@@ -116,6 +113,21 @@ impl ResolvedAnswer {
             return Err(format!("{:?} frames a message, or is never replayed; leave it out", parsed.as_str()));
         }
         Ok((parsed, value.trim().parse().map_err(|_| wrong())?))
+    }
+
+    pub(crate) fn parse_headers<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            let (name, value) = Self::parse_header(name, value)?;
+            headers.try_append(name, value).map_err(|_| "there are too many")?;
+        }
+        Ok(headers)
+    }
+
+    /// Only final statuses can be answers.
+    pub(crate) fn parse_status(code: u64) -> Option<StatusCode> {
+        let code = u16::try_from(code).ok().filter(|code| (200..=599).contains(code))?;
+        StatusCode::from_u16(code).ok()
     }
 
     fn to_settlement(&self, before: &RecordEntry) -> Settlement {

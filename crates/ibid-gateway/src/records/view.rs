@@ -9,7 +9,7 @@ use ibid::{
 use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};
 
-use super::{FoundEntries, RecordEntry, state_name};
+use super::{RecordEntry, state_name};
 use crate::format::{as_millis, format_date, now_ms};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,15 +111,6 @@ pub enum BodyView {
         length: u64,
         sha256: String,
     },
-}
-
-impl From<FoundEntries> for RecordList {
-    fn from(found: FoundEntries) -> Self {
-        Self {
-            records: found.entries.iter().map(RecordView::from).collect(),
-            next: found.next.map(|next| next.to_string()),
-        }
-    }
 }
 
 /// The fields that lists show.

@@ -21,8 +21,7 @@ use crate::{
     config::{self, ConfigError, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
-        ChangeAction, ChangeReport, ChangeRequest, FilterSet, RecordList, RecordLookupError, RecordQuery, RecordView,
-        state_name,
+        ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery, RecordView, state_name,
     },
 };
 
@@ -88,7 +87,7 @@ impl KeysBackend {
         &self, query: RecordQuery, from: Option<Address>, limit: usize,
     ) -> Result<RecordList, CommandError> {
         match self {
-            Self::Store(store, _) => Ok(FilterSet::from_query(query).list(&**store, from, limit).await?.into()),
+            Self::Store(store, _) => Ok(query.list(&**store, from, limit).await?),
             Self::Admin(api) => api.get(&list_path(&query, from, limit)).await,
         }
     }
@@ -96,7 +95,7 @@ impl KeysBackend {
     /// Returns the only matching entry.
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
-            Self::Store(store, _) => Ok(RecordView::from(&FilterSet::from_query(query).find_one(&**store).await?)),
+            Self::Store(store, _) => Ok(RecordView::from(&query.find_one(&**store).await?)),
             Self::Admin(api) => fetch_one(api, &query).await,
         }
     }
@@ -107,7 +106,7 @@ impl KeysBackend {
     ) -> Result<(ChangeReport, Option<CommandError>), CommandError> {
         match self {
             Self::Store(store, _) => {
-                let before = FilterSet::from_query(query).find_one(&**store).await?;
+                let before = query.find_one(&**store).await?;
                 let (told, error) = change.execute(&**store, before).await;
                 let refused = told.refused.as_ref();
                 let refused = refused.map(|why| CommandError::Conflict(format!("nothing was changed: {why}")));
