@@ -125,7 +125,7 @@ async fn list_records(visit: Visit, form: Form) -> Response {
     };
     match records::list(&visit.state, &visit.caller, query, cursor, RECORDS_PAGE_SIZE).await {
         Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, asked, list)),
-        Err(problem) => visit.problem_page("/records", problem),
+        Err(problem) => visit.problem_page(problem),
     }
 }
 
@@ -134,22 +134,22 @@ async fn show_unknown(StaffVisit(visit): StaffVisit) -> Response {
     let store = state.ibid.engine().store();
     let (lists, counts) = tokio::join!(state.attention.get(&**store), state.gauges.read());
     if let Some(why) = &lists.error {
-        return visit.store_unavailable_page("/unknown", "/unknown", why.clone());
+        return visit.store_unavailable_page("/unknown", why.clone());
     }
-    html_response(StatusCode::OK, &OutcomeUnknownPage::new(visit.shell("/unknown"), lists, counts.unknown))
+    html_response(StatusCode::OK, &OutcomeUnknownPage::new(visit.shell(), lists, counts.unknown))
 }
 
 async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
     let view = match records::show(&visit.state, &visit.caller, address).await {
         Ok(view) => view,
-        Err(problem) => return visit.problem_page("/records", problem),
+        Err(problem) => return visit.problem_page(problem),
     };
     let (mut audit, mut refusals) = (None, Vec::new());
     if visit.caller.can_see_all() {
         audit = Some(visit.state.audit.entries_for(&view.address, MAX_RELATED_ROWS));
         refusals = RefusalRow::for_record(&visit.state, address, MAX_RELATED_ROWS).await;
     }
-    let mut shell = visit.shell("/records");
+    let mut shell = visit.shell();
     shell.notice = (form.value("done") == "resolve")
         .then_some("Resolved: every retry with this key gets this answer from now on.");
     html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, visit.caller.can_change()))
@@ -157,12 +157,12 @@ async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Re
 
 async fn show_policies(StaffVisit(visit): StaffVisit) -> Response {
     let now = visit.state.live.now();
-    html_response(StatusCode::OK, &PoliciesPage { shell: visit.shell("/policies"), routes: &now.settings.routes })
+    html_response(StatusCode::OK, &PoliciesPage { shell: visit.shell(), routes: &now.settings.routes })
 }
 
 async fn show_shadow(StaffVisit(visit): StaffVisit) -> Response {
     let report = admin::stats::shadow(&visit.state);
-    html_response(StatusCode::OK, &ShadowPage { shell: visit.shell("/shadow"), report })
+    html_response(StatusCode::OK, &ShadowPage { shell: visit.shell(), report })
 }
 
 async fn show_store(StaffVisit(visit): StaffVisit) -> Response {
@@ -173,7 +173,7 @@ async fn show_store(StaffVisit(visit): StaffVisit) -> Response {
 }
 
 async fn show_audit(StaffVisit(visit): StaffVisit, form: Form) -> Response {
-    let mut shell = visit.shell("/audit");
+    let mut shell = visit.shell();
     shell.notice = match form.value("done") {
         "release" => Some("Released: the next request with this key runs."),
         "forget" => Some("Forgotten: a retry of its request runs again."),
@@ -190,17 +190,17 @@ async fn change_record(RecordVisit(address, visit): RecordVisit, verb: ChangeVer
         return visit.forbidden_for_users();
     }
     if !visit.caller.can_change() {
-        return visit.forbidden_page("/records", ForbiddenReason::ReadOnlyRole);
+        return visit.forbidden_page(ForbiddenReason::ReadOnlyRole);
     }
     let csrf = form.non_empty("csrf");
     if is_post && let Err(why) = visit.caller.authorize_change(&visit.headers, csrf.as_deref()) {
-        return visit.forbidden_page("/records", why);
+        return visit.forbidden_page(why);
     }
     let view = match records::show(&visit.state, &visit.caller, address).await {
         Ok(view) => view,
-        Err(problem) => return visit.problem_page("/records", problem),
+        Err(problem) => return visit.problem_page(problem),
     };
-    let (shell, fence) = (visit.shell("/records"), view.fence);
+    let (shell, fence) = (visit.shell(), view.fence);
     let form_page = |status, form, seen, error| {
         html_response(status, &ChangeFormPage::new(shell.clone(), verb, &view, seen, form, error))
     };
@@ -235,7 +235,7 @@ async fn apply_change(visit: &Visit, address: Address, change: ChangeRequest) ->
     match changed {
         Ok(_) if stays => see_other(&format!("/records/{address}?done={verb}")),
         Ok(_) => see_other(&format!("/audit?done={verb}")),
-        Err(problem) => visit.problem_page("/records", problem),
+        Err(problem) => visit.problem_page(problem),
     }
 }
 
@@ -243,7 +243,7 @@ async fn log_out(visit: Visit, form: Form) -> Response {
     // A page of another origin must not end the session.
     let is_session = matches!(visit.caller.authenticated_by, AuthMethod::Session { .. });
     if is_session && !visit.caller.has_valid_csrf(form.non_empty("csrf").as_deref()) {
-        return visit.forbidden_page("", ForbiddenReason::MissingCsrfToken);
+        return visit.forbidden_page(ForbiddenReason::MissingCsrfToken);
     }
     visit.state.auth.log_out(&visit.headers);
     login::log_out_response(visit.secure)

@@ -23,7 +23,7 @@ use ibid::{
 use serde_json::{Value, json};
 
 use self::{
-    exposition::Exposition,
+    exposition::FamilyWriter,
     route_counters::{RouteCounter, RouteCounters},
     sharded::{Histogram, Sharded},
 };
@@ -62,7 +62,7 @@ pub struct MetricFamily {
     /// One line.
     pub help: &'static str,
     /// Writes the samples.
-    read: fn(&MetricSources<'_>, &mut Exposition<'_>),
+    read: fn(&MetricSources<'_>, &mut FamilyWriter<'_>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,12 +198,11 @@ impl Metrics {
 
     /// Renders all metrics in Prometheus' text format. `up` gives the state of each store.
     pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
-        let (mut page, sources) = (Exposition::default(), MetricSources { metrics: self, stored, up });
+        let (mut page, sources) = (String::new(), MetricSources { metrics: self, stored, up });
         for family in &FAMILIES {
-            page.begin_family(family);
-            (family.read)(&sources, &mut page);
+            (family.read)(&sources, &mut FamilyWriter::begin(&mut page, family));
         }
-        page.into_text()
+        page
     }
 
     /// The totals since the process started, for `GET /api/stats`.

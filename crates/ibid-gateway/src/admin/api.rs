@@ -34,6 +34,8 @@ pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
 const REFUSAL_LIMITS: (usize, usize) = (50, 256);
 
 type AppState = State<Arc<AdminState>>;
+/// A report about all records, without parameters.
+type Report = (FullView, NoQuery);
 type ApiResult<T> = Result<ApiJson<T>, AdminProblem>;
 
 pub(super) fn routes() -> Router<Arc<AdminState>> {
@@ -43,22 +45,10 @@ pub(super) fn routes() -> Router<Arc<AdminState>> {
         .route("/api/records/{address}", read_only(show_record))
         .route("/api/audit", read_only(list_audit_entries))
         .route("/api/refusals", read_only(list_refusals))
-        .route(
-            "/api/stats",
-            read_only(async |_: FullView, _: NoQuery, state: AppState| ApiJson(stats::stats(&state).await)),
-        )
-        .route(
-            "/api/policies",
-            read_only(async |_: FullView, _: NoQuery, state: AppState| ApiJson(stats::policies(&state))),
-        )
-        .route(
-            "/api/store",
-            read_only(async |_: FullView, _: NoQuery, state: AppState| ApiJson(stats::store(&state).await)),
-        )
-        .route(
-            "/api/shadow",
-            read_only(async |_: FullView, _: NoQuery, state: AppState| ApiJson(stats::shadow(&state))),
-        )
+        .route("/api/stats", read_only(async |_: Report, state: AppState| ApiJson(stats::stats(&state).await)))
+        .route("/api/policies", read_only(async |_: Report, state: AppState| ApiJson(stats::policies(&state))))
+        .route("/api/store", read_only(async |_: Report, state: AppState| ApiJson(stats::store(&state).await)))
+        .route("/api/shadow", read_only(async |_: Report, state: AppState| ApiJson(stats::shadow(&state))))
         .route("/api/reseal", with_methods(post(reseal_records), CHANGE_METHODS));
     for verb in ChangeVerb::ALL {
         let path = format!("/api/records/{{address}}/{}", verb.name());

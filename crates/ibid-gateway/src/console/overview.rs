@@ -54,7 +54,7 @@ impl OverviewPage {
         let state = &visit.state;
         let running = state.ibid.engine().running().count();
         Self {
-            shell: visit.shell("/"),
+            shell: visit.shell(),
             since: display_date(&format_date(state.started_ms)),
             window,
             alerts: current_alerts(&health, &state.metrics),

@@ -25,7 +25,8 @@ pub(super) const PAGE_HEADERS: [(HeaderName, &str); 4] = [
 /// The navigation bar of every page, and an optional notice.
 #[derive(Debug, Clone)]
 pub(super) struct PageShell {
-    pub(super) current_path: &'static str,
+    /// The path of the current entry of the bar.
+    pub(super) section: String,
     pub(super) caller: AdminCaller,
     /// The result of the last action.
     pub(super) notice: Option<&'static str>,

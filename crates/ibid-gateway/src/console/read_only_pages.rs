@@ -44,7 +44,7 @@ impl StorePage {
         let now = visit.state.live.now();
         let settings = &now.settings.store;
         Self {
-            shell: visit.shell("/store"),
+            shell: visit.shell(),
             health,
             counts,
             url: settings.url.to_string(),

@@ -141,7 +141,7 @@ impl RecordListPage {
     fn empty_page(visit: &Visit, search: RecordSearch) -> Self {
         let now = visit.state.live.now();
         let endpoints = now.settings.routes.iter().map(|route| route.name.clone()).collect();
-        let shell = visit.shell("/records");
+        let shell = visit.shell();
         Self { shell, search, error: None, endpoints, rows: Vec::new(), first: None, previous: None, next: None }
     }
 }

@@ -96,16 +96,17 @@ fn path_and_query(uri: &Uri) -> &str {
 }
 
 impl Visit {
-    pub(super) fn shell(&self, current_path: &'static str) -> PageShell {
-        PageShell { current_path, caller: self.caller.clone(), notice: None }
+    pub(super) fn shell(&self) -> PageShell {
+        let section = self.uri.path().split('/').nth(1).unwrap_or_default();
+        PageShell { section: format!("/{section}"), caller: self.caller.clone(), notice: None }
     }
 
     pub(super) fn forbidden_for_users(&self) -> Response {
         let why = "Your token shows your own records, and nothing else.";
-        html_response(StatusCode::FORBIDDEN, &ErrorPage::new(self.shell(""), "Not for your token", why, &[]))
+        html_response(StatusCode::FORBIDDEN, &ErrorPage::new(self.shell(), "Not for your token", why, &[]))
     }
 
-    pub(super) fn forbidden_page(&self, current_path: &'static str, why: ForbiddenReason) -> Response {
+    pub(super) fn forbidden_page(&self, why: ForbiddenReason) -> Response {
         let (what, why, advice) = match why {
             ForbiddenReason::ReadOnlyRole => (
                 "You may look, and not change",
@@ -123,22 +124,22 @@ impl Visit {
                 "Open the record again and repeat what you wanted to do.",
             ),
         };
-        html_response(StatusCode::FORBIDDEN, &ErrorPage::new(self.shell(current_path), what, why, &[advice]))
+        html_response(StatusCode::FORBIDDEN, &ErrorPage::new(self.shell(), what, why, &[advice]))
     }
 
-    pub(super) fn store_unavailable_page(&self, current_path: &'static str, here: &str, why: String) -> Response {
+    pub(super) fn store_unavailable_page(&self, here: &str, why: String) -> Response {
         let page = ErrorPage {
             kind: "bad",
             retry_path: Some(here.to_owned()),
             back: ("/", "To the overview"),
-            ..ErrorPage::new(self.shell(current_path), "The store does not answer", why, &STORE_DOWN_ADVICE)
+            ..ErrorPage::new(self.shell(), "The store does not answer", why, &STORE_DOWN_ADVICE)
         };
         html_response(StatusCode::SERVICE_UNAVAILABLE, &page)
     }
 
-    pub(super) fn problem_page(&self, current_path: &'static str, problem: AdminProblem) -> Response {
+    pub(super) fn problem_page(&self, problem: AdminProblem) -> Response {
         let AdminProblem { status, detail, unavailable_part, .. } = problem;
-        let (shell, detail) = (self.shell(current_path), to_sentence(&detail));
+        let (shell, detail) = (self.shell(), to_sentence(&detail));
         let is_post = self.method == Method::POST;
         let page = match (unavailable_part, status) {
             (Some(UnavailablePart::Audit), _) => {
@@ -150,7 +151,7 @@ impl Visit {
             }
             (Some(UnavailablePart::Store), _) => {
                 let here = if is_post { self.record_path() } else { path_and_query(&self.uri) };
-                return self.store_unavailable_page(current_path, here, detail);
+                return self.store_unavailable_page(here, detail);
             }
             (None, StatusCode::NOT_FOUND) => {
                 let advice = "It was never there, was released or forgotten, has expired, or is not yours to see. The audit \
