@@ -1,4 +1,4 @@
-//! The admin port: health checks, metrics, the admin API and the console.
+//! The admin port: health checks, metrics, the admin API and the console, served by one router.
 //!
 //! [`AdminState`] holds everything these share; [`api`] serves it to programs, the console to people. Health and
 //! metrics need no token. Everything else needs one ([`auth`]) and an allowed host name ([`hosts`]). Responses cannot
@@ -10,10 +10,15 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::body::Incoming;
+use axum::{
+    Extension, Router,
+    extract::{Request, State},
+    handler::Handler,
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
+};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use ibid::Ibid;
 use ibid_stores::{StoreMember, seal::SealedStore};
 use serde_json::json;
@@ -25,18 +30,16 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
+use tower_service::Service as _;
 
 pub use self::problem::{AdminProblem, UnavailablePart};
-use self::{
-    audit::AuditTrail, auth::Authenticator, health::StoreHealth, problem::AdminResponse, reseal::Resealer,
-    store_state::StoreProbes,
-};
+use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, reseal::Resealer, store_state::StoreProbes};
 use crate::{
     config,
-    console::Console,
+    console::{self, Attention},
+    format::now_ms,
     live_config::LiveConfig,
     metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
-    records::view::now_ms,
 };
 
 pub mod api;
@@ -65,12 +68,13 @@ pub struct AdminServer {
     state: Arc<AdminState>,
 }
 
-/// The client's address, whether it connected over TLS, and the local address it connected to.
+/// The client's address, whether it connected over TLS, and the local address it connected to. Every request has it as
+/// an extension.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientInfo {
     pub(crate) client: IpAddr,
     pub(crate) secure: bool,
-    pub(crate) connected_to: IpAddr,
+    connected_to: IpAddr,
 }
 
 /// The state that the admin API and the console share.
@@ -79,49 +83,21 @@ pub struct AdminState {
     /// Reseals stored records with the first key; `None` if the gateway seals nothing.
     pub resealer: Option<Resealer>,
     pub live: Arc<LiveConfig>,
-    /// Authenticates callers. The configuration lists the accepted tokens.
     pub auth: Authenticator,
     pub audit: AuditTrail,
     pub metrics: Arc<Metrics>,
     /// Cached counts of the store's entries.
     pub gauges: StoreGauges,
     pub shadow: Arc<ShadowCounters>,
-    /// The latest refusals.
     pub refusals: Arc<RefusalLog>,
-    /// Samples of the metrics over the last day.
     pub history: Arc<MetricsHistory>,
     /// Start time in milliseconds since the Unix epoch.
     pub started_ms: u64,
+    pub(crate) attention: Attention,
     stores: StoreProbes,
 }
 
 impl AdminState {
-    /// # Errors
-    /// If the audit trail cannot be opened.
-    pub fn new(
-        settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
-        live: Arc<LiveConfig>, watched: &MetricsObserver,
-    ) -> Result<Self, String> {
-        let audit = AuditTrail::open(settings.audit.as_deref()).map_err(|why| {
-            let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
-            format!("admin.audit: {path}: {why}")
-        })?;
-        Ok(Self {
-            gauges: StoreGauges::new(ibid.engine().store().clone()),
-            ibid,
-            resealer: sealed.map(Resealer::new),
-            live,
-            auth: Authenticator::default(),
-            audit,
-            metrics: watched.metrics().clone(),
-            shadow: watched.shadow().clone(),
-            refusals: watched.refusals().clone(),
-            history: MetricsHistory::new(watched.metrics()),
-            started_ms: now_ms(),
-            stores: StoreProbes::new(members),
-        })
-    }
-
     /// Probes every store.
     pub(crate) async fn store_health(&self) -> StoreHealth {
         StoreHealth::check(&self.ibid, &self.stores).await
@@ -129,8 +105,6 @@ impl AdminState {
 }
 
 impl AdminServer {
-    /// # Errors
-    /// If the address cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
         settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
         live: Arc<LiveConfig>, watched: &MetricsObserver,
@@ -138,12 +112,28 @@ impl AdminServer {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
-        let secure = settings.tls.is_some();
-        Ok(Self { listener, secure, state: Arc::new(AdminState::new(settings, ibid, members, sealed, live, watched)?) })
+        let audit = AuditTrail::open(settings.audit.as_deref()).map_err(|why| {
+            let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
+            format!("admin.audit: {path}: {why}")
+        })?;
+        let state = AdminState {
+            gauges: StoreGauges::new(ibid.engine().store().clone()),
+            ibid,
+            resealer: sealed.map(Resealer::new),
+            live,
+            auth: Authenticator::default(),
+            audit,
+            metrics: watched.metrics.clone(),
+            shadow: watched.shadow.clone(),
+            refusals: watched.refusals.clone(),
+            history: MetricsHistory::new(&watched.metrics),
+            started_ms: now_ms(),
+            attention: Attention::default(),
+            stores: StoreProbes::new(members),
+        };
+        Ok(Self { listener, secure: settings.tls.is_some(), state: Arc::new(state) })
     }
 
-    /// # Errors
-    /// If the operating system does not return the local address.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -156,9 +146,9 @@ impl AdminServer {
     /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
     /// the listener and the audit trail's lock are released, so another gateway can use them.
     pub async fn run(self, stop: watch::Receiver<bool>, mut ended: oneshot::Receiver<()>) {
-        let Self { listener, secure, state: desk } = self;
-        tokio::spawn(desk.history.clone().run_sampler(desk.metrics.clone(), stop.clone()));
-        let console = Arc::new(Console::default());
+        let Self { listener, secure, state } = self;
+        tokio::spawn(state.history.clone().run_sampler(state.metrics.clone(), stop.clone()));
+        let router = router(state.clone(), stop);
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -171,15 +161,15 @@ impl AdminServer {
                 continue;
             };
             // The current certificates: a reload applies to new connections.
-            let tls = if secure { desk.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
+            let tls = if secure { state.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
             let connected_to = socket.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
-            let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
-            let connection = AdminConnection { state: desk, console, peer: peer.ip(), connected_to, stop };
+            let client = ClientInfo { client: peer.ip(), secure: tls.is_some(), connected_to };
+            let router = router.clone();
             connections.spawn(async move {
                 match tls {
-                    None => connection.serve(socket, false).await,
+                    None => serve_connection(socket, router, client).await,
                     Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.accept(socket)).await {
-                        Ok(Ok(socket)) => connection.serve(socket, true).await,
+                        Ok(Ok(socket)) => serve_connection(socket, router, client).await,
                         Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection to the admin port"),
                         Err(_) => tracing::debug!(%peer, "the TLS handshake with the admin port took too long"),
                     },
@@ -190,107 +180,109 @@ impl AdminServer {
     }
 }
 
-struct AdminConnection {
-    state: Arc<AdminState>,
-    console: Arc<Console>,
-    peer: IpAddr,
-    connected_to: IpAddr,
-    stop: watch::Receiver<bool>,
+async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(socket: S, router: Router, client: ClientInfo) {
+    idle::serve(socket, |mut request| {
+        request.extensions_mut().insert(client);
+        let answer = router.clone().call(request);
+        async { answer.await.unwrap_or_else(|never| match never {}) }
+    })
+    .await;
 }
 
-impl AdminConnection {
-    async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, secure: bool) {
-        let Self { state: desk, console, peer, connected_to, stop } = self;
-        let asking = ClientInfo { client: peer, secure, connected_to };
-        idle::serve(socket, |request| {
-            let stopping = *stop.borrow();
-            handle_request(&desk, &console, request, asking, stopping)
+/// All routes of the port.
+fn router(state: Arc<AdminState>, stop: watch::Receiver<bool>) -> Router {
+    // Probes and scrapers use various host names. These reveal nothing about requests.
+    let open = Router::new()
+        .route("/healthz", read_only(async || "ok\n"))
+        .route(
+            "/readyz",
+            read_only(async move |State(state): State<_>| {
+                let stopping = *stop.borrow();
+                readiness(state, stopping).await
+            }),
+        )
+        .route("/metrics", read_only(metrics_page))
+        .layer(from_fn(set_api_headers));
+    let guarded = api::routes()
+        .fallback(async |uri: Uri| match uri.path().starts_with("/api/") {
+            true => api::not_found().into_response(),
+            false => not_found(),
         })
-        .await;
-    }
+        .layer(from_fn(set_api_headers))
+        .merge(console::routes())
+        .layer(from_fn_with_state(state.clone(), check_host));
+    open.merge(guarded).with_state(state)
 }
 
-async fn handle_request(
-    desk: &AdminState, console: &Console, request: Request<Incoming>, asking: ClientInfo, stopping: bool,
-) -> AdminResponse {
-    let path = request.uri().path();
-    let known = matches!(path, "/healthz" | "/readyz" | "/metrics");
-    if !known {
-        let now = desk.live.now();
-        let allowed = now.settings.admin.as_ref().map_or(&[][..], |admin| &admin.hosts);
-        if let Err(problem) = hosts::check_host(&request, asking.connected_to, allowed) {
-            return problem.into_response();
-        }
-    }
-    if path.starts_with("/api/") {
-        return api::respond(desk, request, asking.client).await;
-    }
-    match *request.method() {
-        Method::GET | Method::HEAD => {}
-        Method::OPTIONS if known => {
-            let mut reply = text_response(StatusCode::NO_CONTENT, "");
-            reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(READ_METHODS));
-            return reply;
-        }
-        _ if known => return AdminProblem::method_not_allowed(READ_METHODS).into_response(),
-        _ => {}
-    }
-    match path {
-        "/healthz" => text_response(StatusCode::OK, "ok\n"),
-        "/readyz" => readiness_response(desk, stopping).await,
-        "/metrics" => metrics_response(desk).await,
-        _ => {
-            let page = console.answer(desk, request, asking).await;
-            page.unwrap_or_else(|| text_response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT))
-        }
-    }
+async fn check_host(
+    State(state): State<Arc<AdminState>>, Extension(client): Extension<ClientInfo>, request: Request, next: Next,
+) -> Result<Response, AdminProblem> {
+    let now = state.live.now();
+    let allowed = now.settings.admin.as_ref().map_or(&[][..], |admin| &admin.hosts);
+    hosts::check_host(&request, client.connected_to, allowed)?;
+    Ok(next.run(request).await)
 }
 
 const READ_METHODS: &str = "GET, HEAD, OPTIONS";
-const NOT_FOUND_TEXT: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
 
-async fn metrics_response(desk: &AdminState) -> AdminResponse {
-    // One after the other: the gauges would count the key that the store probe claims.
-    let stored = desk.gauges.read().await;
-    let stores = desk.stores.ask().await;
-    // Includes routes that a reload added since the last scrape.
-    desk.metrics.register_routes(&desk.live.now().settings.routes);
-    let up: Vec<_> = stores.iter().map(|store| (store.name, store.is_up())).collect();
-    build_response(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored, &up))
+/// A route that only reads. The response to any other method says which ones there are.
+fn read_only<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRouter<Arc<AdminState>> {
+    with_methods(get(handler), READ_METHODS)
 }
 
-async fn readiness_response(desk: &AdminState, stopping: bool) -> AdminResponse {
-    let health = desk.store_health().await;
+/// Adds the responses to `OPTIONS` and to methods that are not allowed.
+fn with_methods(route: MethodRouter<Arc<AdminState>>, allowed: &'static str) -> MethodRouter<Arc<AdminState>> {
+    route
+        .options(async move || (StatusCode::NO_CONTENT, [(header::ALLOW, allowed)]))
+        .fallback(async move || AdminProblem::method_not_allowed(allowed))
+}
+
+async fn metrics_page(State(state): State<Arc<AdminState>>) -> impl IntoResponse {
+    // One after the other: the gauges would count the key that the store probe claims.
+    let stored = state.gauges.read().await;
+    let stores = state.stores.ask().await;
+    // Includes routes that a reload added since the last scrape.
+    state.metrics.register_routes(&state.live.now().settings.routes);
+    let up: Vec<_> = stores.iter().map(|store| (store.name, store.is_up())).collect();
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], state.metrics.render(stored, &up))
+}
+
+async fn readiness(state: Arc<AdminState>, stopping: bool) -> impl IntoResponse {
+    let health = state.store_health().await;
     let ready = health.is_healthy() && !stopping;
     let body = json!({
         "ready": ready,
         "stopping": stopping,
-        "running": desk.ibid.engine().running().count(),
+        "running": state.ibid.engine().running().count(),
         // Without URLs, because this endpoint needs no token.
         "store": health.to_json(|_| None),
     });
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    build_response(status, "application/json", format!("{body}\n"))
+    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, api::ApiJson(body))
 }
 
-fn text_response(status: StatusCode, text: &str) -> AdminResponse {
-    build_response(status, "text/plain; charset=utf-8", text.to_owned())
+pub(crate) fn not_found() -> Response {
+    let text = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
+    (StatusCode::NOT_FOUND, text).into_response()
 }
 
-/// Builds a response with the headers that all responses of this port have.
-pub(crate) fn build_response(status: StatusCode, kind: &'static str, text: String) -> AdminResponse {
-    let mut answer = Response::new(Full::new(Bytes::from(text)));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    for (name, value) in [
-        (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
+/// The headers of all responses except the console's.
+async fn set_api_headers(request: Request, next: Next) -> Response {
+    let mut answer = next.run(request).await;
+    add_headers(answer.headers_mut(), &API_HEADERS);
     answer
+}
+
+const API_HEADERS: [(HeaderName, &str); 5] = [
+    (header::CACHE_CONTROL, "no-store"),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// Adds these headers unless the response has them.
+pub(crate) fn add_headers(headers: &mut HeaderMap, more: &[(HeaderName, &'static str)]) {
+    for (name, value) in more {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
 }

@@ -23,14 +23,21 @@ pub fn json(routes: &RouteTable) -> Value {
     json!({
         "contract": CONTRACT_PATH,
         "routes": published_routes(routes).map(|found| route_json(found, &grpc_methods(routes, found))).collect::<Vec<_>>(),
-        "refusals": RefusalReason::all().map(|reason| json!({
-            "name": reason.name(),
-            "type": format!("{CONTRACT_PATH}#{}", reason.name()),
-            "status": reason.status().as_u16(),
-            "grpc_status": GrpcStatusCode::from_number(reason.grpc_status().into()).name(),
-            "title": reason.title(),
-            "help": reason.help(),
-        })).collect::<Vec<_>>(),
+        "refusals": RefusalReason::all().map(|reason| {
+            let mut refusal = refusal_json(reason, "status", reason.status().as_u16().into());
+            refusal["grpc_status"] = GrpcStatusCode::from_number(reason.grpc_status().into()).name().into();
+            refusal
+        }).collect::<Vec<_>>(),
+    })
+}
+
+fn refusal_json(reason: RefusalReason, member: &str, status: Value) -> Value {
+    json!({
+        "name": reason.name(),
+        "type": format!("{CONTRACT_PATH}#{}", reason.name()),
+        member: status,
+        "title": reason.title(),
+        "help": reason.help(),
     })
 }
 
@@ -55,18 +62,9 @@ fn route_json(route: &RouteEntry, calls: &[&str]) -> Value {
         Value::Object(headers.collect())
     };
     let is_call = route.protocol == Protocol::Grpc;
-    let refusal = |reason: RefusalReason| {
-        let status = match is_call {
-            true => Value::from(describe::refusal_status(route, reason)),
-            false => Value::from(policy.status_of(reason).as_u16()),
-        };
-        json!({
-            "name": reason.name(),
-            "type": format!("{CONTRACT_PATH}#{}", reason.name()),
-            (if is_call { "grpc_status" } else { "status" }): status,
-            "title": reason.title(),
-            "help": reason.help(),
-        })
+    let refusal = |reason: RefusalReason| match is_call {
+        true => refusal_json(reason, "grpc_status", describe::refusal_status(route, reason).into()),
+        false => refusal_json(reason, "status", policy.status_of(reason).as_u16().into()),
     };
     let mut contract = json!({
         "match": route.name,

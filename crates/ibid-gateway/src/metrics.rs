@@ -1,8 +1,8 @@
 //! Prometheus metrics: `GET /metrics` on the admin port.
 //!
-//! [`FAMILIES`] is the one list of metrics; the page and the table in `docs/operating.md` follow it. Every metric
-//! exists from the start, at zero. Counting takes no lock and allocates nothing; sums of other counters are computed on
-//! read.
+//! [`FAMILIES`] is the one list of metrics: each row says how its samples are read. The table in `docs/operating.md`
+//! follows it. Every metric exists from the start, at zero. Counting takes no lock and allocates nothing; sums of other
+//! counters are computed on read.
 //!
 //! A [`Metrics`] lives as long as the process: a reload changes the routes, never the counts.
 
@@ -20,23 +20,23 @@ use std::{
 use ibid::{
     EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport, ShadowOutcome, StoreCall, store::EntryCounts,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use self::{
-    exposition::Exposition,
-    route_counters::RouteCounters,
+    exposition::FamilyWriter,
+    route_counters::{RouteCounter, RouteCounters},
     sharded::{Histogram, Sharded},
 };
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
     refusals::{RefusalLog, RefusedRequest},
-    shadow::{KeylessAgent, ShadowCounters},
+    shadow::{ShadowCounters, UserAgentCount},
 };
 pub(crate) use self::{
-    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, RecentTotals},
+    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
     sharded::HistogramSnapshot,
-    snapshot::{MetricsSnapshot, RequestCounts},
+    traffic::{RequestCounts, TrafficCounts},
 };
 use crate::{logs, routes::RouteTable};
 
@@ -47,7 +47,7 @@ mod refusals;
 mod route_counters;
 mod shadow;
 mod sharded;
-mod snapshot;
+mod traffic;
 
 /// The `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -61,6 +61,8 @@ pub struct MetricFamily {
     pub kind: MetricKind,
     /// One line.
     pub help: &'static str,
+    /// Writes the samples.
+    read: fn(&MetricSources<'_>, &mut FamilyWriter<'_>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,49 +72,85 @@ pub enum MetricKind {
     Histogram,
 }
 
+/// What the page is computed from.
+struct MetricSources<'a> {
+    metrics: &'a Metrics,
+    stored: EntryCounts,
+    /// Whether each store is up.
+    up: &'a [(&'a str, bool)],
+}
+
+const IN_PROGRESS: RequestOutcome = RequestOutcome::Refused(RefusalReason::InProgress);
+const KEY_REUSED: RequestOutcome = RequestOutcome::Refused(RefusalReason::KeyReused);
+
 /// All metrics, in the order of the page.
 #[rustfmt::skip]
 pub const FAMILIES: [MetricFamily; 20] = [
     MetricFamily { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: MetricKind::Counter,
-             help: "Covered requests by route and by what they got." },
+             help: "Covered requests by route and by what they got.",
+             read: |of, page| for route in of.metrics.routes() {
+                       route.by_outcome().for_each(|(outcome, count)| page.sample(&[route.name(), outcome.name()], count));
+                   } },
     MetricFamily { name: "idempotency_cache_hit_total", labels: &[], kind: MetricKind::Counter,
-             help: "Requests that were answered from the record and ran nothing." },
+             help: "Requests that were answered from the record and ran nothing.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.hits)) },
     MetricFamily { name: "idempotency_cache_miss_total", labels: &[], kind: MetricKind::Counter,
-             help: "Requests that found no answer and were granted a run." },
+             help: "Requests that found no answer and were granted a run.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.misses)) },
     MetricFamily { name: "idempotency_conflicts_total", labels: &["reason"], kind: MetricKind::Counter,
-             help: "Requests refused because of another one with their key: in_progress (it was still running) or mismatch (it was a different request)." },
+             help: "Requests refused because of another one with their key: in_progress (it was still running) or mismatch (it was a different request).",
+             read: |of, page| {
+                       page.sample(&["in_progress"], of.metrics.requests.total(IN_PROGRESS));
+                       page.sample(&["mismatch"], of.metrics.requests.total(KEY_REUSED));
+                   } },
     MetricFamily { name: "idempotency_mismatches_total", labels: &[], kind: MetricKind::Counter,
-             help: "Requests refused as key-reused: their key was first used for a different request." },
+             help: "Requests refused as key-reused: their key was first used for a different request.",
+             read: |of, page| page.sample(&[], of.metrics.requests.total(KEY_REUSED)) },
     MetricFamily { name: "idempotency_retries_total", labels: &[], kind: MetricKind::Counter,
-             help: "Requests beyond the first for their key: replayed, refused because of an earlier one, or run again." },
+             help: "Requests beyond the first for their key: replayed, refused because of an earlier one, or run again.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.retries)) },
     MetricFamily { name: "idempotency_uncovered_total", labels: &[], kind: MetricKind::Counter,
-             help: "Requests that carried a key and that no policy covers: they passed through unprotected." },
+             help: "Requests that carried a key and that no policy covers: they passed through unprotected.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.uncovered)) },
     MetricFamily { name: "idempotency_fallback_total", labels: &[], kind: MetricKind::Counter,
-             help: "Store calls that one of two stores decided alone because the other could not be reached." },
+             help: "Store calls that one of two stores decided alone because the other could not be reached.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.fallbacks)) },
     MetricFamily { name: "idempotency_processing_gauge", labels: &[], kind: MetricKind::Gauge,
-             help: "Entries in the store that run and were heard of within their lease." },
+             help: "Entries in the store that run and were heard of within their lease.",
+             read: |of, page| page.sample(&[], of.stored.processing) },
     MetricFamily { name: "idempotency_outcome_unknown", labels: &[], kind: MetricKind::Gauge,
-             help: "Entries in the store whose end nobody knows: silent for longer than their lease, or parked." },
+             help: "Entries in the store whose end nobody knows: silent for longer than their lease, or parked.",
+             read: |of, page| page.sample(&[], of.stored.unknown) },
     MetricFamily { name: "idempotency_unknown_total", labels: &[], kind: MetricKind::Counter,
-             help: "Runs that were parked: whether the operation took place is not known." },
+             help: "Runs that were parked: whether the operation took place is not known.",
+             read: |of, page| page.sample(&[], of.metrics.unknown()) },
     MetricFamily { name: "idempotency_late_answers_total", labels: &[], kind: MetricKind::Counter,
-             help: "Answers that came after timeout and within late_answer: a retry gets them." },
+             help: "Answers that came after timeout and within late_answer: a retry gets them.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.late_answers)) },
     MetricFamily { name: "idempotency_lost_claims_total", labels: &[], kind: MetricKind::Counter,
-             help: "Claims found taken over while their operation ran: it may have run twice." },
+             help: "Claims found taken over while their operation ran: it may have run twice.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.lost_claims)) },
     MetricFamily { name: "idempotency_dropped_total", labels: &[], kind: MetricKind::Counter,
-             help: "Results that the store did not take and that were given up: their outcome is unknown." },
+             help: "Results that the store did not take and that were given up: their outcome is unknown.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.dropped)) },
     MetricFamily { name: "idempotency_shared_keys_total", labels: &[], kind: MetricKind::Counter,
-             help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed." },
+             help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed.",
+             read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.shared_keys)) },
     MetricFamily { name: "idempotency_store_seconds", labels: &["op"], kind: MetricKind::Histogram,
-             help: "How long the store took, by call; wait lasts as long as another request's run." },
+             help: "How long the store took, by call; wait lasts as long as another request's run.",
+             read: |of, page| of.metrics.store_calls().for_each(|(call, took)| page.histogram(&[call.name()], &took)) },
     MetricFamily { name: "idempotency_overhead_seconds", labels: &[], kind: MetricKind::Histogram,
-             help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
+             help: "What requests with a key took beyond their operation, from head to answer, waiting included.",
+             read: |of, page| page.histogram(&[], &of.metrics.overhead()) },
     MetricFamily { name: "idempotency_store_bytes", labels: &[], kind: MetricKind::Gauge,
-             help: "What the entries in the store take up, roughly." },
+             help: "What the entries in the store take up, roughly.",
+             read: |of, page| page.sample(&[], of.stored.bytes) },
     MetricFamily { name: "idempotency_store_up", labels: &["store"], kind: MetricKind::Gauge,
-             help: "Whether a store answers and grants new keys: 1, else 0. Of two stores, each." },
+             help: "Whether a store answers and grants new keys: 1, else 0. Of two stores, each.",
+             read: |of, page| of.up.iter().for_each(|(store, is_up)| page.sample(&[store], u64::from(*is_up))) },
     MetricFamily { name: "idempotency_log_lines_lost_total", labels: &[], kind: MetricKind::Counter,
-             help: "Log lines that were never written, because standard error did not take them." },
+             help: "Log lines that were never written, because standard error did not take them.",
+             read: |_, page| page.sample(&[], logs::lost_lines()) },
 ];
 
 /// Counts requests and engine events.
@@ -140,130 +178,82 @@ struct GatewayCounters {
     store: [Histogram; StoreCall::ALL.len()],
 }
 
-/// Totals since the process started, for programs other than Prometheus.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MetricTotals {
-    /// `idempotency_cache_hit_total`.
-    pub hits: u64,
-    /// `idempotency_cache_miss_total`.
-    pub misses: u64,
-    /// `idempotency_conflicts_total` with the reason `in_progress`.
-    pub conflicts: u64,
-    /// `idempotency_mismatches_total`.
-    pub mismatches: u64,
-    /// `idempotency_retries_total`.
-    pub retries: u64,
-    /// `idempotency_fallback_total`.
-    pub fallbacks: u64,
-    /// `idempotency_unknown_total`.
-    pub unknown: u64,
-    /// `idempotency_lost_claims_total`.
-    pub lost_claims: u64,
-    /// `idempotency_requests_total`.
-    pub routes: Vec<RouteTotals>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct RouteTotals {
-    pub route: String,
-    /// By outcome name; every outcome is present.
-    pub outcomes: BTreeMap<&'static str, u64>,
-}
-
 /// Counts, then forwards to another observer.
 pub struct MetricsObserver {
-    metrics: Arc<Metrics>,
-    shadow: Arc<ShadowCounters>,
-    refusals: Arc<RefusalLog>,
+    pub metrics: Arc<Metrics>,
+    /// The counts of shadow mode and of missing keys.
+    pub shadow: Arc<ShadowCounters>,
+    /// The latest refusals.
+    pub refusals: Arc<RefusalLog>,
     next: Arc<dyn Observer>,
 }
 
 impl Metrics {
     /// Adds these routes at zero, unless they are already counted.
     pub fn register_routes(&self, routes: &RouteTable) {
-        routes.iter().for_each(|route| self.requests.register(&route.name));
+        for route in routes.iter() {
+            self.requests.get_or_insert(&route.name);
+        }
     }
 
     /// Renders all metrics in Prometheus' text format. `up` gives the state of each store.
     pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
-        let mut page = Exposition::default();
+        let (mut page, sources) = (String::new(), MetricSources { metrics: self, stored, up });
         for family in &FAMILIES {
-            page.begin_family(family);
-            self.write_family(&mut page, family.name, stored, up);
+            (family.read)(&sources, &mut FamilyWriter::begin(&mut page, family));
         }
-        page.into_text()
+        page
     }
 
-    /// The totals for the console and the API.
-    pub fn totals(&self) -> MetricTotals {
-        let total = |of: fn(&GatewayCounters) -> &AtomicU64| {
-            self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>()
+    /// The totals since the process started, for `GET /api/stats`.
+    pub fn totals(&self) -> Value {
+        let by_outcome = |route: &RouteCounter| {
+            route.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect::<BTreeMap<_, _>>()
         };
-        let routes = self.requests.iter().map(|tally| RouteTotals {
-            route: tally.route().into(),
-            outcomes: tally.counts_by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect(),
-        });
-        MetricTotals {
-            hits: total(|rest| &rest.hits),
-            misses: total(|rest| &rest.misses),
-            conflicts: self.requests.total(RequestOutcome::Refused(RefusalReason::InProgress)),
-            mismatches: self.requests.total(RequestOutcome::Refused(RefusalReason::KeyReused)),
-            retries: total(|rest| &rest.retries),
-            fallbacks: total(|rest| &rest.fallbacks),
-            unknown: self.requests.total(RequestOutcome::Unknown) + total(|rest| &rest.late_unknown),
-            lost_claims: total(|rest| &rest.lost_claims),
-            routes: routes.collect(),
-        }
+        let routes = self.routes().map(|route| json!({ "route": route.name(), "outcomes": by_outcome(route) }));
+        json!({
+            "hits": self.total(|counters| &counters.hits),
+            "misses": self.total(|counters| &counters.misses),
+            "conflicts": self.requests.total(IN_PROGRESS),
+            "mismatches": self.requests.total(KEY_REUSED),
+            "retries": self.total(|counters| &counters.retries),
+            "fallbacks": self.total(|counters| &counters.fallbacks),
+            "unknown": self.unknown(),
+            "lost_claims": self.lost_claims(),
+            "routes": routes.collect::<Vec<_>>(),
+        })
     }
 
-    fn write_family(&self, page: &mut Exposition<'_>, name: &str, stored: EntryCounts, up: &[(&str, bool)]) {
-        let outcome = |outcome| self.requests.total(outcome);
-        let total = |of: fn(&GatewayCounters) -> &AtomicU64| {
-            self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>()
-        };
-        let spread = |of: &dyn Fn(&GatewayCounters) -> &Histogram| {
-            self.counters.iter().fold(HistogramSnapshot::default(), |sum, shard| sum + of(shard).snapshot())
-        };
-        match name {
-            "idempotency_requests_total" => {
-                for tally in self.requests.iter() {
-                    for (outcome, count) in tally.counts_by_outcome() {
-                        page.sample(&[tally.route(), outcome.name()], count);
-                    }
-                }
-            }
-            "idempotency_cache_hit_total" => page.sample(&[], total(|rest| &rest.hits)),
-            "idempotency_cache_miss_total" => page.sample(&[], total(|rest| &rest.misses)),
-            "idempotency_conflicts_total" => {
-                page.sample(&["in_progress"], outcome(RequestOutcome::Refused(RefusalReason::InProgress)));
-                page.sample(&["mismatch"], outcome(RequestOutcome::Refused(RefusalReason::KeyReused)));
-            }
-            "idempotency_mismatches_total" => {
-                page.sample(&[], outcome(RequestOutcome::Refused(RefusalReason::KeyReused)))
-            }
-            "idempotency_retries_total" => page.sample(&[], total(|rest| &rest.retries)),
-            "idempotency_uncovered_total" => page.sample(&[], total(|rest| &rest.uncovered)),
-            "idempotency_fallback_total" => page.sample(&[], total(|rest| &rest.fallbacks)),
-            "idempotency_processing_gauge" => page.sample(&[], stored.processing),
-            "idempotency_outcome_unknown" => page.sample(&[], stored.unknown),
-            "idempotency_unknown_total" => {
-                page.sample(&[], outcome(RequestOutcome::Unknown) + total(|rest| &rest.late_unknown));
-            }
-            "idempotency_late_answers_total" => page.sample(&[], total(|rest| &rest.late_answers)),
-            "idempotency_lost_claims_total" => page.sample(&[], total(|rest| &rest.lost_claims)),
-            "idempotency_dropped_total" => page.sample(&[], total(|rest| &rest.dropped)),
-            "idempotency_shared_keys_total" => page.sample(&[], total(|rest| &rest.shared_keys)),
-            "idempotency_store_seconds" => {
-                for call in StoreCall::ALL {
-                    page.histogram(&[call.name()], &spread(&|rest| &rest.store[call as usize]));
-                }
-            }
-            "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
-            "idempotency_store_bytes" => page.sample(&[], stored.bytes),
-            "idempotency_store_up" => up.iter().for_each(|(store, is_up)| page.sample(&[store], u64::from(*is_up))),
-            "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost_lines()),
-            _ => unreachable!("{name} is in the list and has no value"),
-        }
+    pub(crate) fn routes(&self) -> impl Iterator<Item = &RouteCounter> {
+        self.requests.iter()
+    }
+
+    /// Claims taken over while their operation ran.
+    pub(crate) fn lost_claims(&self) -> u64 {
+        self.total(|counters| &counters.lost_claims)
+    }
+
+    /// How long each call of the store took.
+    pub(crate) fn store_calls(&self) -> impl Iterator<Item = (StoreCall, HistogramSnapshot)> {
+        StoreCall::ALL.into_iter().map(|call| (call, self.histogram(|counters| &counters.store[call as usize])))
+    }
+
+    /// Time that requests took beyond their operation.
+    fn overhead(&self) -> HistogramSnapshot {
+        self.histogram(|counters| &counters.overhead)
+    }
+
+    /// Runs whose outcome is unknown.
+    fn unknown(&self) -> u64 {
+        self.requests.total(RequestOutcome::Unknown) + self.total(|counters| &counters.late_unknown)
+    }
+
+    fn total(&self, of: fn(&GatewayCounters) -> &AtomicU64) -> u64 {
+        self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum()
+    }
+
+    fn histogram(&self, of: impl Fn(&GatewayCounters) -> &Histogram) -> HistogramSnapshot {
+        self.counters.iter().fold(HistogramSnapshot::default(), |sum, shard| sum + of(shard).snapshot())
     }
 }
 
@@ -319,20 +309,6 @@ impl MetricsObserver {
     /// Like [`new`](Self::new), with an observer that is shared.
     pub fn with_shared_observer(then: Arc<dyn Observer>) -> Arc<Self> {
         Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), next: then })
-    }
-
-    /// The counts of shadow mode and of missing keys.
-    pub fn shadow(&self) -> &Arc<ShadowCounters> {
-        &self.shadow
-    }
-
-    /// The latest refusals.
-    pub fn refusals(&self) -> &Arc<RefusalLog> {
-        &self.refusals
-    }
-
-    pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.metrics
     }
 }
 

@@ -100,12 +100,13 @@ pub(crate) struct Asked {
 enum Read {
     Whole(Bytes, Option<HeaderMap>, MemoryReservation),
     /// Why reading stopped, and the complete body for the client.
-    Begun(Unread, ResponseBody<ProxyResponseBody>),
+    Begun(NotAnnotated, ResponseBody<ProxyResponseBody>),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unread {
-    TooLarge,
+enum NotAnnotated {
+    /// Permanent for these bytes.
+    Wrong(String),
+    /// Temporary.
     NoMemory,
 }
 
@@ -170,13 +171,13 @@ impl Document {
     fn annotate(&self, given: &[u8], content_type: HeaderValue, ibid: &Ibid) -> Result<Annotated, NotAnnotated> {
         let text = std::str::from_utf8(given).map_err(|why| NotAnnotated::Wrong(format!("it is not UTF-8: {why}")))?;
         let _working = ibid.reserve(given.len() as u64 * MEMORY_PER_BYTE).ok_or(NotAnnotated::NoMemory)?;
-        let is_yaml = format_of(&content_type) == Some(Format::Yaml);
+        let is_yaml = is_yaml(&content_type) == Some(true);
         let done = annotated_text(text, is_yaml, &self.routes, None)
             .map_err(|wrong| NotAnnotated::Wrong(format!("line {}: {}", wrong.line, wrong.why)))?;
         let memory = ibid.reserve(done.text.len() as u64).ok_or(NotAnnotated::NoMemory)?;
         self.tell(&done);
         let text = Bytes::from(done.text);
-        let digest: String = Sha256::digest(&text)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = data_encoding::HEXLOWER.encode(&Sha256::digest(&text)[..16]);
         let etag = HeaderValue::from_str(&format!("\"{digest}\"")).expect("hexadecimal digits");
         Ok(Annotated { text, etag, content_type, _memory: Arc::new(memory) })
     }
@@ -193,13 +194,6 @@ impl Document {
             tracing::debug!(path = self.path, line, note, "openapi");
         }
     }
-}
-
-enum NotAnnotated {
-    /// Permanent for these bytes.
-    Wrong(String),
-    /// Temporary.
-    NoMemory,
 }
 
 impl Asked {
@@ -234,7 +228,7 @@ impl Asked {
         };
         let is_unmodified = answer.status() == StatusCode::OK && conditions.hold(answer.headers().get(header::ETAG));
         let answer = if is_unmodified { not_modified(answer) } else { answer };
-        if is_head { without_body(answer) } else { answer }
+        if is_head { answer.map(|_| ResponseBody::whole("", None)) } else { answer }
     }
 
     /// Annotates the app's response if it is a document.
@@ -257,8 +251,8 @@ impl Asked {
             Ok(Ok(Read::Whole(given, trailers, memory))) => (given, trailers, memory),
             Ok(Ok(Read::Begun(unread, body))) => {
                 match unread {
-                    Unread::TooLarge => self.document.keep(left(too_large(), etag)),
-                    Unread::NoMemory => self.document.warn_of_memory(),
+                    NotAnnotated::Wrong(why) => self.document.keep(left(why, etag)),
+                    NotAnnotated::NoMemory => self.document.warn_of_memory(),
                 }
                 return Response::from_parts(head, body);
             }
@@ -317,37 +311,33 @@ impl Asked {
 impl Annotated {
     /// Puts the annotated document into the app's response.
     fn instead_of(&self, answer: Answer) -> Answer {
-        let (mut head, _) = answer.into_parts();
-        head.status = StatusCode::OK;
-        REPLACED.iter().for_each(|name| drop(head.headers.remove(name)));
-        head.headers.insert(header::ETAG, self.etag.clone());
-        head.headers.insert(header::CONTENT_TYPE, self.content_type.clone());
-        head.headers.insert(header::CONTENT_LENGTH, self.text.len().into());
-        Response::from_parts(head, ResponseBody::whole(self.text.clone(), None))
+        let mut answer = answer.map(|_| ResponseBody::whole(self.text.clone(), None));
+        *answer.status_mut() = StatusCode::OK;
+        let headers = answer.headers_mut();
+        REPLACED.iter().for_each(|name| drop(headers.remove(name)));
+        headers.insert(header::ETAG, self.etag.clone());
+        headers.insert(header::CONTENT_TYPE, self.content_type.clone());
+        headers.insert(header::CONTENT_LENGTH, self.text.len().into());
+        answer
     }
-}
-
-fn too_large() -> String {
-    format!("it is larger than {} MiB", MAX_DOCUMENT >> 20)
 }
 
 /// Reads a body unless it is too large.
 async fn read(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<Read, String> {
+    let too_large = || NotAnnotated::Wrong(format!("it is larger than {} MiB", MAX_DOCUMENT >> 20));
     if body.size_hint().lower() > MAX_DOCUMENT {
-        return Ok(Read::Begun(Unread::TooLarge, body));
+        return Ok(Read::Begun(too_large(), body));
     }
-    let Some(mut memory) = ibid.reserve(0) else { return Ok(Read::Begun(Unread::NoMemory, body)) };
+    let Some(mut memory) = ibid.reserve(0) else { return Ok(Read::Begun(NotAnnotated::NoMemory, body)) };
     let (mut given, mut trailers) = (Vec::new(), None);
     while let Some(frame) = Pin::new(&mut body).frame().await {
         match frame.map_err(|why| why.to_string())?.into_data() {
             Ok(data) => {
                 let has_room = memory.grow(data.len() as u64);
                 given.extend_from_slice(&data);
-                let unread = match given.len() as u64 > MAX_DOCUMENT {
-                    true => Some(Unread::TooLarge),
-                    false => (!has_room).then_some(Unread::NoMemory),
-                };
-                if let Some(unread) = unread {
+                let is_too_large = given.len() as u64 > MAX_DOCUMENT;
+                if is_too_large || !has_room {
+                    let unread = if is_too_large { too_large() } else { NotAnnotated::NoMemory };
                     return Ok(Read::Begun(unread, ResponseBody::begun(given.into(), Some(memory), body)));
                 }
             }
@@ -357,19 +347,14 @@ async fn read(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<
     Ok(Read::Whole(given.into(), trailers, memory))
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Json,
-    Yaml,
-}
-
-fn format_of(content_type: &HeaderValue) -> Option<Format> {
+/// Whether a media type is YAML; `None` if it is neither YAML nor JSON.
+fn is_yaml(content_type: &HeaderValue) -> Option<bool> {
     let media = content_type.to_str().ok()?.split(';').next()?.trim().to_ascii_lowercase();
     match media.as_str() {
-        "application/json" | "text/json" => Some(Format::Json),
-        "application/yaml" | "application/x-yaml" | "text/yaml" | "text/x-yaml" => Some(Format::Yaml),
-        _ if media.ends_with("+json") => Some(Format::Json),
-        _ if media.ends_with("+yaml") => Some(Format::Yaml),
+        "application/json" | "text/json" => Some(false),
+        "application/yaml" | "application/x-yaml" | "text/yaml" | "text/x-yaml" => Some(true),
+        _ if media.ends_with("+json") => Some(false),
+        _ if media.ends_with("+yaml") => Some(true),
         _ => None,
     }
 }
@@ -381,7 +366,7 @@ fn document_type(headers: &HeaderMap) -> Result<HeaderValue, String> {
         return Err(format!("its content coding is {}, although identity was asked for", shown(coding)));
     }
     match headers.get(header::CONTENT_TYPE) {
-        Some(found) if format_of(found).is_some() => Ok(found.clone()),
+        Some(found) if is_yaml(found).is_some() => Ok(found.clone()),
         Some(other) => Err(format!("its media type is {}, neither JSON nor YAML", shown(other))),
         None => Err("it has no media type".into()),
     }
@@ -397,16 +382,10 @@ fn target<B>(request: &Request<B>) -> String {
     format!("{host} {}", uri.path_and_query().map_or("", |found| found.as_str()))
 }
 
-fn not_modified(answer: Answer) -> Answer {
-    let (mut head, _) = answer.into_parts();
-    head.status = StatusCode::NOT_MODIFIED;
+fn not_modified(mut answer: Answer) -> Answer {
+    *answer.status_mut() = StatusCode::NOT_MODIFIED;
     for name in [header::CONTENT_LENGTH, header::CONTENT_TYPE, header::CONTENT_ENCODING, header::TRAILER] {
-        head.headers.remove(name);
+        answer.headers_mut().remove(name);
     }
-    Response::from_parts(head, ResponseBody::whole("", None))
-}
-
-fn without_body(answer: Answer) -> Answer {
-    let (head, _) = answer.into_parts();
-    Response::from_parts(head, ResponseBody::whole("", None))
+    answer.map(|_| ResponseBody::whole("", None))
 }

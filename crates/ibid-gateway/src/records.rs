@@ -7,11 +7,10 @@
 
 use ibid::store::{Address, EntryState, StoreError};
 
+pub(crate) use self::change::ChangeVerb;
 pub use self::{
-    change::{
-        ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, ChangeResult, MAX_ANSWER_BODY_BYTES, ResolvedAnswer,
-    },
-    find::{FilterSet, FoundEntries, RecordEntry, at},
+    change::{ChangeAction, ChangeReport, ChangeRequest, MAX_ANSWER_BODY_BYTES, ResolvedAnswer},
+    find::RecordEntry,
     reseal::{ResealReport, UnopenedRecord},
     view::{AnswerView, BodyView, RecordList, RecordView},
 };

@@ -1,23 +1,31 @@
-//! `/api/…`: maps paths to endpoints, checks the caller, and responds.
+//! `/api/…`: the admin API for programs.
 //!
-//! The checks run in this order: path (404), method (405), authentication (401, 429), role (403), parameters (400). So
-//! an error reveals nothing that the caller may not see.
+//! The router checks path (404) and method (405); then the extractors check authentication (401, 429), role (403) and
+//! parameters (400) in the order of a handler's arguments. So an error reveals nothing that the caller may not see.
 
-use std::net::IpAddr;
+use std::{convert::Infallible, sync::Arc};
 
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use hyper::body::Incoming;
+use axum::{
+    Router,
+    extract::{FromRequest, FromRequestParts, RawQuery, Request, State},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use bytes::Bytes;
+use http::{StatusCode, header, request::Parts};
 use ibid::store::Address;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
-    AdminProblem, AdminState,
+    AdminProblem, AdminState, ClientInfo,
+    audit::AuditEntryPage,
     auth::{AdminCaller, AuthError, AuthMethod, CSRF_HEADER},
-    body::{self, ChangeVerb},
-    problem::AdminResponse,
+    body,
     query::{DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
-    records, reseal, stats,
+    read_only, records, reseal, stats, with_methods,
 };
+use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport};
 
 /// The OpenAPI document of this API.
 pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
@@ -25,171 +33,187 @@ pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
 /// Default and maximum number of refusals on a page.
 const REFUSAL_LIMITS: (usize, usize) = (50, 256);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ApiEndpoint<'a> {
-    Document,
-    Records,
-    Record(&'a str),
-    Change(&'a str, ChangeVerb),
-    Reseal,
-    Stats,
-    Policies,
-    Store,
-    Audit,
-    Shadow,
-    Refusals,
+type AppState = State<Arc<AdminState>>;
+/// A report about all records, without parameters.
+type Report = (FullView, NoQuery);
+type ApiResult<T> = Result<ApiJson<T>, AdminProblem>;
+
+pub(super) fn routes() -> Router<Arc<AdminState>> {
+    let mut routes = Router::new()
+        .route("/api/openapi.json", read_only(async |_: NoQuery| ([JSON], OPENAPI_DOCUMENT)))
+        .route("/api/records", read_only(list_records))
+        .route("/api/records/{address}", read_only(show_record))
+        .route("/api/audit", read_only(list_audit_entries))
+        .route("/api/refusals", read_only(list_refusals))
+        .route("/api/stats", read_only(async |_: Report, state: AppState| ApiJson(stats::stats(&state).await)))
+        .route("/api/policies", read_only(async |_: Report, state: AppState| ApiJson(stats::policies(&state))))
+        .route("/api/store", read_only(async |_: Report, state: AppState| ApiJson(stats::store(&state).await)))
+        .route("/api/shadow", read_only(async |_: Report, state: AppState| ApiJson(stats::shadow(&state))))
+        .route("/api/reseal", with_methods(post(reseal_records), CHANGE_METHODS));
+    for verb in ChangeVerb::ALL {
+        let path = format!("/api/records/{{address}}/{}", verb.name());
+        routes = routes.route(&path, with_methods(post(change_record), CHANGE_METHODS));
+    }
+    routes
 }
 
-impl<'a> ApiEndpoint<'a> {
-    fn from_path(path: &'a str) -> Option<Self> {
-        let mut segments = path.strip_prefix("/api/")?.split('/');
-        let endpoint = match (segments.next()?, segments.next(), segments.next()) {
-            ("openapi.json", None, _) => Self::Document,
-            ("records", None, _) => Self::Records,
-            ("records", Some(address), None) => Self::Record(address),
-            ("records", Some(address), Some("release")) => Self::Change(address, ChangeVerb::Release),
-            ("records", Some(address), Some("forget")) => Self::Change(address, ChangeVerb::Forget),
-            ("records", Some(address), Some("resolve")) => Self::Change(address, ChangeVerb::Resolve),
-            ("reseal", None, _) => Self::Reseal,
-            ("stats", None, _) => Self::Stats,
-            ("policies", None, _) => Self::Policies,
-            ("store", None, _) => Self::Store,
-            ("audit", None, _) => Self::Audit,
-            ("shadow", None, _) => Self::Shadow,
-            ("refusals", None, _) => Self::Refusals,
-            _ => return None,
-        };
-        segments.next().is_none().then_some(endpoint)
-    }
+const CHANGE_METHODS: &str = "POST, OPTIONS";
+const JSON: (header::HeaderName, &str) = (header::CONTENT_TYPE, "application/json");
 
-    fn allowed_methods(self) -> &'static str {
-        match self {
-            Self::Change(..) | Self::Reseal => "POST, OPTIONS",
-            _ => "GET, HEAD, OPTIONS",
+pub(super) fn not_found() -> AdminProblem {
+    AdminProblem::new(StatusCode::NOT_FOUND, "there is no such endpoint; /api/openapi.json says which there are")
+}
+
+async fn list_records(state: AppState, caller: AdminCaller, RawQuery(query): RawQuery) -> ApiResult<RecordList> {
+    let ListRequest { query, from, limit } = ListRequest::parse(query.as_deref())?;
+    Ok(ApiJson(records::list(&state, &caller, query, from, limit).await?))
+}
+
+async fn show_record(
+    state: AppState, caller: AdminCaller, _: NoQuery, RecordAddress(address): RecordAddress,
+) -> ApiResult<RecordView> {
+    Ok(ApiJson(records::show(&state, &caller, address).await?))
+}
+
+async fn change_record(
+    state: AppState, ChangingCaller(caller): ChangingCaller, RecordAddress(address): RecordAddress, verb: ChangeVerb,
+    ApiBody(body): ApiBody,
+) -> ApiResult<ChangeReport> {
+    Ok(ApiJson(records::change(&state, &caller, address, body::parse_change(verb, &body)?).await?))
+}
+
+async fn reseal_records(
+    state: AppState, _: FullView, ChangingCaller(caller): ChangingCaller, ApiBody(body): ApiBody,
+) -> ApiResult<ResealReport> {
+    Ok(ApiJson(reseal::reseal(&state, &caller, body::parse_reseal(&body)?).await?))
+}
+
+async fn list_audit_entries(
+    state: AppState, caller: AdminCaller, RawQuery(query): RawQuery,
+) -> ApiResult<AuditEntryPage> {
+    let params = QueryParams::parse(query.as_deref(), &["limit", "cursor"])?;
+    let (before, limit) = (params.cursor_number()?, params.limit(DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)?);
+    Ok(ApiJson(state.audit.page(before, limit, caller.user.as_deref())))
+}
+
+async fn list_refusals(state: AppState, _: FullView, RawQuery(query): RawQuery) -> ApiResult<Value> {
+    let params = QueryParams::parse(query.as_deref(), &["reason", "limit"])?;
+    let (reason, limit) = (params.reason()?, params.limit(REFUSAL_LIMITS.0, REFUSAL_LIMITS.1)?);
+    Ok(ApiJson(stats::refusals(&state, reason, limit).await))
+}
+
+/// A JSON response that ends with a newline.
+pub(super) struct ApiJson<T>(pub(super) T);
+
+impl<T: Serialize> IntoResponse for ApiJson<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_string(&self.0) {
+            Ok(text) => ([JSON], text + "\n").into_response(),
+            Err(why) => AdminProblem::new(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()).into_response(),
         }
     }
+}
 
-    fn accepts(self, method: &Method) -> bool {
-        match self {
-            Self::Change(..) | Self::Reseal => method == Method::POST,
-            _ => matches!(*method, Method::GET | Method::HEAD),
+/// A caller who may see more than one user's records.
+struct FullView;
+
+/// A caller who may make changes, with a request that is meant as one.
+struct ChangingCaller(AdminCaller);
+
+/// The address in the path of a record.
+struct RecordAddress(Address);
+
+/// Refuses a request with query parameters.
+struct NoQuery;
+
+/// The whole body, limited in size and time.
+struct ApiBody(Bytes);
+
+impl FromRequestParts<Arc<AdminState>> for AdminCaller {
+    type Rejection = AdminProblem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+        let client = ClientInfo::of(parts).client;
+        let caller = state.auth.caller(&state.live.now().tokens, &parts.headers, client);
+        caller.map_err(|denied| {
+            match denied {
+                // The login limit also limits how often this is logged.
+                AuthError::InvalidToken => tracing::warn!(%client, "the admin API was asked with a wrong token"),
+                _ => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
+            }
+            denied.into()
+        })
+    }
+}
+
+impl FromRequestParts<Arc<AdminState>> for FullView {
+    type Rejection = AdminProblem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+        if AdminCaller::from_request_parts(parts, state).await?.can_see_all() {
+            return Ok(Self);
         }
-    }
-
-    /// Whether the endpoint shows more than one user's records.
-    fn needs_full_view(self) -> bool {
-        !matches!(self, Self::Document | Self::Records | Self::Record(_) | Self::Change(..) | Self::Audit)
-    }
-}
-
-pub(super) async fn respond(desk: &AdminState, request: Request<Incoming>, client: IpAddr) -> AdminResponse {
-    handle(desk, request, client).await.unwrap_or_else(AdminProblem::into_response)
-}
-
-async fn handle(desk: &AdminState, request: Request<Incoming>, client: IpAddr) -> Result<AdminResponse, AdminProblem> {
-    let (parts, incoming) = request.into_parts();
-    let path = parts.uri.path().to_owned();
-    let Some(endpoint) = ApiEndpoint::from_path(&path) else {
-        let detail = "there is no such endpoint; /api/openapi.json says which there are";
-        return Err(AdminProblem::new(StatusCode::NOT_FOUND, detail));
-    };
-    if parts.method == Method::OPTIONS {
-        let mut reply = super::build_response(StatusCode::NO_CONTENT, "text/plain; charset=utf-8", String::new());
-        reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(endpoint.allowed_methods()));
-        reply.headers_mut().remove(header::CONTENT_TYPE);
-        return Ok(reply);
-    }
-    if !endpoint.accepts(&parts.method) {
-        return Err(AdminProblem::method_not_allowed(endpoint.allowed_methods()));
-    }
-    if endpoint == ApiEndpoint::Document {
-        QueryParams::parse(parts.uri.query(), &[])?;
-        return Ok(super::build_response(StatusCode::OK, "application/json", OPENAPI_DOCUMENT.into()));
-    }
-    let caller =
-        desk.auth.caller(&desk.live.now().tokens, &parts.headers, client).inspect_err(|denied| match denied {
-            // The login limit also limits how often this is logged.
-            AuthError::InvalidToken => tracing::warn!(%client, "the admin API was asked with a wrong token"),
-            denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
-        })?;
-    if endpoint.needs_full_view() && !caller.can_see_all() {
         let detail =
             "this token sees the records of one user; this is about all of them and needs role \"viewer\" or \"admin\"";
-        return Err(AdminProblem::new(StatusCode::FORBIDDEN, detail));
+        Err(AdminProblem::new(StatusCode::FORBIDDEN, detail))
     }
-    if parts.method == Method::POST {
+}
+
+impl FromRequestParts<Arc<AdminState>> for ChangingCaller {
+    type Rejection = AdminProblem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+        let caller = AdminCaller::from_request_parts(parts, state).await?;
         let csrf = parts.headers.get(CSRF_HEADER).and_then(|csrf| csrf.to_str().ok());
         caller.authorize_change(&parts.headers, csrf)?;
+        NoQuery::from_request_parts(parts, state).await?;
+        if caller.authenticated_by != AuthMethod::Bearer && !body::has_media_type(&parts.headers, "application/json") {
+            let detail = "the body must be application/json";
+            return Err(AdminProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+        }
+        Ok(Self(caller))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for RecordAddress {
+    type Rejection = AdminProblem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
+        let text = parts.uri.path().split('/').nth(3).unwrap_or_default();
+        let wrong = || format!("{text:?} is no address; send the 64 hex digits that the list shows");
+        Ok(Self(Address::from_hex(text).ok_or_else(wrong)?))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for ChangeVerb {
+    type Rejection = Infallible;
+
+    /// The last segment of the path.
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let name = parts.uri.path().rsplit('/').next().unwrap_or_default();
+        Ok(Self::from_name(name).expect("only routes of verbs use it"))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = AdminProblem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
         QueryParams::parse(parts.uri.query(), &[])?;
-        return handle_change(desk, &caller, endpoint, &parts.headers, incoming).await;
-    }
-    handle_read(desk, &caller, endpoint, parts.uri.query()).await
-}
-
-async fn handle_change(
-    desk: &AdminState, caller: &AdminCaller, endpoint: ApiEndpoint<'_>, headers: &HeaderMap, incoming: Incoming,
-) -> Result<AdminResponse, AdminProblem> {
-    let of = match endpoint {
-        ApiEndpoint::Change(address, verb) => Some((parse_address(address)?, verb)),
-        _ => None,
-    };
-    if caller.authenticated_by != AuthMethod::Bearer && !body::is_json(headers) {
-        let detail = "the body must be application/json";
-        return Err(AdminProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
-    }
-    let body = body::read(incoming, body::MAX_BODY_BYTES).await?;
-    match of {
-        Some((address, verb)) => {
-            json_response(&records::change(desk, caller, address, body::parse_change(verb, &body)?).await?)
-        }
-        None => json_response(&reseal::reseal(desk, caller, body::parse_reseal(&body)?).await?),
+        Ok(Self)
     }
 }
 
-async fn handle_read(
-    desk: &AdminState, caller: &AdminCaller, endpoint: ApiEndpoint<'_>, query: Option<&str>,
-) -> Result<AdminResponse, AdminProblem> {
-    match endpoint {
-        ApiEndpoint::Records => {
-            let ListRequest { query, from, limit } = ListRequest::parse(query)?;
-            json_response(&records::list(desk, caller, query, from, limit).await?)
-        }
-        ApiEndpoint::Record(address) => {
-            QueryParams::parse(query, &[])?;
-            json_response(&records::show(desk, caller, parse_address(address)?).await?)
-        }
-        ApiEndpoint::Audit => {
-            let params = QueryParams::parse(query, &["limit", "cursor"])?;
-            let (before, limit) = (params.cursor_number()?, params.limit(DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)?);
-            json_response(&desk.audit.page(before, limit, caller.user.as_deref()))
-        }
-        ApiEndpoint::Refusals => {
-            let params = QueryParams::parse(query, &["reason", "limit"])?;
-            json_response(
-                &stats::refusals(desk, params.reason()?, params.limit(REFUSAL_LIMITS.0, REFUSAL_LIMITS.1)?).await,
-            )
-        }
-        _ => {
-            QueryParams::parse(query, &[])?;
-            match endpoint {
-                ApiEndpoint::Stats => json_response(&stats::stats(desk).await),
-                ApiEndpoint::Policies => json_response(&stats::policies(desk)),
-                ApiEndpoint::Store => json_response(&stats::store(desk).await),
-                _ => json_response(&stats::shadow(desk)),
-            }
-        }
+impl<S: Sync> FromRequest<S> for ApiBody {
+    type Rejection = AdminProblem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, AdminProblem> {
+        body::read(request.into_body(), body::MAX_BODY_BYTES).await.map(Self)
     }
 }
 
-fn parse_address(text: &str) -> Result<Address, AdminProblem> {
-    let wrong =
-        || AdminProblem::bad_request(format!("{text:?} is no address; send the 64 hex digits that the list shows"));
-    Address::from_hex(text).ok_or_else(wrong)
-}
-
-fn json_response(value: &impl Serialize) -> Result<AdminResponse, AdminProblem> {
-    match serde_json::to_string(value) {
-        Ok(text) => Ok(super::build_response(StatusCode::OK, "application/json", text + "\n")),
-        Err(why) => Err(AdminProblem::new(StatusCode::INTERNAL_SERVER_ERROR, why.to_string())),
+impl ClientInfo {
+    pub(crate) fn of(parts: &Parts) -> Self {
+        *parts.extensions.get().expect("every request of a connection has it")
     }
 }

@@ -18,9 +18,9 @@ use tokio::task::spawn_blocking;
 
 use self::files::AuditFiles;
 use super::auth::AdminCaller;
-use crate::records::{
-    self, ChangeReport, RecordView,
-    view::{format_date, now_ms},
+use crate::{
+    format::{format_date, now_ms},
+    records::{self, ChangeReport, RecordView},
 };
 
 mod files;
@@ -126,9 +126,6 @@ struct AuditIndex {
 
 impl AuditTrail {
     /// Opens the trail and creates its file if it is missing. Without a path, the trail is in memory only.
-    ///
-    /// # Errors
-    /// If the file cannot be created, read or written, or another process has locked it.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
         let mut known = AuditIndex { entries: VecDeque::new(), in_older_file: 0, next_id: 1 };
         let files = path.map(AuditFiles::open).transpose()?;
@@ -141,9 +138,7 @@ impl AuditTrail {
     }
 
     /// Writes the entry of a change that is about to be made. Its outcome is `unknown` until [`ended`](Self::ended).
-    ///
-    /// # Errors
-    /// If the entry cannot be written: the change must not be made then.
+    /// If it cannot be written, the change must not be made.
     pub async fn begin(
         &self, by: &AdminCaller, action: &str, reason: &str, before: Option<&RecordView>,
     ) -> io::Result<AuditEntry> {

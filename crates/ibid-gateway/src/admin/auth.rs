@@ -79,21 +79,14 @@ pub struct SessionSecrets {
     pub csrf: String,
 }
 
-/// The tokens of a configuration, as hashes.
-pub struct AdminTokens(Vec<KnownToken>);
+/// The tokens of a configuration, with their hashes.
+pub struct AdminTokens(Vec<(TokenHash, AdminToken)>);
 
 /// Sessions, and failed log-ins by client. It outlives configurations, so a reload does not reset the limits.
 #[derive(Default)]
 pub struct Authenticator {
     sessions: Mutex<HashMap<TokenHash, AdminSession>>,
     clients: Mutex<HashMap<IpAddr, LoginAttempts>>,
-}
-
-struct KnownToken {
-    hash: TokenHash,
-    role: Role,
-    user: Option<String>,
-    name: String,
 }
 
 struct AdminSession {
@@ -104,51 +97,38 @@ struct AdminSession {
 
 impl AdminTokens {
     pub fn new(tokens: &[AdminToken]) -> Self {
-        let known = |token: &AdminToken| KnownToken {
-            hash: Sha256::digest(token.token.expose()).into(),
-            role: token.role,
-            user: token.user.clone(),
-            name: token.name.clone(),
-        };
-        Self(tokens.iter().map(known).collect())
+        Self(tokens.iter().map(|token| (Sha256::digest(token.token.expose()).into(), token.clone())).collect())
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    fn find(&self, hash: &TokenHash) -> Option<&KnownToken> {
+    fn find(&self, hash: &TokenHash) -> Option<&AdminToken> {
         // Compares all of them, so that the time does not depend on the match.
-        let same = |known: &KnownToken| bool::from(known.hash.ct_eq(hash));
-        self.0.iter().fold(None, |found, known| same(known).then_some(known).or(found))
+        let same = |known: &TokenHash| bool::from(known.ct_eq(hash));
+        self.0.iter().fold(None, |found, (known, token)| same(known).then_some(token).or(found))
     }
 }
 
-impl KnownToken {
-    fn to_caller(&self, client: IpAddr, via: AuthMethod) -> AdminCaller {
-        let Self { role, user, name, .. } = self;
-        AdminCaller { role: *role, user: user.clone(), name: name.clone(), client, authenticated_by: via }
-    }
+fn to_caller(token: &AdminToken, client: IpAddr, authenticated_by: AuthMethod) -> AdminCaller {
+    let AdminToken { role, user, name, .. } = token;
+    AdminCaller { role: *role, user: user.clone(), name: name.clone(), client, authenticated_by }
 }
 
 impl Authenticator {
     /// Authenticates a request by its headers.
-    ///
-    /// # Errors
-    /// Why the caller is not authenticated.
     pub fn caller(&self, tokens: &AdminTokens, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
         }
         let mut written = headers.get_all(header::AUTHORIZATION).iter();
         match (written.next(), written.next()) {
-            (Some(only), None) => {
-                let token = bearer_token(only)
-                    .ok_or(AuthError::InvalidToken)
-                    .or_else(|wrong| self.record_failure(client, wrong))?;
-                Ok(self.check_token(tokens, token, client)?.to_caller(client, AuthMethod::Bearer))
+            (Some(only), None) if let Some(token) = bearer_token(only) => {
+                let (known, _) = self.check_token(tokens, token, client)?;
+                Ok(to_caller(known, client, AuthMethod::Bearer))
             }
-            (Some(_), Some(_)) => self.record_failure(client, AuthError::InvalidToken),
+            (Some(_), _) => Err(client_entry(&mut self.clients.lock(), client).record_failure()),
             (None, _) => match session_cookie(headers) {
                 Some(cookie) => self.session_caller(tokens, cookie, client).ok_or(AuthError::InvalidToken),
                 None => Err(AuthError::MissingToken),
@@ -157,14 +137,11 @@ impl Authenticator {
     }
 
     /// Starts a session with a token.
-    ///
-    /// # Errors
-    /// Why the token is not accepted.
     pub fn log_in(&self, tokens: &AdminTokens, token: &str, client: IpAddr) -> Result<SessionSecrets, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
         }
-        let known = self.check_token(tokens, token, client)?;
+        let (_, hash) = self.check_token(tokens, token, client)?;
         let session = SessionSecrets { cookie: random_secret(), csrf: random_secret() };
         let mut sessions = self.sessions.lock();
         sessions.retain(|_, open| open.started_at.elapsed() < SESSION_LIFETIME);
@@ -173,7 +150,7 @@ impl Authenticator {
         {
             sessions.remove(&oldest);
         }
-        let open = AdminSession { token: known.hash, csrf: session.csrf.clone(), started_at: Instant::now() };
+        let open = AdminSession { token: hash, csrf: session.csrf.clone(), started_at: Instant::now() };
         sessions.insert(Sha256::digest(&session.cookie).into(), open);
         Ok(session)
     }
@@ -195,33 +172,27 @@ impl Authenticator {
             sessions.remove(&hash);
             return None;
         };
-        Some(known.to_caller(client, AuthMethod::Session { csrf: open.csrf.clone() }))
+        Some(to_caller(known, client, AuthMethod::Session { csrf: open.csrf.clone() }))
     }
 
-    /// Looks up a token, unless the client is rate-limited.
+    /// Looks up a token, unless the client is rate-limited. Also returns its hash.
     fn check_token<'a>(
         &self, tokens: &'a AdminTokens, token: &str, client: IpAddr,
-    ) -> Result<&'a KnownToken, AuthError> {
-        let found = tokens.find(&TokenHash::from(Sha256::digest(token)));
+    ) -> Result<(&'a AdminToken, TokenHash), AuthError> {
+        let hash = TokenHash::from(Sha256::digest(token));
+        let found = tokens.find(&hash);
         let mut clients = self.clients.lock();
         let seen = client_entry(&mut clients, client);
-        match found {
-            None => seen.record_failure(AuthError::InvalidToken),
-            Some(known) if seen.verified_tokens.contains(&known.hash) => Ok(known),
-            Some(known) => {
-                if seen.refill() < 1.0 {
-                    return Err(seen.rate_limit_error());
-                }
-                // Drop hashes of tokens that are no longer configured.
-                seen.verified_tokens.retain(|shown| tokens.find(shown).is_some());
-                seen.verified_tokens.push(known.hash);
-                Ok(known)
+        let Some(known) = found else { return Err(seen.record_failure()) };
+        if !seen.verified_tokens.contains(&hash) {
+            if seen.refill() < 1.0 {
+                return Err(seen.rate_limit_error());
             }
+            // Drop hashes of tokens that are no longer configured.
+            seen.verified_tokens.retain(|shown| tokens.find(shown).is_some());
+            seen.verified_tokens.push(hash);
         }
-    }
-
-    fn record_failure<T>(&self, client: IpAddr, why: AuthError) -> Result<T, AuthError> {
-        client_entry(&mut self.clients.lock(), client).record_failure(why)
+        Ok((known, hash))
     }
 }
 
@@ -237,9 +208,6 @@ pub enum ForbiddenReason {
 
 impl AdminCaller {
     /// Checks whether the caller may make a change. `csrf` comes from [`CSRF_HEADER`] or a form field.
-    ///
-    /// # Errors
-    /// Why the caller may not.
     pub fn authorize_change(&self, headers: &HeaderMap, csrf: Option<&str>) -> Result<(), ForbiddenReason> {
         if is_cross_origin(headers) {
             return Err(ForbiddenReason::CrossOrigin);
@@ -307,7 +275,7 @@ fn session_cookie(headers: &HeaderMap) -> Option<&str> {
 
 /// 256 random bits in hex.
 pub(crate) fn random_secret() -> String {
-    crate::records::view::to_hex(&[Random::mint().0, Random::mint().0].concat())
+    data_encoding::HEXLOWER.encode(&[Random::mint().0, Random::mint().0].concat())
 }
 
 impl fmt::Debug for Authenticator {

@@ -2,10 +2,11 @@
 
 use std::{fmt, time::Duration};
 
+use axum::body::Body;
 use bytes::Bytes;
+use data_encoding::HEXLOWER_PERMISSIVE;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
 use ibid::store::Fence;
 use serde::{
     Deserialize,
@@ -15,23 +16,18 @@ use tokio::time::timeout;
 
 use super::{
     AdminProblem,
-    query::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, parse_cursor, parse_duration},
+    query::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, parse_cursor},
     reseal,
 };
-use crate::records::{ChangeAction, ChangeRequest, ResolvedAnswer, view::from_hex};
+use crate::{
+    format::{MAX_DURATION, parse_duration},
+    records::{ChangeAction, ChangeRequest, ChangeVerb, ResolvedAnswer},
+};
 
 /// Larger bodies are refused.
 pub(super) const MAX_BODY_BYTES: usize = 16 << 20;
 const BODY_READ_TIMEOUT: Duration = Duration::from_secs(30);
-pub const MAX_REASON_CHARS: usize = 1000;
-
-/// The verb of a change endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ChangeVerb {
-    Release,
-    Forget,
-    Resolve,
-}
+pub(crate) const MAX_REASON_CHARS: usize = 1000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,7 +115,7 @@ impl Default for AnswerBody {
 }
 
 /// Reads a whole body, limited in size and time.
-pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, AdminProblem> {
+pub(crate) async fn read(body: Body, largest: usize) -> Result<Bytes, AdminProblem> {
     match timeout(BODY_READ_TIMEOUT, Limited::new(body, largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(why)) if why.is::<LengthLimitError>() => {
@@ -128,144 +124,103 @@ pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, AdminP
             let detail = format!("the body is larger than {most}, the most that is taken");
             Err(AdminProblem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
         }
-        Ok(Err(_)) => Err(AdminProblem::bad_request("the body broke off")),
+        Ok(Err(_)) => Err("the body broke off".to_owned().into()),
         Err(_) => Err(AdminProblem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
     }
 }
 
-/// Whether the `Content-Type` is JSON.
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
+/// Whether the `Content-Type` is this one, with any parameters.
+pub(crate) fn has_media_type(headers: &HeaderMap, wanted: &str) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
 
 pub(super) fn parse_change(verb: ChangeVerb, body: &[u8]) -> Result<ChangeRequest, AdminProblem> {
-    let (what, reason, fence) = match verb {
-        ChangeVerb::Release | ChangeVerb::Forget => {
-            let PlainChangeBody { reason, fence } =
-                parse_json(body, "{\"reason\": TEXT, \"fence\": NUMBER, which may be left out}")?;
-            (if verb == ChangeVerb::Forget { ChangeAction::Forget } else { ChangeAction::Release }, reason, fence)
-        }
-        ChangeVerb::Resolve => {
-            let resolve: ResolveBody = parse_json(
-                body,
-                "{\"reason\": TEXT, \"as\": \"not-executed\"} or {\"reason\": TEXT, \"as\": \"done\", \"answer\": \
-                 {\"status\": CODE, \"headers\": [[NAME, VALUE]], \"body\": TEXT}}, and \"fence\": NUMBER",
-            )?;
-            (resolve.to_action()?, resolve.reason, resolve.fence)
-        }
+    let (action, reason, fence) = if verb == ChangeVerb::Resolve {
+        let resolve: ResolveBody = parse_json(
+            body,
+            "{\"reason\": TEXT, \"as\": \"not-executed\"} or {\"reason\": TEXT, \"as\": \"done\", \"answer\": \
+             {\"status\": CODE, \"headers\": [[NAME, VALUE]], \"body\": TEXT}}, and \"fence\": NUMBER",
+        )?;
+        (resolve.to_action()?, resolve.reason, resolve.fence)
+    } else {
+        let PlainChangeBody { reason, fence } =
+            parse_json(body, "{\"reason\": TEXT, \"fence\": NUMBER, which may be left out}")?;
+        (if verb == ChangeVerb::Forget { ChangeAction::Forget } else { ChangeAction::Release }, reason, fence)
     };
-    Ok(ChangeRequest { action: what, reason: validate_reason(&reason)?, fence: validate_fence(fence)? })
+    if let Some(fence) = fence.filter(|fence| !(1..=i64::MAX as u64).contains(fence)) {
+        Err(format!("fence: {fence} is none; send the one that the record showed, or none"))?;
+    }
+    Ok(ChangeRequest { action, reason: validate_reason(&reason)?, fence: fence.map(Fence) })
 }
 
 pub(super) fn parse_reseal(body: &[u8]) -> Result<reseal::ResealRequest, AdminProblem> {
     let allowed =
         "{\"reason\": TEXT, \"cursor\": what \"next\" said, \"limit\": NUMBER}, of which the last two may be left out";
     let ResealBody { reason, cursor, limit } = parse_json(body, allowed)?;
-    let from = match cursor.as_deref() {
-        None | Some("") => None,
-        Some(text) => Some(parse_cursor(text)?),
-    };
+    let from = cursor.as_deref().filter(|text| !text.is_empty()).map(parse_cursor).transpose()?;
     let limit = limit.unwrap_or(DEFAULT_PAGE_SIZE as u64);
     let at_most = u32::try_from(limit).ok().filter(|limit| (1..=MAX_PAGE_SIZE as u32).contains(limit));
-    let at_most = at_most.ok_or_else(|| {
-        AdminProblem::bad_request(format!("limit: {limit} is no limit; allowed is 1 to {MAX_PAGE_SIZE}"))
-    })?;
-    Ok(reseal::ResealRequest { reason: validate_reason(&reason)?, from, limit: at_most })
+    let limit = at_most.ok_or_else(|| format!("limit: {limit} is no limit; allowed is 1 to {MAX_PAGE_SIZE}"))?;
+    Ok(reseal::ResealRequest { reason: validate_reason(&reason)?, from, limit })
 }
 
-fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T, AdminProblem> {
-    // Replaces serde's message about an untagged enum, which helps nobody.
-    let said = |why: serde_json::Error| {
-        why.to_string().replace(
+fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|why| {
+        // Replaces serde's message about an untagged enum, which helps nobody.
+        let why = why.to_string().replace(
             "data did not match any variant of untagged enum AnswerBody",
             "answer.body: allowed is TEXT or {\"hex\": DIGITS}",
-        )
-    };
-    serde_json::from_slice(body)
-        .map_err(|why| AdminProblem::bad_request(format!("the body cannot be used: {}; send {allowed}", said(why))))
+        );
+        format!("the body cannot be used: {why}; send {allowed}")
+    })
 }
 
 /// Checks that a reason is not empty, not too long, and printable; returns it trimmed.
-///
-/// # Errors
-/// A 400 problem that says what is wrong.
-pub fn validate_reason(reason: &str) -> Result<String, AdminProblem> {
+pub(crate) fn validate_reason(reason: &str) -> Result<String, String> {
     let text = reason.trim();
     if text.is_empty() {
-        return Err(AdminProblem::bad_request("reason: it is empty; say why, for whoever reads the audit trail"));
+        return Err("reason: it is empty; say why, for whoever reads the audit trail".into());
     }
     let odd = |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
     if reason.chars().count() > MAX_REASON_CHARS || text.contains(odd) {
-        let what =
-            format!("reason: it cannot be kept; allowed are up to {MAX_REASON_CHARS} characters that can be shown");
-        return Err(AdminProblem::bad_request(what));
+        return Err(format!(
+            "reason: it cannot be kept; allowed are up to {MAX_REASON_CHARS} characters that can be shown"
+        ));
     }
     Ok(text.into())
 }
 
 /// Parses the ttl of a resolved answer.
-///
-/// # Errors
-/// A 400 problem that says what is wrong.
-pub fn parse_keep(text: &str) -> Result<Duration, AdminProblem> {
-    parse_duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
-        AdminProblem::bad_request(format!(
-            "keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"
-        ))
-    })
-}
-
-fn validate_fence(fence: Option<u64>) -> Result<Option<Fence>, AdminProblem> {
-    match fence {
-        None => Ok(None),
-        Some(fence) if (1..=i64::MAX as u64).contains(&fence) => Ok(Some(Fence(fence))),
-        Some(fence) => Err(AdminProblem::bad_request(format!(
-            "fence: {fence} is none; send the one that the record showed, or none"
-        ))),
-    }
+pub(crate) fn parse_keep(text: &str) -> Result<Duration, String> {
+    let keep = parse_duration(text).filter(|keep| !keep.is_zero()).map(|keep| keep.min(MAX_DURATION));
+    keep.ok_or_else(|| format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"))
 }
 
 impl ResolveBody {
-    fn to_action(&self) -> Result<ChangeAction, AdminProblem> {
+    fn to_action(&self) -> Result<ChangeAction, String> {
         let answer = match (self.r#as, &self.answer) {
             (ResolvedAs::NotExecuted, None) if self.keep.is_none() => return Ok(ChangeAction::Release),
             (ResolvedAs::NotExecuted, _) => {
-                return Err(AdminProblem::bad_request(
-                    "as: what was not executed has no answer; leave out answer and keep",
-                ));
+                return Err("as: what was not executed has no answer; leave out answer and keep".into());
             }
             (ResolvedAs::Done, None) => {
-                return Err(AdminProblem::bad_request(
-                    "answer: missing; as \"done\" needs the answer, with its status at least",
-                ));
+                return Err("answer: missing; as \"done\" needs the answer, with its status at least".into());
             }
             (ResolvedAs::Done, Some(answer)) => answer,
         };
-        let status = u16::try_from(answer.status).ok().filter(|status| (200..=599).contains(status));
-        let status = status.and_then(|status| StatusCode::from_u16(status).ok());
-        let Some(status) = status else {
-            return Err(AdminProblem::bad_request(format!(
-                "answer.status: {} is none; allowed is 200 to 599",
-                answer.status
-            )));
-        };
-        let mut headers = HeaderMap::new();
-        for (name, value) in &answer.headers {
-            let (name, value) = ResolvedAnswer::parse_header(name, value)
-                .map_err(|why| AdminProblem::bad_request(format!("answer.headers: {why}")))?;
-            if headers.try_append(name, value).is_err() {
-                return Err(AdminProblem::bad_request("answer.headers: there are too many"));
-            }
-        }
+        let status = ResolvedAnswer::parse_status(answer.status)
+            .ok_or_else(|| format!("answer.status: {} is none; allowed is 200 to 599", answer.status))?;
+        let headers = answer.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let headers = ResolvedAnswer::parse_headers(headers).map_err(|why| format!("answer.headers: {why}"))?;
         let body = match &answer.body {
-            AnswerBody::Text(text) => Bytes::copy_from_slice(text.as_bytes()),
-            AnswerBody::Hex(HexBody { hex }) => from_hex(hex).map(Bytes::from).ok_or_else(|| {
-                AdminProblem::bad_request("answer.body.hex: it is no hex; allowed are pairs of hex digits")
-            })?,
+            AnswerBody::Text(text) => text.clone().into_bytes(),
+            AnswerBody::Hex(HexBody { hex }) => HEXLOWER_PERMISSIVE
+                .decode(hex.as_bytes())
+                .map_err(|_| "answer.body.hex: it is no hex; allowed are pairs of hex digits")?,
         };
         let keep = self.keep.as_deref().map(parse_keep).transpose()?;
-        Ok(ChangeAction::Resolve(ResolvedAnswer { status, headers, body, keep }))
+        Ok(ChangeAction::Resolve(ResolvedAnswer { status, headers, body: body.into(), keep }))
     }
 }
 

@@ -3,21 +3,17 @@
 
 use std::time::Duration;
 
-use ibid::{Ibid, StoreCall};
+use ibid::{Ibid, StoreCall, store::Guarantees};
 use ibid_stores::StoreRole;
 use serde_json::{Value, json};
 
 use super::store_state::{StoreProbes, StoreState};
-use crate::records::view::format_date;
+use crate::format::format_date;
 
 /// The health of the gateway's store, or of both its stores.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreHealth {
-    pub(crate) name: &'static str,
-    pub(crate) durable: bool,
-    pub(crate) shared: bool,
-    /// Weaknesses found at start-up.
-    pub(crate) warnings: Vec<String>,
+    pub(crate) guarantees: Guarantees,
     /// Why new keys are refused; `None` while they are granted.
     pub(crate) error: Option<String>,
     /// With two stores: which one is down, and what the other does without it.
@@ -52,15 +48,15 @@ impl StoreHealth {
     pub(crate) async fn check(ibid: &Ibid, probes: &StoreProbes) -> Self {
         let engine = ibid.engine();
         let stores = probes.ask().await;
-        let promise = engine.store().guarantees();
-        let waiting = engine.settle_queue().pending() as u64;
+        let guarantees = engine.store().guarantees();
+        let pending_settlements = engine.settle_queue().pending() as u64;
         let (front, authority) = match &stores[..] {
             [front, authority] => (Some(front), authority),
             [authority] => (None, authority),
             _ => unreachable!("a gateway has one store, or two"),
         };
         engine.observer().asked(StoreCall::Get, authority.took);
-        let claims = match front {
+        let can_claim = match front {
             _ if authority.claims => Works::Full,
             Some(front) if front.role == StoreRole::Front && front.claims => Works::FrontOnly,
             _ => Works::None,
@@ -70,30 +66,27 @@ impl StoreHealth {
             Some(front) if front.reads => Works::FrontOnly,
             _ => Works::None,
         };
-        let trouble = (claims == Works::None).then(|| trouble(front, authority, replays));
-        let degraded = if trouble.is_none() { front.and_then(|front| degraded(front, authority)) } else { None };
-        let (kind, word) = match (waiting, promise.warnings.is_empty()) {
-            _ if trouble.is_some() && replays == Works::None => ("bad", "does not answer"),
-            _ if trouble.is_some() => ("bad", "refuses new keys"),
+        let error = (can_claim == Works::None).then(|| why_refused(front, authority, replays));
+        let degraded = if error.is_none() { front.and_then(|front| degraded(front, authority)) } else { None };
+        let (css_class, summary) = match (pending_settlements, guarantees.warnings.is_empty()) {
+            _ if error.is_some() && replays == Works::None => ("bad", "does not answer"),
+            _ if error.is_some() => ("bad", "refuses new keys"),
             _ if degraded.is_some() => ("warn", "one of two is down"),
             (1.., _) => ("warn", "behind"),
             (0, false) => ("warn", "answers, promise weakened"),
             (0, true) => ("good", "answers"),
         };
         Self {
-            name: promise.store,
-            durable: promise.durable,
-            shared: promise.shared,
-            warnings: promise.warnings,
+            guarantees,
             latency: authority.reads.then_some(authority.took),
-            can_claim: claims,
+            can_claim,
             replays,
-            error: trouble,
+            error,
             degraded,
             stores,
-            pending_settlements: waiting,
-            css_class: kind,
-            summary: word,
+            pending_settlements,
+            css_class,
+            summary,
         }
     }
 
@@ -128,10 +121,10 @@ impl StoreHealth {
             })
             .collect();
         json!({
-            "name": self.name,
-            "durable": self.durable,
-            "shared": self.shared,
-            "warnings": self.warnings,
+            "name": self.guarantees.store,
+            "durable": self.guarantees.durable,
+            "shared": self.guarantees.shared,
+            "warnings": self.guarantees.warnings,
             "error": self.error,
             "degraded": self.degraded,
             "claims": self.can_claim.name(),
@@ -153,7 +146,7 @@ impl Works {
 }
 
 /// Says why new keys are refused, and what still works.
-fn trouble(front: Option<&StoreState>, authority: &StoreState, replays: Works) -> String {
+fn why_refused(front: Option<&StoreState>, authority: &StoreState, replays: Works) -> String {
     let why = match front {
         None => authority.error().unwrap_or_default().to_owned(),
         Some(front) => {

@@ -2,11 +2,12 @@
 
 use std::{
     convert::Infallible,
+    error::Error,
     io,
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
     time::Duration,
@@ -14,9 +15,10 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body::Body;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, sleep_until},
@@ -28,12 +30,13 @@ pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves HTTP/1.1 until the client closes the connection, or it is idle for [`IDLE_TIMEOUT`].
-pub(super) async fn serve<S, F>(socket: S, answer: impl Fn(Request<Incoming>) -> F)
+pub(super) async fn serve<S, F, B>(socket: S, answer: impl Fn(Request<Incoming>) -> F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: Future<Output = Response<Full<Bytes>>>,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
 {
-    let activity = Arc::new(IdleTracker::new());
+    let activity = Arc::new(IdleTracker { last_activity: Instant::now().into(), active_requests: AtomicUsize::new(0) });
     let service = service_fn(|request| {
         let (working, answer) = (ActiveRequestGuard::begin(&activity), answer(request));
         async move {
@@ -53,26 +56,19 @@ where
 }
 
 struct IdleTracker {
-    started_at: Instant,
-    /// In milliseconds since `started_at`.
-    last_activity_ms: AtomicU64,
+    last_activity: Mutex<Instant>,
     active_requests: AtomicUsize,
 }
 
 impl IdleTracker {
-    fn new() -> Self {
-        Self { started_at: Instant::now(), last_activity_ms: AtomicU64::new(0), active_requests: AtomicUsize::new(0) }
-    }
-
     fn touch(&self) {
-        self.last_activity_ms.store(self.started_at.elapsed().as_millis() as u64, SeqCst);
+        *self.last_activity.lock() = Instant::now();
     }
 
     /// Returns once no byte has moved for [`IDLE_TIMEOUT`] and no request is active.
     async fn wait_until_idle(&self) {
         loop {
-            let last = self.started_at + Duration::from_millis(self.last_activity_ms.load(SeqCst));
-            let working = self.active_requests.load(SeqCst) > 0;
+            let (last, working) = (*self.last_activity.lock(), self.active_requests.load(SeqCst) > 0);
             if !working && last.elapsed() >= IDLE_TIMEOUT {
                 return;
             }
@@ -148,6 +144,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedSocket<S> {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::Full;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
         time::sleep,

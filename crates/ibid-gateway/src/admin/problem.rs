@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::auth::{AuthError, ForbiddenReason};
 use crate::records::RecordLookupError;
-
-pub(crate) type AdminResponse = Response<Full<Bytes>>;
 
 /// An error response.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,10 +37,6 @@ impl AdminProblem {
         Self { status, detail: detail.into(), unavailable_part: None, extra_members: None, headers: Vec::new() }
     }
 
-    pub fn bad_request(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, detail)
-    }
-
     /// Adds the members of a JSON object.
     pub fn with(mut self, more: &impl Serialize) -> Self {
         if let Ok(Value::Object(members)) = serde_json::to_value(more) {
@@ -62,8 +55,10 @@ impl AdminProblem {
         let detail = format!("only {allowed} are understood here");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail).with_header(header::ALLOW, HeaderValue::from_static(allowed))
     }
+}
 
-    pub(crate) fn into_response(self) -> AdminResponse {
+impl IntoResponse for AdminProblem {
+    fn into_response(self) -> Response {
         let mut body = json!({
             "type": "about:blank",
             "title": self.status.canonical_reason().unwrap_or("Error"),
@@ -73,11 +68,19 @@ impl AdminProblem {
         if let Value::Object(members) = &mut body {
             members.extend(self.extra_members.into_iter().flat_map(|more| *more));
         }
-        let mut reply = super::build_response(self.status, "application/problem+json", format!("{body}\n"));
-        for (name, value) in self.headers {
-            reply.headers_mut().insert(name, value);
-        }
-        reply
+        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
+        let mut answer = (self.status, kind, format!("{body}\n")).into_response();
+        answer.headers_mut().extend(self.headers);
+        // Also where a page of the console responds with it.
+        super::add_headers(answer.headers_mut(), &super::API_HEADERS);
+        answer
+    }
+}
+
+/// What is wrong with a parameter or a body.
+impl From<String> for AdminProblem {
+    fn from(detail: String) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
     }
 }
 

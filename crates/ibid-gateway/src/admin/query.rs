@@ -1,11 +1,13 @@
 //! Strict parsing of query parameters: an unknown or invalid one is refused and named, never ignored.
 
-use std::time::Duration;
-
 use ibid::{RefusalReason, store::Address};
+use percent_encoding::percent_decode_str;
 
 use super::AdminProblem;
-use crate::records::{RecordQuery, state_from_name};
+use crate::{
+    format::{MAX_DURATION, parse_duration},
+    records::{RecordQuery, state_from_name},
+};
 
 /// Entries per page if the request sets no `limit`.
 pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
@@ -13,8 +15,6 @@ pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
 pub(super) const MAX_PAGE_SIZE: usize = 1000;
 /// Maximum length of a filter, in characters. Tags are never longer.
 const MAX_FILTER_CHARS: usize = 1024;
-/// Durations are capped at this; no record is older.
-const MAX_AGE: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 pub(super) struct QueryParams(Vec<(String, String)>);
 
@@ -28,25 +28,21 @@ pub(super) struct ListRequest {
 
 impl QueryParams {
     /// Parses a query string. Every name must be in `known` and occur at most once.
-    pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, AdminProblem> {
+    pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, String> {
         let mut all: Vec<(String, String)> = Vec::new();
         for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let decoded = |text| {
-                percent_decode(text)
-                    .ok_or_else(|| AdminProblem::bad_request("the query has a broken % escape, or is no UTF-8"))
-            };
+            let decoded = |text| percent_decode(text).ok_or("the query has a broken % escape, or is no UTF-8");
             let (name, value) = (decoded(name)?, decoded(value)?);
             if !known.contains(&name.as_str()) {
-                let allowed = if known.is_empty() {
-                    "none is allowed here".into()
-                } else {
-                    format!("allowed are {}", known.join(", "))
+                let allowed = match known {
+                    [] => "none is allowed here".into(),
+                    known => format!("allowed are {}", known.join(", ")),
                 };
-                return Err(AdminProblem::bad_request(format!("{name:?} is no parameter; {allowed}")));
+                return Err(format!("{name:?} is no parameter; {allowed}"));
             }
             if all.iter().any(|(earlier, _)| *earlier == name) {
-                return Err(AdminProblem::bad_request(format!("the parameter {name} is there twice; send one")));
+                return Err(format!("the parameter {name} is there twice; send one"));
             }
             all.push((name, value));
         }
@@ -63,30 +59,28 @@ impl QueryParams {
     }
 
     /// The page size: `limit`, or `usual` if it is missing; at most `most`.
-    pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, AdminProblem> {
+    pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, String> {
         let Some(value) = self.get("limit") else { return Ok(usual) };
-        let digits = (1..=6).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
-        let number = value.parse().ok().filter(|number| digits && (1..=most).contains(number));
-        number.ok_or_else(|| AdminProblem::bad_request(format!("limit: {value:?} is no limit; allowed is 1 to {most}")))
+        let number = parse_digits(value).and_then(|number| usize::try_from(number).ok());
+        let number = number.filter(|number| (1..=most).contains(number));
+        number.ok_or_else(|| format!("limit: {value:?} is no limit; allowed is 1 to {most}"))
     }
 
     /// The cursor as an entry id.
-    pub(super) fn cursor_number(&self) -> Result<Option<u64>, AdminProblem> {
-        let Some(value) = self.get_non_empty("cursor") else { return Ok(None) };
-        let digits = (1..=18).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
-        let number = value.parse().ok().filter(|_| digits);
-        number
-            .map(Some)
-            .ok_or_else(|| AdminProblem::bad_request(format!("cursor: {value:?} is none; send what \"next\" said")))
+    pub(super) fn cursor_number(&self) -> Result<Option<u64>, String> {
+        let number =
+            |value| parse_digits(value).ok_or_else(|| format!("cursor: {value:?} is none; send what \"next\" said"));
+        self.get_non_empty("cursor").map(number).transpose()
     }
 
-    pub(super) fn reason(&self) -> Result<Option<RefusalReason>, AdminProblem> {
-        let Some(value) = self.get_non_empty("reason") else { return Ok(None) };
-        let found = RefusalReason::all().find(|reason| reason.name() == value);
-        found.map(Some).ok_or_else(|| {
-            let names: Vec<&str> = RefusalReason::all().map(RefusalReason::name).collect();
-            AdminProblem::bad_request(format!("reason: {value:?} is no refusal; allowed are {}", names.join(", ")))
-        })
+    pub(super) fn reason(&self) -> Result<Option<RefusalReason>, String> {
+        let reason = |value| {
+            RefusalReason::all().find(|reason| reason.name() == value).ok_or_else(|| {
+                let names: Vec<&str> = RefusalReason::all().map(RefusalReason::name).collect();
+                format!("reason: {value:?} is no refusal; allowed are {}", names.join(", "))
+            })
+        };
+        self.get_non_empty("reason").map(reason).transpose()
     }
 }
 
@@ -102,21 +96,15 @@ impl ListRequest {
 }
 
 /// Parses the record filters. `of` returns the non-empty value of a parameter.
-///
-/// # Errors
-/// A problem about the first invalid filter.
-pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<RecordQuery, AdminProblem> {
+pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<RecordQuery, String> {
     let state = |name: &str| {
-        state_from_name(name).ok_or_else(|| {
-            AdminProblem::bad_request(format!(
-                "state: {name:?} is no state; allowed are processing, done, failed, unknown"
-            ))
-        })
+        state_from_name(name)
+            .ok_or_else(|| format!("state: {name:?} is no state; allowed are processing, done, failed, unknown"))
     };
     let age = |text: &str| {
-        parse_duration(text).ok_or_else(|| {
-            let allowed = "allowed is one such as 500ms, 30s, 5m, 24h, 7d";
-            AdminProblem::bad_request(format!("older_than: {text:?} is no duration; {allowed}"))
+        let age = parse_duration(text).map(|age| age.min(MAX_DURATION));
+        age.ok_or_else(|| {
+            format!("older_than: {text:?} is no duration; allowed is one such as 500ms, 30s, 5m, 24h, 7d")
         })
     };
     let text = |name: &str| of(name).map(|text| validate_text(name, text)).transpose();
@@ -132,60 +120,38 @@ pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<
 }
 
 /// Checks that a text can be a tag.
-fn validate_text(name: &str, text: &str) -> Result<String, AdminProblem> {
+fn validate_text(name: &str, text: &str) -> Result<String, String> {
     if text.chars().count() > MAX_FILTER_CHARS || text.contains(char::is_control) {
-        let what = format!(
+        return Err(format!(
             "{name}: it is no text to search by; allowed are up to {MAX_FILTER_CHARS} characters that can be shown"
-        );
-        return Err(AdminProblem::bad_request(what));
+        ));
     }
     Ok(text.into())
 }
 
 /// Parses the cursor of a record list.
-pub(super) fn parse_cursor(text: &str) -> Result<Address, AdminProblem> {
-    let wrong =
-        || AdminProblem::bad_request(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"));
-    Address::from_hex(text).ok_or_else(wrong)
+pub(super) fn parse_cursor(text: &str) -> Result<Address, String> {
+    Address::from_hex(text).ok_or_else(|| format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"))
 }
 
-/// Parses a duration such as `5m`, capped at a hundred years.
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    let end = text.find(|character: char| !character.is_ascii_digit())?;
-    let (number, unit) = text.split_at(end);
-    if !(1..=18).contains(&number.len()) {
-        return None;
-    }
-    let millis: u64 = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return None,
-    };
-    let millis = number.parse::<u64>().ok()?.saturating_mul(millis);
-    Some(Duration::from_millis(millis).min(MAX_AGE))
+/// Parses a number without a sign.
+fn parse_digits(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
+/// Decodes `%` escapes and `+`; `None` if an escape is broken or the result is no UTF-8.
 fn percent_decode(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut out = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'%' => {
-                let digits = [bytes.next()?, bytes.next()?];
-                crate::records::view::from_hex(std::str::from_utf8(&digits).ok()?)?[0]
-            }
-            b'+' => b' ',
-            byte => byte,
-        });
-    }
-    String::from_utf8(out).ok()
+    let escapes_fit =
+        text.split('%').skip(1).all(|rest| rest.len() >= 2 && rest.as_bytes()[..2].iter().all(u8::is_ascii_hexdigit));
+    let text = text.replace('+', " ");
+    let decoded = percent_decode_str(&text).decode_utf8().ok().filter(|_| escapes_fit)?;
+    Some(decoded.into_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -196,7 +162,7 @@ mod tests {
         assert_eq!((asked.query.user, asked.query.older_than), (None, Some(Duration::from_secs(300))));
         assert_eq!((asked.limit, asked.from), (7, None));
         assert_eq!(ListRequest::parse(None).unwrap().limit, DEFAULT_PAGE_SIZE);
-        assert_eq!(ListRequest::parse(Some("older_than=999999999d")).unwrap().query.older_than, Some(MAX_AGE));
+        assert_eq!(ListRequest::parse(Some("older_than=999999999d")).unwrap().query.older_than, Some(MAX_DURATION));
     }
 
     #[test]

@@ -10,17 +10,13 @@ use tokio::time::timeout;
 
 use super::{AdminProblem, AdminState, auth::AdminCaller};
 use crate::records::{
-    ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordEntry, RecordList, RecordLookupError, RecordQuery,
-    RecordView,
+    ChangeReport, ChangeRequest, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView,
 };
 
 /// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
 const ADMIN_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lists the entries that match, from a cursor on.
-///
-/// # Errors
-/// If the store fails or times out.
 pub async fn list(
     desk: &AdminState, caller: &AdminCaller, mut query: RecordQuery, from: Option<Address>, limit: usize,
 ) -> Result<RecordList, AdminProblem> {
@@ -30,18 +26,11 @@ pub async fn list(
         }
         query.user = Some(own.clone());
     }
-    let store = desk.ibid.engine().store().clone();
-    let found = with_store_timeout(async {
-        FilterSet::from_query(query).list(&*store, from, limit).await.map_err(RecordLookupError::from)
-    })
-    .await?;
-    Ok(found.into())
+    let store = desk.ibid.engine().store();
+    with_store_timeout(async { Ok(query.list(&**store, from, limit).await?) }).await
 }
 
 /// Shows one entry in full.
-///
-/// # Errors
-/// If the entry is absent, the caller may not see it, or the store fails or times out.
 pub async fn show(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
     Ok(RecordView::from(&find_entry(desk, caller, address).await?))
 }
@@ -62,12 +51,8 @@ pub async fn change(
     // Runs in its own task, so that a client that disconnects cannot leave the audit entry without an outcome.
     let (store, audit) = (desk.ibid.engine().store().clone(), desk.audit.clone());
     let work = tokio::spawn(async move {
-        let made = change.execute(&*store, before).await;
-        let told = change.told(&made);
-        let failed = match &made.outcome {
-            ChangeOutcome::Failed(error) => Some(error.to_string()),
-            ChangeOutcome::Changed | ChangeOutcome::Refused(_) => None,
-        };
+        let (told, error) = change.execute(&*store, before).await;
+        let failed = error.map(|error| error.to_string());
         audit.ended(begun, &told, failed.clone()).await;
         (told, failed)
     });
@@ -90,9 +75,9 @@ pub async fn change(
 }
 
 async fn find_entry(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordEntry, AdminProblem> {
-    let store = desk.ibid.engine().store().clone();
+    let store = desk.ibid.engine().store();
     let query = RecordQuery { address: Some(address), user: caller.user.clone(), ..RecordQuery::default() };
-    with_store_timeout(FilterSet::from_query(query).find_one(&*store)).await
+    with_store_timeout(query.find_one(&**store)).await
 }
 
 async fn with_store_timeout<T>(work: impl Future<Output = Result<T, RecordLookupError>>) -> Result<T, AdminProblem> {

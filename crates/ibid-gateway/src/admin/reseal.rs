@@ -52,9 +52,6 @@ impl Resealer {
 }
 
 /// Reseals some entries. The caller must have passed [`AdminCaller::authorize_change`].
-///
-/// # Errors
-/// If the gateway seals nothing, another reseal is at work (409), or the store or the audit trail fails.
 pub(super) async fn reseal(
     desk: &AdminState, caller: &AdminCaller, asked: ResealRequest,
 ) -> Result<ResealReport, AdminProblem> {

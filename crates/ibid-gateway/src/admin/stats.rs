@@ -1,14 +1,10 @@
 //! Statistics, policies, store and shadow report for the API and the console.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry as Slot},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use ibid::{
-    LabelText, Policy, PolicyMode, RefusalReason,
-    http::Protocol,
-    store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
+    LabelText, PolicyMode, RefusalReason,
+    store::{Address, EntryCounts, EntryFilter, ListCursor},
 };
 use ibid_stores::StoreRole;
 use serde::{Deserialize, Serialize};
@@ -17,9 +13,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::AdminState;
 use crate::{
-    config::{dial_format, is_webhook_preset},
-    metrics::RefusedRequest,
-    records::view::{format_date, now_ms},
+    config::dial_format,
+    format::{format_date, now_ms},
+    metrics::{RefusedRequest, UserAgentCount},
     routes::RouteEntry,
 };
 
@@ -45,13 +41,6 @@ pub struct ShadowRoute {
     pub no_key_by: Vec<UserAgentCount>,
     /// Requests without a key of user agents that are not in the list.
     pub no_key_by_others: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UserAgentCount {
-    /// The first word of the user agent; `None` if it was not sent.
-    pub user_agent: Option<String>,
-    pub requests: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,35 +74,8 @@ pub fn policies(desk: &AdminState) -> Value {
     json!({ "routes": routes })
 }
 
-/// A setting of a route.
-pub(crate) struct Dial {
-    pub(crate) name: &'static str,
-    pub(crate) value: String,
-    /// Whether the value differs from the preset's.
-    pub(crate) overridden: bool,
-}
-
-/// All settings of a route, in the format of `ibid check`.
-pub(crate) fn dials(route: &RouteEntry) -> Vec<Dial> {
-    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
-    if route.protocol == Protocol::Grpc {
-        preset = preset.for_grpc();
-    } else if !route.is_default_policy {
-        // The methods come from the route's match, never from the preset.
-        preset.methods.clone_from(&route.policy.methods);
-    }
-    let both = dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset));
-    let mut dials: Vec<Dial> =
-        both.map(|((name, value), (_, usual))| Dial { name, overridden: value != usual, value }).collect();
-    if is_webhook_preset(route.preset) {
-        let signature = dial_format::signature(&route.policy).into_iter();
-        dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, overridden: unusual }));
-    }
-    dials
-}
-
 fn policy_json(route: &RouteEntry) -> Value {
-    let dials = dials(route);
+    let dials = dial_format::route_dials(route);
     let unusual: Vec<&str> = dials.iter().filter(|dial| dial.overridden).map(|dial| dial.name).collect();
     let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({
@@ -155,27 +117,24 @@ fn counts_json(stored: EntryCounts) -> Value {
 pub fn shadow(desk: &AdminState) -> ShadowReport {
     let now = desk.live.now();
     desk.metrics.register_routes(&now.settings.routes);
-    let totals = desk.metrics.totals();
     let mode = |name: &str| now.settings.routes.iter().find(|route| route.name == name).map(|route| route.policy.mode);
-    let routes = totals.routes.iter().filter_map(|counted| {
-        let mode = mode(&counted.route);
-        let of = |names: &[&str]| names.iter().filter_map(|name| counted.outcomes.get(name)).sum::<u64>();
-        let requests = counted.outcomes.values().sum();
+    let routes = desk.metrics.routes().filter_map(|counted| {
+        let (name, mode) = (counted.name(), mode(counted.name()));
+        let counts: BTreeMap<&str, u64> =
+            counted.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect();
+        let of = |names: &[&str]| names.iter().filter_map(|name| counts.get(name)).sum::<u64>();
+        let requests = counts.values().sum();
         if mode == Some(PolicyMode::Off) || mode.is_none() && requests == 0 {
             return None;
         }
         let enforced = RefusalReason::all().map(|reason| (reason.name(), of(&[reason.name()])));
         let mut refuse = BTreeMap::new();
-        for (name, count) in enforced.chain(desk.shadow.refusals(&counted.route)).filter(|(_, count)| *count > 0) {
-            *refuse.entry(name.to_owned()).or_default() += count;
+        for (reason, count) in enforced.chain(desk.shadow.refusals(name)).filter(|(_, count)| *count > 0) {
+            *refuse.entry(reason.to_owned()).or_default() += count;
         }
-        let (agents, others) = desk.shadow.keyless_agents(&counted.route);
-        let agents: Vec<UserAgentCount> = agents
-            .into_iter()
-            .map(|unkeyed| UserAgentCount { user_agent: unkeyed.user_agent, requests: unkeyed.requests })
-            .collect();
+        let (agents, others) = desk.shadow.keyless_agents(name);
         Some(ShadowRoute {
-            route: counted.route.clone(),
+            route: name.to_owned(),
             mode: mode.map_or("gone".into(), |mode| mode.to_string()),
             requests,
             run: of(&["executed", "released", "pending", "unknown", "degraded"]),
@@ -194,22 +153,16 @@ pub async fn refusals(desk: &AdminState, reason: Option<RefusalReason>, limit: u
     let mut shown = Vec::new();
     // Looks up each key once, even if many refusals have it.
     let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
-    // One deadline for all lookups, so that a hanging store delays the response only once.
-    let until = Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT;
+    let until = first_request_deadline();
     for refused in desk.refusals.latest(reason, limit) {
-        let first = match (refused.reason, refused.address) {
-            (RefusalReason::KeyReused, Some(at)) => {
-                let first = match known.entry(at) {
-                    Slot::Occupied(known) => known.into_mut(),
-                    Slot::Vacant(new) => {
-                        new.insert(find_first_request(&**desk.ibid.engine().store(), &at, until).await)
-                    }
-                };
-                first.as_ref()
-            }
-            _ => None,
-        };
-        shown.push(refusal_json(&refused, first));
+        let mut first = None;
+        if let (RefusalReason::KeyReused, Some(at)) = (refused.reason, refused.address) {
+            first = match known.get(&at) {
+                Some(label) => label.clone(),
+                None => known.entry(at).or_insert(find_first_request(desk, &at, until).await).clone(),
+            };
+        }
+        shown.push(refusal_json(&refused, first.as_ref()));
     }
     json!({ "refusals": shown })
 }
@@ -242,9 +195,15 @@ fn refusal_json(refused: &RefusedRequest, first: Option<&LabelText>) -> Value {
     })
 }
 
+/// One deadline for all lookups of a response, so that a hanging store delays it only once.
+pub(crate) fn first_request_deadline() -> Instant {
+    Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT
+}
+
 /// The label of the request that first used a key; `None` if its entry is gone.
-async fn find_first_request(store: &dyn Store, at: &Address, until: Instant) -> Option<LabelText> {
+pub(crate) async fn find_first_request(state: &AdminState, at: &Address, until: Instant) -> Option<LabelText> {
     let filter = EntryFilter { address: Some(*at), ..EntryFilter::default() };
-    let page = timeout_at(until, store.admin().list(&filter, ListCursor::default(), 1)).await.ok()?.ok()?;
+    let operators = state.ibid.engine().store().admin();
+    let page = timeout_at(until, operators.list(&filter, ListCursor::default(), 1)).await.ok()?.ok()?;
     LabelText::decode(&page.entries.first()?.label)
 }

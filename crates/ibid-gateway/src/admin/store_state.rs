@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::records::view::now_ms;
+use crate::format::now_ms;
 
 /// A store that takes longer to respond is down.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -3,12 +3,11 @@
 
 use std::{io, path::PathBuf};
 
-use ibid::{Credentials, Policy, http::Protocol};
+use ibid::Credentials;
 
 use crate::{
     config::{
-        ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dial_format, forgotten_answers, is_webhook_preset,
-        shortened_ttls,
+        ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dial_format, forgotten_answers, shortened_ttls,
     },
     live_config::ConfigSnapshot,
     routes::RouteEntry,
@@ -159,23 +158,8 @@ fn print_route(number: usize, route: &RouteEntry, out: &mut dyn io::Write) -> io
     let place = if route.is_default_policy { "[policy]".into() } else { format!("route[{number}]") };
     let name = route.title();
     writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
-    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
-    if route.protocol == Protocol::Grpc {
-        preset = preset.for_grpc();
-    } else if !route.is_default_policy {
-        // A route's methods always come from its match.
-        preset.methods.clone_from(&route.policy.methods);
-    }
-    for ((name, value), (_, usual)) in
-        dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset))
-    {
-        let mark = if value == usual { ' ' } else { '*' };
-        writeln!(out, "{mark} {name:<14}  {value}")?;
-    }
-    if is_webhook_preset(route.preset) {
-        for (name, value, unusual) in dial_format::signature(&route.policy) {
-            writeln!(out, "{} {name:<14}  {value}", if unusual { '*' } else { ' ' })?;
-        }
+    for dial in dial_format::route_dials(route) {
+        writeln!(out, "{} {:<14}  {}", if dial.overridden { '*' } else { ' ' }, dial.name, dial.value)?;
     }
     if let Some(upstream) = &route.upstream {
         writeln!(out, "* {:<14}  {upstream}", "upstream")?;

@@ -100,7 +100,7 @@ impl RunningGateway {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let OpenedStore { store, sealed, members } = opened;
         check_guarantees(&settings, store.as_ref()).await?;
-        watched.metrics().register_routes(&settings.routes);
+        watched.metrics.register_routes(&settings.routes);
         let sweep_every = settings.store.sweep_every;
         let admin = settings.admin.clone();
         let live = LiveConfig::new(ConfigSnapshot::new(settings, None)?, args);

@@ -4,10 +4,12 @@ use std::{fmt::Display, time::Duration};
 
 use ibid::{
     KeyPolicy, LabelKeyDisplay, Policy, ResolveProbe, ScopePart,
+    http::Protocol,
     webhook::{DEFAULT_TOLERANCE, WebhookVerifier},
 };
 
-use super::values::GrpcCode;
+use super::{is_webhook_preset, values::GrpcCode};
+use crate::routes::RouteEntry;
 
 /// Returns every dial of a policy by name.
 pub(crate) fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
@@ -58,15 +60,39 @@ pub(crate) fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// For a route with a webhook preset: the dials of its signature, each with its name, its value and whether it differs
-/// from the default.
-pub(crate) fn signature(policy: &Policy) -> Vec<(&'static str, String, bool)> {
+/// A dial of a route.
+pub(crate) struct Dial {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    /// Whether the value differs from the preset's.
+    pub(crate) overridden: bool,
+}
+
+/// All dials of a route, compared with its preset.
+pub(crate) fn route_dials(route: &RouteEntry) -> Vec<Dial> {
+    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
+    if route.protocol == Protocol::Grpc {
+        preset = preset.for_grpc();
+    } else if !route.is_default_policy {
+        // A route's methods always come from its match.
+        preset.methods.clone_from(&route.policy.methods);
+    }
+    let both = dial_values(&route.policy).into_iter().zip(dial_values(&preset));
+    let dials = both.map(|((name, value), (_, usual))| Dial { name, overridden: value != usual, value });
+    let signature = is_webhook_preset(route.preset).then(|| signature(&route.policy)).into_iter().flatten();
+    dials.chain(signature).collect()
+}
+
+/// For a route with a webhook preset: the dials of its signature.
+fn signature(policy: &Policy) -> Vec<Dial> {
+    let dial = |name, value, overridden| Dial { name, value, overridden };
     let Some(WebhookVerifier { scheme, secrets, tolerance }) = &policy.signature else {
-        return vec![("signature", "none: deliveries are taken from anybody".into(), true)];
+        return vec![dial("signature", "none: deliveries are taken from anybody".into(), true)];
     };
-    let mut shown = vec![("signature", scheme.to_string(), false), ("secrets", secrets.len().to_string(), false)];
+    let mut shown =
+        vec![dial("signature", scheme.to_string(), false), dial("secrets", secrets.len().to_string(), false)];
     if scheme.has_timestamp() {
-        shown.push(("tolerance", format_duration(*tolerance), *tolerance != DEFAULT_TOLERANCE));
+        shown.push(dial("tolerance", format_duration(*tolerance), *tolerance != DEFAULT_TOLERANCE));
     }
     shown
 }

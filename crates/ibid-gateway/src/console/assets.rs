@@ -2,9 +2,9 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 /// Name, content type and bytes.
 type Asset = (&'static str, &'static str, &'static [u8]);
@@ -20,20 +20,19 @@ const ASSETS: [Asset; 6] = [
 ];
 
 /// Serves a file with an ETag, so that browsers revalidate it.
-pub(super) fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response<Full<Bytes>>> {
+pub(super) fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response> {
     let (_, kind, bytes) = ASSETS.iter().find(|(known, ..)| *known == name)?;
     let tag = etag(bytes);
-    let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| *known == tag);
-    let mut answer = Response::new(Full::new(if known { Bytes::new() } else { Bytes::from_static(bytes) }));
-    if known {
-        *answer.status_mut() = StatusCode::NOT_MODIFIED;
-    }
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::ETAG, tag);
-    Some(answer)
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        (header::ETAG, tag.clone()),
+    ];
+    Some(match asked.get(header::IF_NONE_MATCH) == Some(&tag) {
+        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
+        false => (headers, Bytes::from_static(bytes)).into_response(),
+    })
 }
 
 fn etag(bytes: &[u8]) -> HeaderValue {

@@ -5,14 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{EntryState, Store, StoreError};
+use ibid::store::{EntryState, Store};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
 };
 
-use super::row::RecordRow;
-use crate::records::{FilterSet, RecordQuery, RecordView};
+use crate::records::{RecordQuery, RecordView};
 
 /// A record in progress for longer than this (60 s) is listed.
 pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
@@ -27,16 +26,16 @@ const LIST_TIME_DIVISOR: u32 = 10;
 
 /// The cached lists, and until when they are valid.
 #[derive(Debug, Default)]
-pub(super) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
+pub(crate) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
 
 #[derive(Debug, Default)]
 pub(super) struct AttentionLists {
     /// Records with an unknown outcome.
-    pub(super) unknown: Vec<RecordRow>,
+    pub(super) unknown: Vec<RecordView>,
     /// Whether the store has more of them.
     pub(super) more_unknown: bool,
     /// Records in progress for long.
-    pub(super) long_running: Vec<RecordRow>,
+    pub(super) long_running: Vec<RecordView>,
     /// Whether the store has more of them.
     pub(super) more_long_running: bool,
     /// Why the lists may be incomplete.
@@ -69,35 +68,27 @@ impl Attention {
 impl AttentionLists {
     async fn load(store: &dyn Store) -> Self {
         let mut lists = Self::default();
-        let unknown = RecordQuery { state: Some(EntryState::Unknown), ..RecordQuery::default() };
-        match list_rows(store, unknown).await {
-            Ok((rows, more)) => (lists.unknown, lists.more_unknown) = (rows, more),
-            Err(why) => lists.error = Some(why),
-        }
-        if lists.error.is_none() {
-            let long = RecordQuery {
-                state: Some(EntryState::Processing),
-                older_than: Some(LONG_RUNNING_AFTER),
-                ..RecordQuery::default()
-            };
-            match list_rows(store, long).await {
-                Ok((rows, more)) => (lists.long_running, lists.more_long_running) = (rows, more),
-                Err(why) => lists.error = Some(why),
-            }
-        }
+        lists.error = lists.fill(store).await.err();
         lists
+    }
+
+    async fn fill(&mut self, store: &dyn Store) -> Result<(), String> {
+        let unknown = RecordQuery { state: Some(EntryState::Unknown), ..RecordQuery::default() };
+        (self.unknown, self.more_unknown) = list_rows(store, unknown).await?;
+        let (state, older_than) = (Some(EntryState::Processing), Some(LONG_RUNNING_AFTER));
+        let long_running = RecordQuery { state, older_than, ..RecordQuery::default() };
+        (self.long_running, self.more_long_running) = list_rows(store, long_running).await?;
+        Ok(())
     }
 }
 
-async fn list_rows(store: &dyn Store, query: RecordQuery) -> Result<(Vec<RecordRow>, bool), String> {
-    let wanted = FilterSet::from_query(query);
-    match timeout(LIST_TIMEOUT, wanted.list(store, None, MAX_ROWS_PER_LIST)).await {
-        Ok(Ok(found)) => {
-            let mut views: Vec<RecordView> = found.entries.iter().map(RecordView::from).collect();
-            views.sort_by_key(|view| std::cmp::Reverse(view.age_ms));
-            Ok((views.iter().map(RecordRow::from_view).collect(), found.next.is_some()))
+async fn list_rows(store: &dyn Store, query: RecordQuery) -> Result<(Vec<RecordView>, bool), String> {
+    match timeout(LIST_TIMEOUT, query.list(store, None, MAX_ROWS_PER_LIST)).await {
+        Ok(Ok(mut list)) => {
+            list.records.sort_by_key(|view| std::cmp::Reverse(view.age_ms));
+            Ok((list.records, list.next.is_some()))
         }
-        Ok(Err(why)) => Err(StoreError::to_string(&why)),
+        Ok(Err(why)) => Err(why.to_string()),
         Err(_) => Err(format!("the store did not list them within {LIST_TIMEOUT:?}")),
     }
 }

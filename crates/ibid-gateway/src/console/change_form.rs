@@ -2,110 +2,71 @@
 //!
 //! Nothing changes before the confirmation, and then only if the record still has the fence that the operator saw.
 
-use std::time::Duration;
-
 use askama::Template;
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 
 use super::{
     form::{Form, normalize_newlines},
-    format::{escape_invisible, escape_invisible_lines, to_sentence},
-    page::PageShell,
-    record::record_fields,
-    row::{PageField, record_name, state_class},
+    page::{PageShell, filters},
+    view::PageField,
 };
 use crate::{
-    admin::{
-        AdminProblem,
-        body::{MAX_REASON_CHARS, parse_keep, validate_reason},
-    },
-    records::{ChangeAction, RecordView, ResolvedAnswer, change::format_rough},
+    admin::body::{MAX_REASON_CHARS, parse_keep, validate_reason},
+    format::{capitalize, escape_invisible, escape_invisible_lines, format_rough_ms, to_sentence},
+    records::{ChangeAction, ChangeVerb, RecordView, ResolvedAnswer},
 };
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RecordAction {
-    Release,
-    Forget,
-    Resolve,
-}
 
 /// The fields of the form.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ActionForm {
-    /// `done` or `not-executed`; for [`RecordAction::Resolve`] only.
+    /// `done` or `not-executed`; for [`ChangeVerb::Resolve`] only.
     resolved_as: String,
     status: String,
     headers: String,
     body: String,
     /// Ttl of the answer; empty: the record's total lifetime.
     keep: String,
-    reason: String,
+    pub(super) reason: String,
 }
 
 #[derive(Template)]
 #[template(path = "console/act.html")]
-pub(super) struct ChangeFormPage {
+pub(super) struct ChangeFormPage<'a> {
     shell: PageShell,
-    name: String,
-    state: &'static str,
-    endpoint: String,
-    address: String,
+    view: &'a RecordView,
     seen: u64,
-    action: &'static str,
-    verb: &'static str,
+    verb: ChangeVerb,
     question: &'static str,
     meaning: &'static str,
     form: ActionForm,
     longest_reason: usize,
     /// The ttl of an answer if the form leaves it empty.
     life: String,
-    /// What is known of the record, to look the operation up in the app.
-    known: Vec<PageField>,
     error: Option<String>,
 }
 
 #[derive(Template)]
 #[template(path = "console/confirm.html")]
-pub(super) struct ConfirmPage {
+pub(super) struct ConfirmPage<'a> {
     shell: PageShell,
-    name: String,
-    state: &'static str,
-    endpoint: String,
-    address: String,
+    view: &'a RecordView,
     seen: u64,
-    action: &'static str,
-    verb: &'static str,
+    verb: ChangeVerb,
+    /// What the change is called; a resolution can turn out as a release.
+    action: String,
     consequence: &'static str,
     fields: Vec<PageField>,
     body: Option<String>,
-    hidden: Vec<(&'static str, String)>,
+    form: ActionForm,
     button: &'static str,
     danger: bool,
 }
 
-impl RecordAction {
-    pub(super) fn from_path(name: &str) -> Option<Self> {
-        [Self::Release, Self::Forget, Self::Resolve].into_iter().find(|action| action.path() == name)
+impl ChangeVerb {
+    fn label(self) -> String {
+        capitalize(self.name())
     }
 
-    /// The last segment of the URL.
-    pub(super) fn path(self) -> &'static str {
-        match self {
-            Self::Release => "release",
-            Self::Forget => "forget",
-            Self::Resolve => "resolve",
-        }
-    }
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Release => "Release",
-            Self::Forget => "Forget",
-            Self::Resolve => "Resolve",
-        }
-    }
-
+    /// The heading of its form, and what it means.
     fn question(self) -> (&'static str, &'static str) {
         match self {
             Self::Release => (
@@ -138,89 +99,71 @@ impl ActionForm {
         }
     }
 
-    pub(super) fn reason(&self) -> &str {
-        &self.reason
-    }
-
-    /// # Errors
-    /// What is missing or wrong, as a sentence for the form.
-    pub(super) fn to_action(&self, action: RecordAction) -> Result<ChangeAction, String> {
+    /// The error says what is missing or wrong, as a sentence for the form.
+    pub(super) fn to_action(&self, verb: ChangeVerb) -> Result<ChangeAction, String> {
         if self.reason.is_empty() {
             return Err("Give a reason: the audit trail keeps it, and the next person will want to know.".into());
         }
-        validate_reason(&self.reason).map_err(error_text)?;
-        match (action, self.resolved_as.as_str()) {
-            (RecordAction::Release, _) | (RecordAction::Resolve, "not-executed") => Ok(ChangeAction::Release),
-            (RecordAction::Forget, _) => Ok(ChangeAction::Forget),
-            (RecordAction::Resolve, "done") => self.parse_answer().map(ChangeAction::Resolve),
-            (RecordAction::Resolve, _) => Err("Say how it ended: it happened, or it never happened.".into()),
+        validate_reason(&self.reason).map_err(|why| to_sentence(&why))?;
+        match (verb, self.resolved_as.as_str()) {
+            (ChangeVerb::Release, _) | (ChangeVerb::Resolve, "not-executed") => Ok(ChangeAction::Release),
+            (ChangeVerb::Forget, _) => Ok(ChangeAction::Forget),
+            (ChangeVerb::Resolve, "done") => self.parse_answer().map(ChangeAction::Resolve),
+            (ChangeVerb::Resolve, _) => Err("Say how it ended: it happened, or it never happened.".into()),
         }
     }
 
     fn parse_answer(&self) -> Result<ResolvedAnswer, String> {
-        let status = self.status.parse::<u16>().ok().and_then(|code| StatusCode::from_u16(code).ok());
-        let status = status.filter(|status| (200..600).contains(&status.as_u16()));
+        let status = self.status.parse().ok().and_then(ResolvedAnswer::parse_status);
         let status = status.ok_or("Give the status of the answer: a number from 200 to 599, such as 201.")?;
-        let mut headers = HeaderMap::new();
-        for line in self.headers.lines().filter(|line| !line.trim().is_empty()) {
-            let (name, value) = line.split_once(':').unwrap_or((line, ""));
-            let (name, value) = ResolvedAnswer::parse_header(name, value).map_err(|why| format!("Headers: {why}."))?;
-            headers.append(name, value);
-        }
-        let keep = (!self.keep.is_empty()).then(|| parse_keep(&self.keep)).transpose().map_err(error_text)?;
-        Ok(ResolvedAnswer { status, headers, body: Bytes::from(self.body.clone()), keep })
+        let lines = self.headers.lines().filter(|line| !line.trim().is_empty());
+        let headers = lines.map(|line| line.split_once(':').unwrap_or((line, "")));
+        let headers = ResolvedAnswer::parse_headers(headers).map_err(|why| format!("Headers: {why}."))?;
+        let keep = (!self.keep.is_empty()).then(|| parse_keep(&self.keep)).transpose();
+        let keep = keep.map_err(|why| to_sentence(&why))?;
+        Ok(ResolvedAnswer { status, headers, body: self.body.clone().into(), keep })
     }
-}
 
-fn error_text(problem: AdminProblem) -> String {
-    to_sentence(&problem.detail)
+    fn fields(&self) -> [(&'static str, &str); 6] {
+        [
+            ("as", &self.resolved_as),
+            ("status", &self.status),
+            ("headers", &self.headers),
+            ("body", &self.body),
+            ("keep", &self.keep),
+            ("reason", &self.reason),
+        ]
+    }
 }
 
 /// The record's total lifetime: its age and the time left.
 fn lifetime(view: &RecordView) -> String {
     // Rounded to seconds: both values are truncated, and a day less a millisecond must not show as 23 hours.
     let millis = view.age_ms.saturating_add(view.expires_in_ms).saturating_add(500);
-    format_rough(Duration::from_secs(millis / 1000))
+    format_rough_ms(millis / 1000 * 1000)
 }
 
-impl ChangeFormPage {
+impl<'a> ChangeFormPage<'a> {
     /// The form, with an error message if there is one.
     pub(super) fn new(
-        shell: PageShell, action: RecordAction, view: &RecordView, seen: u64, form: ActionForm, error: Option<String>,
+        shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: ActionForm, error: Option<String>,
     ) -> Self {
-        let (question, meaning) = action.question();
-        Self {
-            shell,
-            name: record_name(&view.key, &view.address),
-            state: state_class(&view.state),
-            endpoint: escape_invisible(&view.endpoint).into_owned(),
-            address: view.address.clone(),
-            seen,
-            action: action.path(),
-            verb: action.label(),
-            question,
-            meaning,
-            form,
-            longest_reason: MAX_REASON_CHARS,
-            life: lifetime(view),
-            known: record_fields(view),
-            error,
-        }
+        let ((question, meaning), life) = (verb.question(), lifetime(view));
+        Self { shell, view, seen, verb, question, meaning, form, longest_reason: MAX_REASON_CHARS, life, error }
     }
 }
 
-impl ConfirmPage {
+impl<'a> ConfirmPage<'a> {
     pub(super) fn new(
-        shell: PageShell, action: RecordAction, view: &RecordView, seen: u64, given: &ActionForm, what: &ChangeAction,
+        shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: ActionForm, what: ChangeAction,
     ) -> Self {
-        let mut fields = vec![PageField::new("Reason", escape_invisible_lines(&given.reason))];
-        let (verb, consequence, button) = match what {
+        let mut fields = vec![PageField::new("Reason", escape_invisible_lines(&form.reason))];
+        let mut body = None;
+        let (consequence, button) = match &what {
             ChangeAction::Release => {
-                ("Release", "The next request with this key will run the operation.", "It never happened: release")
+                ("The next request with this key will run the operation.", "It never happened: release")
             }
-            ChangeAction::Forget => {
-                ("Forget", "The record will be removed. A retry of its request will run again.", "Forget it")
-            }
+            ChangeAction::Forget => ("The record will be removed. A retry of its request will run again.", "Forget it"),
             ChangeAction::Resolve(answer) => {
                 fields.push(PageField::new("Status", answer.status.to_string()));
                 for (name, value) in &answer.headers {
@@ -228,77 +171,46 @@ impl ConfirmPage {
                     fields.push(PageField::code("Header", line));
                 }
                 let kept =
-                    if answer.keep.is_some() { escape_invisible(&given.keep).into_owned() } else { lifetime(view) };
+                    if answer.keep.is_some() { escape_invisible(&form.keep).into_owned() } else { lifetime(view) };
                 fields.push(PageField::new("Kept for", kept));
-                (
-                    "Resolve",
-                    "Every retry with this key will get this answer, and nothing will run.",
-                    "It happened: resolve",
-                )
+                body = (!answer.body.is_empty()).then(|| escape_invisible_lines(&form.body));
+                ("Every retry with this key will get this answer, and nothing will run.", "It happened: resolve")
             }
         };
-        let body = match what {
-            ChangeAction::Resolve(answer) if !answer.body.is_empty() => Some(escape_invisible_lines(&given.body)),
-            _ => None,
-        };
-        let hidden = [
-            ("as", &given.resolved_as),
-            ("status", &given.status),
-            ("headers", &given.headers),
-            ("body", &given.body),
-            ("keep", &given.keep),
-            ("reason", &given.reason),
-        ];
-        Self {
-            shell,
-            name: record_name(&view.key, &view.address),
-            state: state_class(&view.state),
-            endpoint: escape_invisible(&view.endpoint).into_owned(),
-            address: view.address.clone(),
-            seen,
-            action: action.path(),
-            verb,
-            consequence,
-            fields,
-            body,
-            hidden: hidden
-                .into_iter()
-                .filter(|(_, value)| !value.is_empty())
-                .map(|(name, value)| (name, value.clone()))
-                .collect(),
-            button,
-            danger: matches!(what, ChangeAction::Forget),
-        }
+        let (action, danger) = (capitalize(what.name()), matches!(what, ChangeAction::Forget));
+        Self { shell, view, seen, verb, action, consequence, fields, body, form, button, danger }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    fn what(action: RecordAction, form: &str) -> Result<ChangeAction, String> {
+    fn what(action: ChangeVerb, form: &str) -> Result<ChangeAction, String> {
         ActionForm::from_form(&Form::parse(form.as_bytes())).to_action(action)
     }
 
     #[test]
     fn nothing_is_done_without_a_reason_and_an_end() {
-        for action in [RecordAction::Release, RecordAction::Forget, RecordAction::Resolve] {
+        for action in [ChangeVerb::Release, ChangeVerb::Forget, ChangeVerb::Resolve] {
             assert!(what(action, "as=not-executed&reason=++").is_err_and(|why| why.contains("reason")), "{action:?}");
         }
-        assert!(what(RecordAction::Resolve, "reason=r").is_err_and(|why| why.contains("how it ended")));
-        assert!(what(RecordAction::Resolve, "reason=r&as=done&status=99").is_err_and(|why| why.contains("200 to 599")));
-        assert!(what(RecordAction::Resolve, "reason=r&as=done&status=201&headers=Content-Length:+1").is_err());
-        assert!(what(RecordAction::Resolve, "reason=r&as=done&status=201&headers=no+header").is_err());
+        assert!(what(ChangeVerb::Resolve, "reason=r").is_err_and(|why| why.contains("how it ended")));
+        assert!(what(ChangeVerb::Resolve, "reason=r&as=done&status=99").is_err_and(|why| why.contains("200 to 599")));
+        assert!(what(ChangeVerb::Resolve, "reason=r&as=done&status=201&headers=Content-Length:+1").is_err());
+        assert!(what(ChangeVerb::Resolve, "reason=r&as=done&status=201&headers=no+header").is_err());
         assert!(
-            what(RecordAction::Forget, &format!("reason={}", "x".repeat(1001))).is_err_and(|why| why.contains("1000"))
+            what(ChangeVerb::Forget, &format!("reason={}", "x".repeat(1001))).is_err_and(|why| why.contains("1000"))
         );
-        assert!(matches!(what(RecordAction::Resolve, "reason=r&as=not-executed"), Ok(ChangeAction::Release)));
-        assert!(matches!(what(RecordAction::Forget, "reason=r"), Ok(ChangeAction::Forget)));
+        assert!(matches!(what(ChangeVerb::Resolve, "reason=r&as=not-executed"), Ok(ChangeAction::Release)));
+        assert!(matches!(what(ChangeVerb::Forget, "reason=r"), Ok(ChangeAction::Forget)));
     }
 
     #[test]
     fn an_answer_is_kept_for_as_long_as_was_typed() {
-        let kept = |keep: &str| match what(RecordAction::Resolve, &format!("reason=r&as=done&status=201&keep={keep}")) {
+        let kept = |keep: &str| match what(ChangeVerb::Resolve, &format!("reason=r&as=done&status=201&keep={keep}")) {
             Ok(ChangeAction::Resolve(answer)) => Ok(answer.keep),
             Ok(_) => panic!("an answer"),
             Err(why) => Err(why),
@@ -313,7 +225,7 @@ mod tests {
     #[test]
     fn an_answer_is_as_it_was_typed() {
         let form = "reason=r&as=done&status=201&headers=Location:+/p/7%0D%0AX-A:+b&body=%7B%0D%0A%7D";
-        let Ok(ChangeAction::Resolve(answer)) = what(RecordAction::Resolve, form) else { panic!("an answer") };
+        let Ok(ChangeAction::Resolve(answer)) = what(ChangeVerb::Resolve, form) else { panic!("an answer") };
         assert_eq!((answer.status.as_u16(), &answer.body[..]), (201, &b"{\n}"[..]));
         assert_eq!(
             (&answer.headers["location"], &answer.headers["x-a"]),

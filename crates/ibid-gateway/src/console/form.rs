@@ -2,11 +2,48 @@
 
 use std::borrow::Cow;
 
+use axum::{
+    extract::{FromRequest, Request},
+    response::{IntoResponse, Response},
+};
+use http::{Method, StatusCode};
+
+use crate::admin::body;
+
 /// Further pairs are ignored.
 const MAX_FORM_PAIRS: usize = 64;
+/// Larger forms are refused. Enough for an answer typed by hand; `ibid keys resolve` accepts larger ones.
+const MAX_FORM_BYTES: usize = 1 << 20;
+/// The same limit before authentication: enough for a token.
+const MAX_LOGIN_FORM_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Form(Vec<(String, String)>);
+
+/// The query of a GET, the body of a POST. Handlers authenticate the caller first: unknown clients must not take up
+/// memory.
+impl<S: Sync> FromRequest<S> for Form {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
+        if request.method() != Method::POST {
+            return Ok(Self::parse(request.uri().query().unwrap_or_default().as_bytes()));
+        }
+        if !body::has_media_type(request.headers(), "application/x-www-form-urlencoded") {
+            let text = "this page takes forms; programs use /api\n";
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, text).into_response());
+        }
+        let largest = if request.uri().path() == "/login" { MAX_LOGIN_FORM_BYTES } else { MAX_FORM_BYTES };
+        let body = body::read(request.into_body(), largest).await.map_err(|problem| {
+            let then = match problem.status {
+                StatusCode::PAYLOAD_TOO_LARGE => "; use ibid keys resolve --body FILE for large answers",
+                _ => "",
+            };
+            (problem.status, format!("{}{then}\n", problem.detail)).into_response()
+        })?;
+        Ok(Self::parse(&body))
+    }
+}
 
 impl Form {
     /// Parses `application/x-www-form-urlencoded`.

@@ -1,61 +1,45 @@
 //! One record in full: its fields, answer, timeline, refusals and audit entries.
 
-use std::time::Duration;
-
 use askama::Template;
-use ibid::{LabelText, PartDigests, RefusalReason, store::Address};
-use tokio::time::timeout;
+use ibid::{PartDigests, RefusalReason, store::Address};
 
 use super::{
-    format::{display_date, escape_invisible, escape_invisible_lines, format_count, format_duration, format_size},
-    page::PageShell,
-    row::{AuditEntryRow, PageField, format_status, record_name, state_class},
+    page::{PageShell, filters},
+    view::PageField,
 };
 use crate::{
-    admin::AdminState,
-    metrics,
-    records::{self, AnswerView, BodyView, RecordView, change::format_rough, view},
+    admin::{AdminState, audit::AuditEntry, stats},
+    format::{
+        display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count, format_date,
+        format_duration, format_rough_ms, format_size,
+    },
+    metrics::RefusedRequest,
+    records::{AnswerView, BodyView, RecordView},
 };
 
 /// Maximum number of body bytes shown.
 const MAX_BODY_BYTES_SHOWN: usize = 64 << 10;
-/// Time limit to look up the first request.
-const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Template)]
 #[template(path = "console/record.html")]
 pub(super) struct RecordPage {
     shell: PageShell,
-    name: String,
-    state: &'static str,
-    endpoint: String,
-    address: String,
-    fields: Vec<PageField>,
     answer: AnswerPanel,
-    actions: Option<ActionPanel>,
     timeline: Vec<TimelineEvent>,
+    view: RecordView,
     refusals: Vec<RefusalRow>,
     /// `None` for callers who may not see it.
-    audit: Option<Vec<AuditEntryRow>>,
+    audit: Option<Vec<AuditEntry>>,
+    may_change: bool,
 }
 
+#[derive(Default)]
 struct AnswerPanel {
     summary: String,
     missing_note: Option<&'static str>,
     headers: Vec<(String, String)>,
     body: Option<String>,
     trailers: Vec<(String, String)>,
-}
-
-struct ActionPanel {
-    advice: &'static str,
-    links: Vec<ActionLink>,
-}
-
-struct ActionLink {
-    path: &'static str,
-    name: &'static str,
-    main: bool,
 }
 
 struct TimelineEvent {
@@ -83,13 +67,12 @@ impl RefusalRow {
         if met.is_empty() {
             return Vec::new();
         }
-        let entry = timeout(FIRST_REQUEST_LOOKUP_TIMEOUT, records::at(&**desk.ibid.engine().store(), &address)).await;
-        let entry = entry.ok().and_then(Result::ok).flatten();
-        let first = entry.and_then(|entry| LabelText::decode(&entry.info.label)).and_then(|label| label.parts);
+        let first = stats::find_first_request(desk, &address, stats::first_request_deadline()).await;
+        let first = first.and_then(|label| label.parts);
         met.iter().map(|refused| Self::from_refusal(refused, first)).collect()
     }
 
-    fn from_refusal(refused: &metrics::RefusedRequest, first: Option<PartDigests>) -> Self {
+    fn from_refusal(refused: &RefusedRequest, first: Option<PartDigests>) -> Self {
         let what = match (refused.reason, refused.parts, first) {
             (RefusalReason::KeyReused, Some(own), Some(first)) => {
                 let parts = first.differing(&own);
@@ -104,81 +87,59 @@ impl RefusalRow {
             if refused.shadow { "passed all the same: shadow mode".into() } else { String::new() },
         ];
         let who: Vec<String> = who.into_iter().filter(|part| !part.is_empty()).collect();
-        Self { when: display_date(&view::format_date(refused.at_ms)), what, who: who.join(", ") }
+        Self { when: display_date(&format_date(refused.at_ms)), what, who: who.join(", ") }
     }
 }
 
 impl RecordPage {
     pub(super) fn new(
-        shell: PageShell, view: &RecordView, audit: Option<Vec<AuditEntryRow>>, refusals: Vec<RefusalRow>,
-        may_change: bool,
+        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>, may_change: bool,
     ) -> Self {
-        let state = state_class(&view.state);
-        Self {
-            shell,
-            name: record_name(&view.key, &view.address),
-            state,
-            endpoint: escape_invisible(&view.endpoint).into_owned(),
-            address: view.address.clone(),
-            fields: record_fields(view),
-            answer: AnswerPanel::from_view(view),
-            actions: may_change.then(|| ActionPanel::for_state(state)),
-            timeline: build_timeline(view, state),
-            refusals,
-            audit,
-        }
+        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view));
+        Self { shell, answer, timeline, view, refusals, audit, may_change }
     }
 }
 
-/// All fields except the answer.
-pub(super) fn record_fields(view: &RecordView) -> Vec<PageField> {
-    let or_dash = |text: &str| if text.is_empty() { "–".into() } else { escape_invisible(text).into_owned() };
-    let age = format_rough(Duration::from_millis(view.age_ms));
-    let request = format!("{} {}", view.method, view.path);
-    let duration = view.duration_ms.map(|ms| Duration::from_secs_f64(ms.clamp(0.0, 1e12) / 1e3));
-    let mut fields = vec![
-        PageField::code("Key", or_dash(&view.key)).with_note(if view.key.contains("****") { "masked" } else { "" }),
-        PageField::code("Address", &view.address),
-        PageField::code("Request", or_dash(request.trim())),
-        PageField::new("Tenant", or_dash(&view.tenant)),
-        PageField::new("User", or_dash(&view.user)),
-        PageField::new("Requested", format_utc(&view.requested_at)).with_note(format!("claimed {age} ago")),
-        PageField::new("Completed", view.completed_at.as_deref().map_or("–".into(), format_utc)),
-        PageField::new("Duration", format_duration(duration)),
-        PageField::new("Expires", format_utc(&view.expires_at))
-            .with_note(format!("in {}", format_rough(Duration::from_millis(view.expires_in_ms)))),
-        PageField::new("Attempt", view.attempt.to_string()),
-        PageField::code("Fence", view.fence.to_string()),
-        PageField::code("Fingerprint", &view.fingerprint),
-    ];
-    if let Some(left) = view.takeover_in_ms {
-        let (value, under) = match (view.state.as_str(), left) {
-            ("processing", 0) => ("ends now".into(), ""),
-            ("processing", left) => {
-                (format!("ends in {}", format_rough(Duration::from_millis(left))), "unless its gateway extends it")
-            }
-            (_, 0) => ("over".into(), "another run may be granted, where the route says retry"),
-            (_, left) => {
-                (format!("until in {}", format_rough(Duration::from_millis(left))), "no other run before that")
-            }
-        };
-        fields.push(PageField::new("Lease", value).with_note(under));
+impl RecordView {
+    /// All fields except the answer.
+    pub(super) fn fields(&self) -> Vec<PageField> {
+        let or_dash = |text: &str| if text.is_empty() { "–".into() } else { escape_invisible(text).into_owned() };
+        let (key, request) = (PageField::code("Key", or_dash(&self.key)), format!("{} {}", self.method, self.path));
+        let mut fields = vec![
+            if self.key.contains("****") { key.with_note("masked") } else { key },
+            PageField::code("Address", &self.address),
+            PageField::code("Request", or_dash(request.trim())),
+            PageField::new("Tenant", or_dash(&self.tenant)),
+            PageField::new("User", or_dash(&self.user)),
+            PageField::new("Requested", display_date_with_millis(&self.requested_at))
+                .with_note(format!("claimed {} ago", self.age())),
+            PageField::new("Completed", self.completed_at.as_deref().map_or("–".into(), display_date_with_millis)),
+            PageField::new("Duration", format_duration(self.took())),
+            PageField::new("Expires", display_date_with_millis(&self.expires_at))
+                .with_note(format!("in {}", self.expires_in())),
+            PageField::new("Attempt", self.attempt.to_string()),
+            PageField::code("Fence", self.fence.to_string()),
+            PageField::code("Fingerprint", &self.fingerprint),
+        ];
+        if let Some(left) = self.takeover_in_ms {
+            let rough = format_rough_ms(left);
+            let (value, under) = match (self.state.as_str(), left) {
+                ("processing", 0) => ("ends now".into(), ""),
+                ("processing", _) => (format!("ends in {rough}"), "unless its gateway extends it"),
+                (_, 0) => ("over".into(), "another run may be granted, where the route says retry"),
+                (_, _) => (format!("until in {rough}"), "no other run before that"),
+            };
+            fields.push(PageField::new("Lease", value).with_note(under));
+        }
+        fields.push(PageField::code("Client", or_dash(&self.client)));
+        fields.push(PageField::new("User agent", or_dash(&self.user_agent)));
+        fields
     }
-    fields.push(PageField::code("Client", or_dash(&view.client)));
-    fields.push(PageField::new("User agent", or_dash(&view.user_agent)));
-    fields
 }
 
 impl AnswerPanel {
     fn from_view(view: &RecordView) -> Self {
-        let code = view.status.map(format_status);
-        let mut answer = Self {
-            summary: code.unwrap_or_default(),
-            missing_note: None,
-            headers: Vec::new(),
-            body: None,
-            trailers: Vec::new(),
-        };
+        let mut answer = Self { summary: view.status_text(), ..Self::default() };
         match &view.response {
             Some(AnswerView::Whole { headers, body, trailers }) => {
                 let shown = |pairs: &[(String, String)]| {
@@ -230,86 +191,36 @@ fn truncate_body(text: &str) -> String {
     )
 }
 
-impl ActionPanel {
-    fn for_state(state: &str) -> Self {
-        let action = |path, name, main| ActionLink { path, name, main };
-        let forget = action("forget", "Forget it…", false);
-        match state {
-            "unknown" => Self {
-                advice: "Ask the app first what became of it.",
-                links: vec![
-                    action("resolve", "Say how it ended…", true),
-                    action("release", "It never happened…", false),
-                    forget,
-                ],
-            },
-            "processing" => Self {
-                advice: "It is running: its gateway was heard of within its lease. Forgetting it lets a retry run beside it.",
-                links: vec![forget],
-            },
-            _ => Self {
-                advice: "It is finished. Forgotten, its request runs again when it is retried.",
-                links: vec![forget],
-            },
-        }
-    }
-}
-
-fn build_timeline(view: &RecordView, state: &str) -> Vec<TimelineEvent> {
+fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
     let event = |kind, what, when: String, under: String| TimelineEvent { kind, what, when, under };
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
-    let mut life = vec![event("past", "Requested", format_utc(&view.requested_at), by)];
-    let age = Duration::from_millis(view.age_ms);
-    if view.attempt > 1 {
-        let under =
-            format!("attempt {}, after an end that nobody knew; claimed {} ago", view.attempt, format_rough(age));
-        life.push(event("warn", "Taken over and run again", String::new(), under));
-    } else {
-        life.push(event("past", "Claimed", String::new(), format!("{} ago, fence {}", format_rough(age), view.fence)));
-    }
-    match state {
+    let claimed = match view.attempt {
+        ..=1 => event("past", "Claimed", String::new(), format!("{} ago, fence {}", view.age(), view.fence)),
+        attempt => {
+            let under = format!("attempt {attempt}, after an end that nobody knew; claimed {} ago", view.age());
+            event("warn", "Taken over and run again", String::new(), under)
+        }
+    };
+    let now = match view.state_class() {
         "processing" => {
-            let left = Duration::from_millis(view.takeover_in_ms.unwrap_or(0));
-            life.push(event(
-                "busy",
-                "Running",
-                "now".into(),
-                format!("lease ends in {} unless extended", format_rough(left)),
-            ));
+            let left = format_rough_ms(view.takeover_in_ms.unwrap_or(0));
+            event("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            life.push(event(
-                "bad",
-                "Outcome unknown",
-                "now".into(),
-                "parked, or silent for longer than its lease".into(),
-            ));
+            event("bad", "Outcome unknown", "now".into(), "parked, or silent for longer than its lease".into())
         }
-        _ => {
+        state => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };
-            let took = view.duration_ms.map(|ms| Duration::from_secs_f64(ms.clamp(0.0, 1e12) / 1e3));
-            let under = [
-                view.status.map(format_status),
-                took.map(|took| format!("after {}", super::format::format_duration(Some(took)))),
-            ];
-            let under: Vec<String> = under.into_iter().flatten().collect();
-            life.push(event(
-                kind,
-                what,
-                view.completed_at.as_deref().map_or(String::new(), format_utc),
-                under.join(", "),
-            ));
+            let when = view.completed_at.as_deref().map(display_date_with_millis).unwrap_or_default();
+            let took = view.took().map(|took| format!("after {}", format_duration(Some(took))));
+            let under: Vec<String> = view.status.map(|_| view.status_text()).into_iter().chain(took).collect();
+            event(kind, what, when, under.join(", "))
         }
-    }
-    let left = format_rough(Duration::from_millis(view.expires_in_ms));
-    life.push(event("", "Expires", format_utc(&view.expires_at), format!("in {left}")));
-    life
-}
-
-/// With milliseconds.
-fn format_utc(date: &str) -> String {
-    match date.get(19..23) {
-        Some(millis) => format!("{}{millis}", display_date(date)),
-        None => display_date(date),
-    }
+    };
+    vec![
+        event("past", "Requested", display_date_with_millis(&view.requested_at), by),
+        claimed,
+        now,
+        event("", "Expires", display_date_with_millis(&view.expires_at), format!("in {}", view.expires_in())),
+    ]
 }

@@ -1,7 +1,5 @@
 //! Describes policy settings in words for API clients.
 
-use std::time::Duration;
-
 use http::HeaderName;
 use ibid::{
     FingerprintPart, KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, Remember,
@@ -11,7 +9,10 @@ use ibid::{
     webhook::{WebhookScheme, WebhookVerifier},
 };
 
-use crate::{config::dial_format, routes::RouteEntry};
+use crate::{
+    format::{duration_in_words, join_with_and},
+    routes::RouteEntry,
+};
 
 /// The header name in its usual spelling, such as `Idempotency-Key`.
 pub(crate) fn header(name: &HeaderName) -> String {
@@ -93,7 +94,7 @@ pub(super) fn signature(verifier: &WebhookVerifier) -> String {
         other => format!("HMAC-SHA256, {other}"),
     };
     if scheme.has_timestamp() {
-        words.push_str(&format!("; at most {} from now", duration(*tolerance)));
+        words.push_str(&format!("; at most {} from now", duration_in_words(*tolerance)));
     }
     words
 }
@@ -192,7 +193,10 @@ pub(super) fn concurrent(policy: &Policy) -> String {
     match policy.on_concurrent {
         OnConcurrent::Reject => "refused (in-progress); try again after Retry-After".into(),
         OnConcurrent::Wait => {
-            format!("waits up to {} for the first answer, then is refused (in-progress)", duration(policy.wait_timeout))
+            format!(
+                "waits up to {} for the first answer, then is refused (in-progress)",
+                duration_in_words(policy.wait_timeout)
+            )
         }
     }
 }
@@ -208,51 +212,4 @@ pub(super) fn unknown(policy: &Policy) -> &'static str {
 pub(super) fn header_value(value: &ibid::HeaderTemplate) -> String {
     let value = value.to_string().replace("{request_id}", "(yours, or a new one)");
     value.replace("{original_time}", "(when it was first answered)")
-}
-
-/// Such as `24 hours`.
-pub(crate) fn duration(duration: Duration) -> String {
-    let written = dial_format::format_duration(duration);
-    let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = match &written[digits.len()..] {
-        "h" => "hour",
-        "m" => "minute",
-        "s" => "second",
-        _ => "millisecond",
-    };
-    format!("{digits} {unit}{}", if digits == "1" { "" } else { "s" })
-}
-
-/// Such as `1 MiB`.
-pub(super) fn size(bytes: u64) -> String {
-    let written = dial_format::format_size(bytes);
-    let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = &written[digits.len()..];
-    format!("{digits} {}", if unit.is_empty() { "bytes" } else { unit })
-}
-
-/// Such as `a, b and c`.
-pub(super) fn join_with_and<T: ToString>(words: &[T]) -> String {
-    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
-    match &words[..] {
-        [] => "nothing".into(),
-        [one] => one.clone(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_read_as_people_write_them() {
-        assert_eq!(header(&HeaderName::from_static("x-idempotency-key")), "X-Idempotency-Key");
-        assert_eq!(duration(Duration::from_secs(3600)), "1 hour");
-        assert_eq!(duration(Duration::from_secs(300)), "5 minutes");
-        assert_eq!(size(1 << 20), "1 MiB");
-        assert_eq!(join_with_and(&["a", "b", "c"]), "a, b and c");
-        assert_eq!(scope(&[ScopePart::Global]), "one key space for all callers");
-        assert_eq!(scope(&[ScopePart::Path]), "callers share their keys, which are kept apart by the path");
-    }
 }

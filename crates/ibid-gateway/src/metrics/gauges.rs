@@ -6,9 +6,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::store::{EntryCounts, Store};
-use parking_lot::Mutex;
 use tokio::{
-    sync::watch,
+    sync::Mutex,
     time::{Instant, timeout},
 };
 
@@ -30,66 +29,42 @@ pub struct StoreGauges(Arc<StoreGaugesInner>);
 #[derive(Debug)]
 struct StoreGaugesInner {
     store: Arc<dyn Store>,
-    cache: Mutex<CachedCounts>,
-}
-
-#[derive(Debug, Default)]
-struct CachedCounts {
-    counts: EntryCounts,
-    /// `None` before the first count.
-    valid_until: Option<Instant>,
-    /// Closed when the count ends, successful or not.
-    running_count: Option<watch::Receiver<()>>,
+    /// The latest counts; 0 until the first count ends.
+    counts: parking_lot::Mutex<EntryCounts>,
+    /// Until when they are valid. Locked while a count runs.
+    valid_until: Mutex<Option<Instant>>,
 }
 
 impl StoreGauges {
-    /// The counts are 0 until the first count ends.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self(Arc::new(StoreGaugesInner { store, cache: Mutex::default() }))
+        Self(Arc::new(StoreGaugesInner { store, counts: Default::default(), valid_until: Mutex::default() }))
     }
 
     /// Returns the latest counts, after waiting up to `READ_TIMEOUT` for a running count.
     pub async fn read(&self) -> EntryCounts {
-        let counting = self.start_or_join_count();
-        if let Some(mut counting) = counting {
-            // No value is ever sent; `changed` returns when the channel closes.
-            let _ = timeout(READ_TIMEOUT, counting.changed()).await;
-        }
-        self.0.cache.lock().counts
-    }
-
-    /// Joins the running count or starts one; `None` if the cached counts are still valid.
-    fn start_or_join_count(&self) -> Option<watch::Receiver<()>> {
-        let mut last = self.0.cache.lock();
-        if let Some(counting) = last.running_count.as_ref().filter(|counting| counting.has_changed().is_ok()) {
-            return Some(counting.clone());
-        }
-        if last.valid_until.is_some_and(|until| Instant::now() < until) {
-            return None;
-        }
-        let (done, counting) = watch::channel(());
-        last.running_count = Some(counting.clone());
         let this = self.0.clone();
-        tokio::spawn(async move {
-            this.count().await;
-            drop(done);
-        });
-        Some(counting)
+        let _ = timeout(READ_TIMEOUT, tokio::spawn(async move { this.refresh().await })).await;
+        *self.0.counts.lock()
     }
 }
 
 impl StoreGaugesInner {
-    async fn count(&self) {
+    /// Counts, unless the latest counts are still valid once a running count has ended.
+    async fn refresh(&self) {
+        let mut valid_until = self.valid_until.lock().await;
         let begun = Instant::now();
+        if valid_until.is_some_and(|until| begun < until) {
+            return;
+        }
         let counted = timeout(COUNT_TIMEOUT, self.store.admin().counts()).await;
         let now = Instant::now();
-        let mut last = self.cache.lock();
         // A failed count needs no report: failing requests and /readyz show it.
-        last.valid_until = Some(now + MIN_CACHE_TTL);
+        let mut ttl = MIN_CACHE_TTL;
         if let Ok(Ok(counts)) = counted {
-            last.counts = counts;
-            last.valid_until = Some(now + ((now - begun) * COUNT_TIME_DIVISOR).clamp(MIN_CACHE_TTL, MAX_CACHE_TTL));
+            *self.counts.lock() = counts;
+            ttl = ((now - begun) * COUNT_TIME_DIVISOR).clamp(MIN_CACHE_TTL, MAX_CACHE_TTL);
         }
+        *valid_until = Some(now + ttl);
     }
 }
 

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use super::{HistogramSnapshot, Metrics, MetricsSnapshot, RequestCounts};
-use crate::records::view::{as_millis, now_ms};
+use super::{Metrics, RequestCounts, TrafficCounts};
+use crate::format::{as_millis, now_ms};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Point length and number of points of each ring: ten minutes, six hours, a day.
@@ -31,23 +31,10 @@ pub struct MetricsHistory(Mutex<[HistoryRing; RINGS.len()]>);
 struct HistoryRing {
     interval: Duration,
     capacity: usize,
-    last: MetricsSnapshot,
+    last: TrafficCounts,
     /// When `last` was read.
     since: Instant,
-    points: VecDeque<HistoryPoint>,
-}
-
-/// The change of the counters between two samples.
-#[derive(Debug, Clone, Copy)]
-struct HistoryPoint {
-    /// End of the point, in milliseconds since the Unix epoch.
-    at_ms: u64,
-    /// Longer than the ring's interval if the process was suspended.
-    duration: Duration,
-    requests: RequestCounts,
-    hits: u64,
-    fallbacks: u64,
-    overhead: HistogramSnapshot,
+    points: VecDeque<TrafficCounts>,
 }
 
 /// The time span of a chart.
@@ -58,20 +45,6 @@ pub(crate) enum ChartWindow {
     OneHour,
     SixHours,
     OneDay,
-}
-
-/// Totals of the last five minutes, or since the start if that is shorter.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct RecentTotals {
-    /// The time covered.
-    pub(crate) over: Duration,
-    pub(crate) requests: RequestCounts,
-    /// Requests that were replayed and ran nothing.
-    pub(crate) hits: u64,
-    /// Store calls that one of two stores decided alone.
-    pub(crate) fallbacks: u64,
-    /// Time that requests took beyond their operation.
-    pub(crate) overhead: HistogramSnapshot,
 }
 
 impl MetricsHistory {
@@ -102,13 +75,14 @@ impl MetricsHistory {
         }
     }
 
-    fn record_sample(&self, reading: &MetricsSnapshot, now: Instant, at_ms: u64) {
+    fn record_sample(&self, reading: &TrafficCounts, now: Instant, at_ms: u64) {
         self.0.lock().iter_mut().for_each(|ring| ring.record_sample(reading, now, at_ms));
     }
 
-    pub(crate) fn recent_totals(&self) -> RecentTotals {
+    /// Totals of the last five minutes, or since the start if that is shorter.
+    pub(crate) fn recent_totals(&self) -> TrafficCounts {
         let rings = self.0.lock();
-        let mut lately = RecentTotals::default();
+        let mut lately = TrafficCounts::default();
         for point in rings[0].points.iter().rev() {
             if lately.over >= ALERT_WINDOW {
                 break;
@@ -122,8 +96,10 @@ impl MetricsHistory {
     pub(crate) fn chart_series(&self, window: ChartWindow) -> Value {
         let (all, count) = self.points(window);
         let points = &all[all.len() - count..];
-        let column = |of: &dyn Fn(&HistoryPoint) -> Value| points.iter().map(of).collect::<Value>();
-        let rate = |of: fn(&RequestCounts) -> u64| column(&|point| rounded_json(point.per_second(of(&point.requests))));
+        let column = |of: &dyn Fn(&TrafficCounts) -> Value| points.iter().map(of).collect::<Value>();
+        let rate = |of: fn(&RequestCounts) -> u64| {
+            column(&|point| rounded_json(of(&point.requests) as f64 / point.over.as_secs_f64().max(0.001)))
+        };
         let slow = |part: f64| {
             column(&|point| {
                 point.overhead.quantile(part).map_or(Value::Null, |took| rounded_json(took.as_secs_f64() * 1e3))
@@ -148,42 +124,42 @@ impl MetricsHistory {
     /// The last hour as counts, oldest first.
     pub(crate) fn last_hour(&self) -> Value {
         let (all, count) = self.points(ChartWindow::OneHour);
-        let points: Vec<Value> = all[all.len() - count..].iter().copied().map(HistoryPoint::to_json).collect();
-        let (ring, _) = ChartWindow::OneHour.ring_and_count();
+        let points: Vec<Value> = all[all.len() - count..].iter().map(period_json).collect();
+        let (_, ring, _) = ChartWindow::OneHour.row();
         json!({ "every_ms": as_millis(RINGS[ring].0), "points": points })
     }
 
     /// The history of a window in up to `at_most` rows, latest first.
-    pub(crate) fn rows(&self, window: ChartWindow, at_most: usize) -> Vec<(u64, RecentTotals)> {
+    pub(crate) fn rows(&self, window: ChartWindow, at_most: usize) -> Vec<TrafficCounts> {
         let (all, count) = self.points(window);
         let points = &all[all.len() - count..];
         let each = points.len().div_ceil(at_most.max(1)).max(1);
         let rows = points.rchunks(each).map(|points| {
-            let mut row = RecentTotals::default();
+            let mut row = TrafficCounts::default();
             points.iter().for_each(|point| row.add(point));
-            (points.last().map_or(0, |point| point.at_ms), row)
+            row
         });
         rows.collect()
     }
 
     /// All points of the window's ring, and how many of the last ones the window covers.
-    fn points(&self, window: ChartWindow) -> (Vec<HistoryPoint>, usize) {
-        let (ring, count) = window.ring_and_count();
-        let all: Vec<HistoryPoint> = self.0.lock()[ring].points.iter().copied().collect();
+    fn points(&self, window: ChartWindow) -> (Vec<TrafficCounts>, usize) {
+        let (_, ring, count) = window.row();
+        let all: Vec<TrafficCounts> = self.0.lock()[ring].points.iter().copied().collect();
         let count = count.min(all.len());
         (all, count)
     }
 }
 
 /// For each of the last `count` points, the percentage of all requests in the alert window up to it.
-fn trailing_percent(points: &[HistoryPoint], count: usize, of: fn(&HistoryPoint) -> u64) -> Value {
+fn trailing_percent(points: &[TrafficCounts], count: usize, of: fn(&TrafficCounts) -> u64) -> Value {
     let (mut from, mut over, mut some, mut all) = (0, Duration::ZERO, 0, 0);
     let percents = points.iter().map(|point| {
-        over += point.duration;
+        over += point.over;
         some += of(point);
         all += point.requests.total();
-        while over.saturating_sub(points[from].duration) >= ALERT_WINDOW {
-            over -= points[from].duration;
+        while over.saturating_sub(points[from].over) >= ALERT_WINDOW {
+            over -= points[from].over;
             some -= of(&points[from]);
             all -= points[from].requests.total();
             from += 1;
@@ -195,91 +171,58 @@ fn trailing_percent(points: &[HistoryPoint], count: usize, of: fn(&HistoryPoint)
 }
 
 impl HistoryRing {
-    fn record_sample(&mut self, reading: &MetricsSnapshot, now: Instant, at_ms: u64) {
+    fn record_sample(&mut self, reading: &TrafficCounts, now: Instant, at_ms: u64) {
         let over = now - self.since;
         // A sample that comes slightly early still completes its point.
         if over + SAMPLE_INTERVAL / 2 < self.interval {
             return;
         }
-        let since = reading.since(&self.last);
-        let MetricsSnapshot { requests, hits, fallbacks, overhead, .. } = since;
         if self.points.len() == self.capacity {
             self.points.pop_front();
         }
-        self.points.push_back(HistoryPoint { at_ms, duration: over, requests, hits, fallbacks, overhead });
+        self.points.push_back(TrafficCounts { at_ms, over, ..reading.since(&self.last) });
         (self.last, self.since) = (*reading, now);
     }
 }
 
-impl HistoryPoint {
-    fn to_json(self) -> Value {
-        let requests = &self.requests;
-        json!({
-            "at_ms": self.at_ms,
-            "over_ms": as_millis(self.duration),
-            "executed": requests.ran(),
-            "replayed": requests.replayed,
-            "hits": self.hits,
-            "refused": requests.total_refused(),
-            "conflicts": requests.conflicts,
-            "unknown": requests.unknown,
-            "degraded": requests.degraded,
-            "keyless": requests.keyless,
-            "shadowed": requests.shadowed,
-            "fallbacks": self.fallbacks,
-        })
-    }
-
-    fn per_second(&self, count: u64) -> f64 {
-        count as f64 / self.duration.as_secs_f64().max(0.001)
-    }
+/// A period as `GET /api/stats` shows it.
+fn period_json(period: &TrafficCounts) -> Value {
+    let requests = &period.requests;
+    json!({
+        "at_ms": period.at_ms,
+        "over_ms": as_millis(period.over),
+        "executed": requests.ran(),
+        "replayed": requests.replayed,
+        "hits": period.hits,
+        "refused": requests.total_refused(),
+        "conflicts": requests.conflicts,
+        "unknown": requests.unknown,
+        "degraded": requests.degraded,
+        "keyless": requests.keyless,
+        "shadowed": requests.shadowed,
+        "fallbacks": period.fallbacks,
+    })
 }
 
 impl ChartWindow {
     pub(crate) const ALL: [Self; 4] = [Self::TenMinutes, Self::OneHour, Self::SixHours, Self::OneDay];
 
-    /// The name in URLs and on the page.
-    pub(crate) fn name(self) -> &'static str {
+    /// The name in URLs and on the page, the ring, and how many of its points the window covers.
+    fn row(self) -> (&'static str, usize, usize) {
         match self {
-            Self::TenMinutes => "10m",
-            Self::OneHour => "1h",
-            Self::SixHours => "6h",
-            Self::OneDay => "24h",
+            Self::TenMinutes => ("10m", 0, 600),
+            Self::OneHour => ("1h", 1, 360),
+            Self::SixHours => ("6h", 1, 2160),
+            Self::OneDay => ("24h", 2, 1440),
         }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.row().0
     }
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|window| window.name() == name)
-    }
-
-    /// The ring, and how many of its points the window covers.
-    fn ring_and_count(self) -> (usize, usize) {
-        match self {
-            Self::TenMinutes => (0, 600),
-            Self::OneHour => (1, 360),
-            Self::SixHours => (1, 2160),
-            Self::OneDay => (2, 1440),
-        }
-    }
-}
-
-impl RecentTotals {
-    fn add(&mut self, point: &HistoryPoint) {
-        self.over += point.duration;
-        self.requests = self.requests.plus(&point.requests);
-        self.hits += point.hits;
-        self.fallbacks += point.fallbacks;
-        self.overhead = self.overhead + point.overhead;
-    }
-
-    pub(crate) fn per_second(&self) -> f64 {
-        self.requests.total() as f64 / self.over.as_secs_f64().max(1.0)
-    }
-
-    /// `of` as a share of all requests; `None` if there are none.
-    pub(crate) fn share_of(&self, of: u64) -> Option<f64> {
-        let all = self.requests.total();
-        (all > 0).then(|| of as f64 / all as f64)
     }
 }
 
@@ -348,7 +291,7 @@ mod tests {
         let start = Instant::now();
         for second in 1..=26 * 3600 {
             let requests = RequestCounts { stored: second, ..RequestCounts::default() };
-            let reading = MetricsSnapshot { requests, ..MetricsSnapshot::default() };
+            let reading = TrafficCounts { requests, ..TrafficCounts::default() };
             history.record_sample(&reading, start + Duration::from_secs(second), second * 1000);
         }
         for (window, points) in [
@@ -364,8 +307,8 @@ mod tests {
         assert_eq!(history.recent_totals().over, ALERT_WINDOW);
         let rows = history.rows(ChartWindow::OneHour, 12);
         assert_eq!(rows.len(), 12);
-        assert!(rows.iter().all(|(_, row)| row.requests.total() == 300), "{rows:?}");
-        assert!(rows.is_sorted_by(|a, b| a.0 > b.0));
+        assert!(rows.iter().all(|row| row.requests.total() == 300), "{rows:?}");
+        assert!(rows.is_sorted_by(|a, b| a.at_ms > b.at_ms));
     }
 
     #[tokio::test(start_paused = true)]
@@ -375,7 +318,7 @@ mod tests {
         for second in 1..=400_u64 {
             // All requests of the first ten seconds are hits, no later ones are.
             let requests = RequestCounts { stored: second, ..RequestCounts::default() };
-            let reading = MetricsSnapshot { requests, hits: second.min(10), ..MetricsSnapshot::default() };
+            let reading = TrafficCounts { requests, hits: second.min(10), ..TrafficCounts::default() };
             history.record_sample(&reading, start + Duration::from_secs(second), second * 1000);
         }
         let percent = history.chart_series(ChartWindow::TenMinutes)["hit_percent"].as_array().unwrap().clone();

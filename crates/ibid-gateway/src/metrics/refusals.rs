@@ -8,7 +8,7 @@ use std::{collections::VecDeque, net::IpAddr};
 use ibid::{PartDigests, RefusalReason, RequestOutcome, RequestReport, ShadowOutcome, store::Address};
 use parking_lot::Mutex;
 
-use crate::records::view::now_ms;
+use crate::format::now_ms;
 
 /// Refusals kept of each kind.
 const MAX_PER_KIND: usize = 128;

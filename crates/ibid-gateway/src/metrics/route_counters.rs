@@ -33,7 +33,7 @@ pub(super) struct RouteCounters {
 }
 
 #[derive(Debug)]
-pub(super) struct RouteCounter {
+pub(crate) struct RouteCounter {
     route: Box<str>,
     outcomes: Sharded<[AtomicU64; OUTCOME_COUNT]>,
 }
@@ -81,11 +81,6 @@ impl RouteCounters {
         self.all[MAX_ROUTES].get_or_init(|| RouteCounter::new(OTHER_ROUTES))
     }
 
-    /// Adds a route at zero if it is new.
-    pub(super) fn register(&self, route: &str) {
-        self.get_or_insert(route);
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &RouteCounter> {
         self.all.iter().filter_map(OnceLock::get)
     }
@@ -113,7 +108,7 @@ impl RouteCounter {
         Self { route: route.into(), outcomes: Sharded::default() }
     }
 
-    pub(super) fn route(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.route
     }
 
@@ -125,7 +120,7 @@ impl RouteCounter {
         self.outcomes.iter().map(|shard| shard[outcome_index(outcome)].load(Relaxed)).sum()
     }
 
-    pub(super) fn counts_by_outcome(&self) -> impl Iterator<Item = (RequestOutcome, u64)> {
+    pub(crate) fn by_outcome(&self) -> impl Iterator<Item = (RequestOutcome, u64)> {
         all_outcomes().into_iter().map(|outcome| (outcome, self.count(outcome)))
     }
 }
@@ -135,7 +130,7 @@ mod tests {
     use super::*;
 
     fn counts(tallies: &RouteCounters) -> Vec<(&str, u64)> {
-        tallies.iter().map(|tally| (tally.route(), tally.count(RequestOutcome::Executed))).collect()
+        tallies.iter().map(|tally| (tally.name(), tally.count(RequestOutcome::Executed))).collect()
     }
 
     #[test]

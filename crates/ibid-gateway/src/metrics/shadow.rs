@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use ibid::{RefusalReason, RequestOutcome, RequestReport, ShadowOutcome};
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Routes that are counted.
 const MAX_ROUTES: usize = 200;
@@ -20,7 +20,7 @@ const MAX_AGENT_BYTES: usize = 64;
 #[derive(Debug, Default)]
 pub struct ShadowCounters(Mutex<HashMap<Box<str>, ShadowRouteCounters>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ShadowRouteCounters {
     refusals: [u64; RefusalReason::COUNT],
     agents: Vec<(Box<str>, u64)>,
@@ -29,8 +29,8 @@ struct ShadowRouteCounters {
 }
 
 /// Requests without a key of one user agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct KeylessAgent {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserAgentCount {
     /// The first word of the user agent, usually product and version; `None` if it was not sent.
     pub user_agent: Option<String>,
     pub requests: u64,
@@ -74,22 +74,16 @@ impl ShadowCounters {
     }
 
     /// Requests without a key by user agent, most frequent first, and the number of all others.
-    pub fn keyless_agents(&self, route: &str) -> (Vec<KeylessAgent>, u64) {
+    pub fn keyless_agents(&self, route: &str) -> (Vec<UserAgentCount>, u64) {
         let routes = self.0.lock();
         let Some(route) = routes.get(route) else { return (Vec::new(), 0) };
-        let shown = |(agent, requests): &(Box<str>, u64)| KeylessAgent {
+        let shown = |(agent, requests): &(Box<str>, u64)| UserAgentCount {
             user_agent: (!agent.is_empty()).then(|| agent.to_string()),
             requests: *requests,
         };
-        let mut agents: Vec<KeylessAgent> = route.agents.iter().map(shown).collect();
+        let mut agents: Vec<UserAgentCount> = route.agents.iter().map(shown).collect();
         agents.sort_by(|a, b| b.requests.cmp(&a.requests).then_with(|| a.user_agent.cmp(&b.user_agent)));
         (agents, route.others)
-    }
-}
-
-impl Default for ShadowRouteCounters {
-    fn default() -> Self {
-        Self { refusals: [0; RefusalReason::COUNT], agents: Vec::new(), others: 0 }
     }
 }
 
@@ -152,8 +146,8 @@ mod tests {
         );
         told(&report, "b", RequestOutcome::Executed, Some(b"x/1"));
         assert_eq!(report.refusals("a"), [("key-missing", 1), ("key-reused", 3)]);
-        let shop = KeylessAgent { user_agent: Some("Shop/3.2".into()), requests: 4 };
-        assert_eq!(report.keyless_agents("a"), (vec![shop, KeylessAgent { user_agent: None, requests: 1 }], 0));
+        let shop = UserAgentCount { user_agent: Some("Shop/3.2".into()), requests: 4 };
+        assert_eq!(report.keyless_agents("a"), (vec![shop, UserAgentCount { user_agent: None, requests: 1 }], 0));
         assert_eq!((report.refusals("b"), report.keyless_agents("b")), (Vec::new(), (Vec::new(), 0)));
     }
 

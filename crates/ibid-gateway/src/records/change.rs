@@ -12,7 +12,10 @@ use ibid_stores::seal::is_sealed;
 use serde::{Deserialize, Serialize};
 
 use super::{RecordEntry, RecordView, find, state_name, view};
-use crate::config::raw::UNSETTABLE_HEADERS;
+use crate::{
+    config::raw::UNSETTABLE_HEADERS,
+    format::{format_rough, now_ms},
+};
 
 /// Maximum body size of a resolved answer.
 pub const MAX_ANSWER_BODY_BYTES: u64 = 64 << 20;
@@ -27,6 +30,14 @@ pub enum ChangeAction {
     Forget,
     /// The operation ran and had this answer.
     Resolve(ResolvedAnswer),
+}
+
+/// What an operator can do to an entry, as paths name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChangeVerb {
+    Release,
+    Forget,
+    Resolve,
 }
 
 /// The answer of an operation, as an operator supplies it.
@@ -50,24 +61,7 @@ pub struct ChangeRequest {
     pub fence: Option<Fence>,
 }
 
-#[derive(Debug)]
-pub struct ChangeResult {
-    pub before: RecordEntry,
-    /// `None` if the entry is absent, or could not be read.
-    pub after: Option<RecordEntry>,
-    pub outcome: ChangeOutcome,
-}
-
-#[derive(Debug)]
-pub enum ChangeOutcome {
-    Changed,
-    /// Nothing was changed, for this reason.
-    Refused(String),
-    /// The store failed. Unless the error says otherwise, it may have applied the change.
-    Failed(StoreError),
-}
-
-/// A [`ChangeResult`] for programs.
+/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// `release`, `forget` or `resolve`.
@@ -82,21 +76,35 @@ pub struct ChangeReport {
     pub after: Option<RecordView>,
 }
 
-impl ChangeAction {
-    pub fn name(&self) -> &'static str {
+impl ChangeVerb {
+    pub(crate) const ALL: [Self; 3] = [Self::Release, Self::Forget, Self::Resolve];
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Release => "release",
             Self::Forget => "forget",
-            Self::Resolve(_) => "resolve",
+            Self::Resolve => "resolve",
         }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|verb| verb.name() == name)
+    }
+}
+
+impl ChangeAction {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Release => ChangeVerb::Release,
+            Self::Forget => ChangeVerb::Forget,
+            Self::Resolve(_) => ChangeVerb::Resolve,
+        }
+        .name()
     }
 }
 
 impl ResolvedAnswer {
     /// Parses one header of an answer.
-    ///
-    /// # Errors
-    /// A message that says what is wrong with the header.
     pub fn parse_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
         let wrong =
             || format!("{:?} is no header; write one such as 'Location: /payments/7'", format!("{name}: {value}"));
@@ -107,8 +115,23 @@ impl ResolvedAnswer {
         Ok((parsed, value.trim().parse().map_err(|_| wrong())?))
     }
 
+    pub(crate) fn parse_headers<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            let (name, value) = Self::parse_header(name, value)?;
+            headers.try_append(name, value).map_err(|_| "there are too many")?;
+        }
+        Ok(headers)
+    }
+
+    /// Only final statuses can be answers.
+    pub(crate) fn parse_status(code: u64) -> Option<StatusCode> {
+        let code = u16::try_from(code).ok().filter(|code| (200..=599).contains(code))?;
+        StatusCode::from_u16(code).ok()
+    }
+
     fn to_settlement(&self, before: &RecordEntry) -> Settlement {
-        let (requested_at_ms, completed_at_ms) = (view::requested_at_ms(&before.info), view::now_ms());
+        let (requested_at_ms, completed_at_ms) = (view::requested_at_ms(&before.info), now_ms());
         let record = Record {
             status: self.status,
             requested_at_ms,
@@ -132,30 +155,42 @@ impl ResolvedAnswer {
 }
 
 impl ChangeRequest {
-    /// Makes the change if the entry's fence still matches.
-    pub async fn execute(&self, store: &dyn Store, before: RecordEntry) -> ChangeResult {
+    /// Makes the change if the entry's fence still matches. The error is the store's: unless it says otherwise, the
+    /// store may have applied the change.
+    pub async fn execute(&self, store: &dyn Store, before: RecordEntry) -> (ChangeReport, Option<StoreError>) {
         let (address, seen) = (before.info.address, self.fence.unwrap_or(before.info.fence));
         let outcome = match self.refusal_reason(&before, seen) {
-            Some(why) => ChangeOutcome::Refused(why),
+            Some(why) => Ok(Some(why)),
             None => self.apply_to_store(store, &before, seen).await,
         };
         // A failed read must not hide that the change was made.
         let after = find::at(store, &address).await.ok().flatten();
-        ChangeResult { before, after, outcome }
+        let (changed, refused, error) = match outcome {
+            Ok(refused) => (Some(refused.is_none()), refused, None),
+            Err(error) => ((error.kind != ErrorKind::Ambiguous).then_some(false), None, Some(error)),
+        };
+        let report = ChangeReport {
+            action: self.action.name().into(),
+            changed,
+            reason: self.reason.clone(),
+            refused,
+            before: RecordView::from(&before.info),
+            after: after.map(|after| RecordView::from(&after.info)),
+        };
+        (report, error)
     }
 
-    async fn apply_to_store(&self, store: &dyn Store, before: &RecordEntry, seen: Fence) -> ChangeOutcome {
+    /// Returns why nothing was changed, or `None` if it was.
+    async fn apply_to_store(
+        &self, store: &dyn Store, before: &RecordEntry, seen: Fence,
+    ) -> Result<Option<String>, StoreError> {
         let (operators, address) = (store.admin(), &before.info.address);
         let held = match &self.action {
-            ChangeAction::Forget => operators.forget(address, seen).await,
-            ChangeAction::Release => operators.resolve(address, seen, &Settlement::Release).await,
-            ChangeAction::Resolve(answer) => operators.resolve(address, seen, &answer.to_settlement(before)).await,
+            ChangeAction::Forget => operators.forget(address, seen).await?,
+            ChangeAction::Release => operators.resolve(address, seen, &Settlement::Release).await?,
+            ChangeAction::Resolve(answer) => operators.resolve(address, seen, &answer.to_settlement(before)).await?,
         };
-        match held {
-            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => ChangeOutcome::Changed,
-            Ok(SettleOutcome::ClaimLost(_)) => ChangeOutcome::Refused("it has changed meanwhile".into()),
-            Err(error) => ChangeOutcome::Failed(error),
-        }
+        Ok(matches!(held, SettleOutcome::ClaimLost(_)).then(|| "it has changed meanwhile".into()))
     }
 
     /// Predicts the store's refusal, with a better explanation than the store can give.
@@ -182,46 +217,5 @@ impl ChangeRequest {
                 state_name(listed.state)
             )),
         }
-    }
-
-    /// Describes the result for programs.
-    pub fn told(&self, made: &ChangeResult) -> ChangeReport {
-        let (changed, refused) = match &made.outcome {
-            ChangeOutcome::Changed => (Some(true), None),
-            ChangeOutcome::Refused(why) => (Some(false), Some(why.clone())),
-            ChangeOutcome::Failed(error) => ((error.kind != ErrorKind::Ambiguous).then_some(false), None),
-        };
-        ChangeReport {
-            action: self.action.name().into(),
-            changed,
-            reason: self.reason.clone(),
-            refused,
-            before: RecordView::from(&made.before.info),
-            after: made.after.as_ref().map(|after| RecordView::from(&after.info)),
-        }
-    }
-}
-
-/// Formats a duration in one unit: `45s`, `12m`, `3h`, `5d`.
-pub(crate) fn format_rough(duration: Duration) -> String {
-    match (duration.as_secs(), duration.subsec_millis()) {
-        (0, millis) => format!("{millis}ms"),
-        (seconds @ ..120, _) => format!("{seconds}s"),
-        (seconds @ ..7_200, _) => format!("{}m", seconds / 60),
-        (seconds @ ..172_800, _) => format!("{}h", seconds / 3_600),
-        (seconds, _) => format!("{}d", seconds / 86_400),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_rough() {
-        for (seconds, shown) in [(0, "0ms"), (119, "119s"), (120, "2m"), (7_200, "2h"), (172_800, "2d")] {
-            assert_eq!(format_rough(Duration::from_secs(seconds)), shown);
-        }
-        assert_eq!(format_rough(Duration::MAX), format!("{}d", u64::MAX / 86_400));
     }
 }

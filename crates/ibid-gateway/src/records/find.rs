@@ -6,26 +6,12 @@ use ibid::store::{
     StoreError, key_hash,
 };
 
-use super::{RecordLookupError, RecordQuery};
+use super::{RecordList, RecordLookupError, RecordQuery, RecordView};
 
 /// Entries per call of the store's `list`.
 const LIST_PAGE_SIZE: usize = 1000;
 /// How often to read an entry that changes while it is read.
 const MAX_READ_ATTEMPTS: u32 = 5;
-
-/// The store filters of a query, usually one. A query for a key has one for entries that store the key as given, and
-/// one for its hash, which finds masked keys (two for a UUID with capital letters: most policies store UUIDs in lower
-/// case).
-#[derive(Debug, Clone)]
-pub struct FilterSet(Vec<EntryFilter>);
-
-#[derive(Debug)]
-pub struct FoundEntries {
-    /// In address order.
-    pub entries: Vec<EntryInfo>,
-    /// Cursor of the next page; `None` on the last.
-    pub next: Option<Address>,
-}
 
 /// One entry: the listed information and the outcome of a claim, read at the same state.
 #[derive(Debug, Clone)]
@@ -35,56 +21,63 @@ pub struct RecordEntry {
     pub claim: ClaimOutcome,
 }
 
-impl FilterSet {
-    pub fn from_query(query: RecordQuery) -> Self {
-        let RecordQuery { address, state, tenant, user, endpoint, key, older_than } = query;
+impl RecordQuery {
+    /// The store filters of the query, usually one. A query for a key has one for entries that store the key as given,
+    /// and one for its hash, which finds masked keys (two for a UUID with capital letters: most policies store UUIDs in
+    /// lower case).
+    fn filters(self) -> Vec<EntryFilter> {
+        let Self { address, state, tenant, user, endpoint, key, older_than } = self;
         let filter = EntryFilter { state, address, tenant, user, endpoint, older_than, ..EntryFilter::default() };
-        let Some(key) = key else { return Self(vec![filter]) };
+        let Some(key) = key else { return vec![filter] };
         let lower = key.to_ascii_lowercase();
-        let spellings = if is_uuid(&key) && lower != key { vec![&key, &lower] } else { vec![&key] };
-        let exactly = spellings.into_iter().map(|key| EntryFilter { key_hash: Some(key_hash(key)), ..filter.clone() });
-        let filters: Vec<_> = exactly.collect();
-        Self([EntryFilter { key: Some(key.clone()), ..filter }].into_iter().chain(filters).collect())
+        let hashed = |key: &str| EntryFilter { key_hash: Some(key_hash(key)), ..filter.clone() };
+        let mut filters = vec![hashed(&key)];
+        if is_uuid(&key) && lower != key {
+            filters.push(hashed(&lower));
+        }
+        filters.push(EntryFilter { key: Some(key), ..filter });
+        filters
     }
 
     /// Lists entries after `from`, in address order.
-    ///
-    /// # Errors
-    /// If the store fails.
-    pub async fn list(
-        &self, store: &dyn Store, from: Option<Address>, limit: usize,
-    ) -> Result<FoundEntries, StoreError> {
-        let mut entries = Vec::new();
-        for filter in &self.0 {
-            // One more than requested, to know whether there is a next page.
-            entries.extend(collect_entries(store, filter, from, limit + 1).await?);
-        }
-        entries.sort_unstable_by_key(|listed| listed.address);
-        entries.dedup_by_key(|listed| listed.address);
+    pub async fn list(self, store: &dyn Store, from: Option<Address>, limit: usize) -> Result<RecordList, StoreError> {
+        // One more than requested, to know whether there is a next page.
+        let mut entries = list_entries(store, &self.filters(), from, limit + 1).await?;
         let more = entries.len() > limit;
         entries.truncate(limit);
-        let next = entries.last().filter(|_| more).map(|last| last.address);
-        Ok(FoundEntries { entries, next })
+        let next = entries.last().filter(|_| more).map(|last| last.address.to_string());
+        Ok(RecordList { records: entries.iter().map(RecordView::from).collect(), next })
     }
 
     /// Finds the only entry that matches.
-    ///
-    /// # Errors
-    /// If no entry or more than one matches, or the store fails.
-    pub async fn find_one(&self, store: &dyn Store) -> Result<RecordEntry, RecordLookupError> {
+    pub async fn find_one(self, store: &dyn Store) -> Result<RecordEntry, RecordLookupError> {
+        let filters = self.filters();
         for _ in 0..MAX_READ_ATTEMPTS {
-            let found = self.list(store, None, 2).await?;
-            let listed = match &found.entries[..] {
-                [listed] => listed,
+            let listed = match &list_entries(store, &filters, None, 2).await?[..] {
+                [listed] => listed.address,
                 [] => return Err(RecordLookupError::NotFound),
                 [one, other, ..] => return Err(RecordLookupError::Ambiguous(one.address, other.address)),
             };
-            if let Some(entry) = read_entry(store, &listed.address).await? {
+            if let Some(entry) = read_entry(store, &listed).await? {
                 return Ok(entry);
             }
         }
         Err(RecordLookupError::KeepsChanging)
     }
+}
+
+/// Lists entries that match any of the filters, in address order.
+async fn list_entries(
+    store: &dyn Store, filters: &[EntryFilter], from: Option<Address>, at_most: usize,
+) -> Result<Vec<EntryInfo>, StoreError> {
+    let mut entries = Vec::new();
+    for filter in filters {
+        entries.extend(collect_entries(store, filter, from, at_most).await?);
+    }
+    entries.sort_unstable_by_key(|listed| listed.address);
+    entries.dedup_by_key(|listed| listed.address);
+    entries.truncate(at_most);
+    Ok(entries)
 }
 
 fn is_uuid(key: &str) -> bool {
@@ -94,10 +87,7 @@ fn is_uuid(key: &str) -> bool {
 }
 
 /// Reads the entry at an address; `None` if it is absent.
-///
-/// # Errors
-/// If the entry changes during every read attempt, or the store fails.
-pub async fn at(store: &dyn Store, address: &Address) -> Result<Option<RecordEntry>, RecordLookupError> {
+pub(super) async fn at(store: &dyn Store, address: &Address) -> Result<Option<RecordEntry>, RecordLookupError> {
     for _ in 0..MAX_READ_ATTEMPTS {
         if let Some(entry) = read_entry(store, address).await? {
             return Ok(Some(entry));

@@ -1,19 +1,16 @@
 //! The JSON form of an entry. `docs/operating.md` lists its members.
 
-use std::time::{Duration, SystemTime};
-
 use bytes::Bytes;
+use data_encoding::HEXLOWER;
 use ibid::{
-    LabelText, Record, RecordBody, mask, rfc3339,
+    LabelText, Record, RecordBody, mask,
     store::{ClaimOutcome, EntryInfo, EntryState, Fingerprint},
 };
 use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};
 
-use super::{FoundEntries, RecordEntry, state_name};
-
-/// The last millisecond of the year 9999, the limit of RFC 3339.
-const MAX_DATE_MS: u64 = 253_402_300_799_999;
+use super::{RecordEntry, state_name};
+use crate::format::{as_millis, format_date, now_ms};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordList {
@@ -116,15 +113,6 @@ pub enum BodyView {
     },
 }
 
-impl From<FoundEntries> for RecordList {
-    fn from(found: FoundEntries) -> Self {
-        Self {
-            records: found.entries.iter().map(RecordView::from).collect(),
-            next: found.next.map(|next| next.to_string()),
-        }
-    }
-}
-
 /// The fields that lists show.
 impl From<&EntryInfo> for RecordView {
     fn from(listed: &EntryInfo) -> Self {
@@ -209,12 +197,14 @@ impl AnswerView {
 fn body_view(body: &RecordBody) -> Option<BodyView> {
     match body {
         RecordBody::None => None,
-        RecordBody::Digest { length, sha256 } => Some(BodyView::Digest { length: *length, sha256: to_hex(sha256) }),
+        RecordBody::Digest { length, sha256 } => {
+            Some(BodyView::Digest { length: *length, sha256: HEXLOWER.encode(sha256) })
+        }
         RecordBody::Whole(body) => {
             let length = body.len() as u64;
             Some(match displayable_text(body) {
                 Some(text) => BodyView::Text { length, text: text.into() },
-                None => BodyView::Hex { length, hex: to_hex(body) },
+                None => BodyView::Hex { length, hex: HEXLOWER.encode(body) },
             })
         }
     }
@@ -229,34 +219,6 @@ pub(crate) fn requested_at_ms(listed: &EntryInfo) -> u64 {
     }
 }
 
-/// Milliseconds since the Unix epoch.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    as_millis(since)
-}
-
-/// RFC 3339, capped at the year 9999.
-pub(crate) fn format_date(ms: u64) -> String {
-    rfc3339(ms.min(MAX_DATE_MS))
-}
-
-pub(crate) fn as_millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble & 15)]);
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
-}
-
-/// Inverse of [`to_hex`]; `None` if the text is not hex.
-pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let pair = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
-    text.len().is_multiple_of(2).then(|| text.as_bytes().chunks_exact(2).map(pair).collect()).flatten()
-}
-
 /// The bytes as text, if they are printable UTF-8.
 fn displayable_text(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
@@ -268,11 +230,15 @@ fn masked_fingerprint(fingerprint: &Fingerprint) -> String {
     if *fingerprint == Fingerprint::NONE {
         return "none".into();
     }
-    format!("v{} {}", fingerprint.version, mask(&to_hex(&fingerprint.digest)))
+    format!("v{} {}", fingerprint.version, mask(&HEXLOWER.encode(&fingerprint.digest)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use data_encoding::HEXLOWER_PERMISSIVE;
+
     use super::*;
 
     #[test]
@@ -291,7 +257,8 @@ mod tests {
     #[test]
     fn hex_comes_back() {
         let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(from_hex(&to_hex(&all)), Some(all));
+        let from_hex = |text: &str| HEXLOWER_PERMISSIVE.decode(text.as_bytes()).ok();
+        assert_eq!(from_hex(&HEXLOWER.encode(&all)), Some(all));
         assert_eq!((from_hex("0"), from_hex("0g"), from_hex("é0")), (None, None, None));
     }
 

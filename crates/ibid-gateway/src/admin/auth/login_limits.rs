@@ -52,12 +52,13 @@ impl LoginAttempts {
         self.failures_left
     }
 
-    pub(super) fn record_failure<T>(&mut self, why: AuthError) -> Result<T, AuthError> {
+    /// Counts a failure, and returns the error for it.
+    pub(super) fn record_failure(&mut self) -> AuthError {
         if self.refill() < 1.0 {
-            return Err(self.rate_limit_error());
+            return self.rate_limit_error();
         }
         self.failures_left -= 1.0;
-        Err(why)
+        AuthError::InvalidToken
     }
 
     pub(super) fn rate_limit_error(&self) -> AuthError {

@@ -11,10 +11,8 @@ use super::{CommandError, ResealArgs, show::escape_control, target::KeysTarget};
 use crate::{
     commands::{admin_client::AdminClient, open_store},
     config::Env,
-    records::{
-        ResealReport,
-        view::{format_date, now_ms},
-    },
+    format::{format_date, now_ms},
+    records::ResealReport,
 };
 
 /// Maximum number of entries per call.

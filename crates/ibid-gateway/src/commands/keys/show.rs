@@ -1,14 +1,14 @@
 //! Formats entries and changes for people.
 
-use std::{io, time::Duration};
+use std::io;
 
 use bytes::Bytes;
+use data_encoding::HEXLOWER_PERMISSIVE;
 
 use super::CommandError;
-use crate::records::{
-    AnswerView, BodyView, ChangeReport, RecordView,
-    change::format_rough,
-    view::{format_date, from_hex, now_ms},
+use crate::{
+    format::{format_date, format_rough_ms, now_ms},
+    records::{AnswerView, BodyView, ChangeReport, RecordView},
 };
 
 /// Maximum bytes of a binary body to show.
@@ -99,9 +99,9 @@ pub(super) fn answer_body(view: &RecordView) -> Result<Bytes, CommandError> {
                 not_so(format!("its body of {length} bytes was too large to keep; only its digest is there"))
             }
             Some(BodyView::Text { text, .. }) => Ok(Bytes::copy_from_slice(text.as_bytes())),
-            Some(BodyView::Hex { hex, .. }) => match from_hex(hex) {
-                Some(bytes) => Ok(bytes.into()),
-                None => not_so("its body did not arrive as hex".into()),
+            Some(BodyView::Hex { hex, .. }) => match HEXLOWER_PERMISSIVE.decode(hex.as_bytes()) {
+                Ok(bytes) => Ok(bytes.into()),
+                Err(_) => not_so("its body did not arrive as hex".into()),
             },
         },
     }
@@ -233,10 +233,6 @@ fn escape_control_lines(text: &str) -> String {
 
 fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { escape_control(text) }
-}
-
-fn format_rough_ms(ms: u64) -> String {
-    format_rough(Duration::from_millis(ms))
 }
 
 #[cfg(test)]

@@ -19,10 +19,9 @@ use super::{
 };
 use crate::{
     config::{self, ConfigError, Env, SealSettings, StoreSelection},
+    format::as_millis,
     records::{
-        ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordList, RecordLookupError,
-        RecordQuery, RecordView, state_name,
-        view::{as_millis, to_hex},
+        ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery, RecordView, state_name,
     },
 };
 
@@ -88,7 +87,7 @@ impl KeysBackend {
         &self, query: RecordQuery, from: Option<Address>, limit: usize,
     ) -> Result<RecordList, CommandError> {
         match self {
-            Self::Store(store, _) => Ok(FilterSet::from_query(query).list(&**store, from, limit).await?.into()),
+            Self::Store(store, _) => Ok(query.list(&**store, from, limit).await?),
             Self::Admin(api) => api.get(&list_path(&query, from, limit)).await,
         }
     }
@@ -96,7 +95,7 @@ impl KeysBackend {
     /// Returns the only matching entry.
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
-            Self::Store(store, _) => Ok(RecordView::from(&FilterSet::from_query(query).find_one(&**store).await?)),
+            Self::Store(store, _) => Ok(RecordView::from(&query.find_one(&**store).await?)),
             Self::Admin(api) => fetch_one(api, &query).await,
         }
     }
@@ -107,15 +106,11 @@ impl KeysBackend {
     ) -> Result<(ChangeReport, Option<CommandError>), CommandError> {
         match self {
             Self::Store(store, _) => {
-                let before = FilterSet::from_query(query).find_one(&**store).await?;
-                let made = change.execute(&**store, before).await;
-                let told = change.told(&made);
-                let failed = match made.outcome {
-                    ChangeOutcome::Changed => None,
-                    ChangeOutcome::Refused(why) => Some(CommandError::Conflict(format!("nothing was changed: {why}"))),
-                    ChangeOutcome::Failed(error) => Some(error.into()),
-                };
-                Ok((told, failed))
+                let before = query.find_one(&**store).await?;
+                let (told, error) = change.execute(&**store, before).await;
+                let refused = told.refused.as_ref();
+                let refused = refused.map(|why| CommandError::Conflict(format!("nothing was changed: {why}")));
+                Ok((told, refused.or(error.map(CommandError::from))))
             }
             Self::Admin(api) => {
                 let before = fetch_one(api, &query).await?;
@@ -190,7 +185,7 @@ fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
             answer.headers.iter().map(|(name, value)| (name.as_str(), text(value.as_bytes()))).collect();
         let content = match std::str::from_utf8(&answer.body) {
             Ok(text) => json!(text),
-            Err(_) => json!({ "hex": to_hex(&answer.body) }),
+            Err(_) => json!({ "hex": data_encoding::HEXLOWER.encode(&answer.body) }),
         };
         body["as"] = "done".into();
         body["answer"] = json!({ "status": answer.status.as_u16(), "headers": headers, "body": content });

@@ -81,7 +81,7 @@ fn key_description(policy: &Policy) -> String {
     format!(
         "Names one operation: make it once, send the same one with every retry. A retry gets the first answer and has no \
          second effect, for {}. The key is {form}.{without}",
-        describe::duration(policy.ttl)
+        crate::format::duration_in_words(policy.ttl)
     )
 }
 

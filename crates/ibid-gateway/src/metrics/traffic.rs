@@ -1,100 +1,128 @@
-use std::{
-    array,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+//! The counts that charts and the overview show: requests by outcome, hits, fallbacks and overhead.
 
-use ibid::{RefusalReason, RequestOutcome, ShadowOutcome, StoreCall};
+use std::time::Duration;
 
-use super::{GatewayCounters, Metrics, sharded::HistogramSnapshot};
+use ibid::{RefusalReason, RequestOutcome, ShadowOutcome};
 
-/// All counters at one moment. The difference of two is what happened in between.
+use super::{Metrics, sharded::HistogramSnapshot};
+
+/// Counts since the process started, or of a period.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct MetricsSnapshot {
+pub(crate) struct TrafficCounts {
+    /// End of the period, in milliseconds since the Unix epoch.
+    pub(crate) at_ms: u64,
+    /// Length of the period. Longer than planned if the process was suspended.
+    pub(crate) over: Duration,
     pub(crate) requests: RequestCounts,
     /// Requests that were replayed and ran nothing.
     pub(crate) hits: u64,
     /// Store calls that one of two stores decided alone.
     pub(crate) fallbacks: u64,
-    /// Claims taken over while their operation ran.
-    pub(crate) lost_claims: u64,
     /// Time that requests took beyond their operation.
     pub(crate) overhead: HistogramSnapshot,
-    /// Duration of store calls, in the order of [`StoreCall::ALL`].
-    pub(crate) store: [HistogramSnapshot; StoreCall::ALL.len()],
 }
 
-/// Requests by outcome.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct RequestCounts {
+/// Defines the counts, and the operations that work on each of them.
+macro_rules! request_counts {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// Requests by outcome.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub(crate) struct RequestCounts {
+            $($(#[$doc])* pub(crate) $name: u64,)+
+        }
+
+        impl RequestCounts {
+            fn combine(&self, other: &Self, with: fn(u64, u64) -> u64) -> Self {
+                Self { $($name: with(self.$name, other.$name),)+ }
+            }
+
+            pub(crate) fn total(&self) -> u64 {
+                [$(self.$name),+].iter().sum()
+            }
+        }
+    };
+}
+
+request_counts! {
     /// Ran, and the answer is stored or about to be.
-    pub(crate) stored: u64,
+    stored,
     /// Ran, and the answer is not remembered.
-    pub(crate) released: u64,
+    released,
     /// Ran, outcome unknown.
-    pub(crate) unknown: u64,
+    unknown,
     /// Ran without protection.
-    pub(crate) degraded: u64,
-    pub(crate) replayed: u64,
+    degraded,
+    replayed,
     /// Refused because another request with the key was in progress.
-    pub(crate) conflicts: u64,
+    conflicts,
     /// Refused because the key was used for a different request.
-    pub(crate) reused: u64,
+    reused,
     /// Refused for another reason.
-    pub(crate) refused: u64,
+    refused,
     /// Had no key and passed through.
-    pub(crate) keyless: u64,
+    keyless,
     /// Passed through in shadow mode.
-    pub(crate) shadowed: u64,
+    shadowed,
 }
 
 impl Metrics {
-    pub(crate) fn snapshot(&self) -> MetricsSnapshot {
-        let total =
-            |of: fn(&GatewayCounters) -> &AtomicU64| self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum();
-        let spread = |of: &dyn Fn(&GatewayCounters) -> HistogramSnapshot| {
-            self.counters.iter().fold(HistogramSnapshot::default(), |sum, shard| sum + of(shard))
-        };
-        let requests = self.by_route().iter().fold(RequestCounts::default(), |sum, (_, more)| sum.plus(more));
-        MetricsSnapshot {
-            requests,
-            hits: total(|rest| &rest.hits),
-            fallbacks: total(|rest| &rest.fallbacks),
-            lost_claims: total(|rest| &rest.lost_claims),
-            overhead: spread(&|rest| rest.overhead.snapshot()),
-            store: array::from_fn(|call| spread(&|rest| rest.store[call].snapshot())),
+    /// The counts since the process started.
+    pub(crate) fn snapshot(&self) -> TrafficCounts {
+        TrafficCounts {
+            requests: self
+                .by_route()
+                .fold(RequestCounts::default(), |sum, (_, more)| sum.combine(&more, u64::wrapping_add)),
+            hits: self.total(|counters| &counters.hits),
+            fallbacks: self.total(|counters| &counters.fallbacks),
+            overhead: self.overhead(),
+            ..TrafficCounts::default()
         }
     }
 
     /// The request counts of each route.
-    pub(crate) fn by_route(&self) -> Vec<(&str, RequestCounts)> {
-        let routes = self.requests.iter().map(|tally| {
+    pub(crate) fn by_route(&self) -> impl Iterator<Item = (&str, RequestCounts)> {
+        self.routes().map(|route| {
             let mut requests = RequestCounts::default();
-            tally.counts_by_outcome().for_each(|(outcome, count)| requests.add(outcome, count));
-            (tally.route(), requests)
-        });
-        routes.collect()
+            route.by_outcome().for_each(|(outcome, count)| *requests.counter_mut(outcome) += count);
+            (route.name(), requests)
+        })
     }
 }
 
-impl MetricsSnapshot {
+impl TrafficCounts {
     /// The counts since `before`, an earlier snapshot.
-    pub(crate) fn since(&self, before: &Self) -> Self {
+    pub(super) fn since(&self, before: &Self) -> Self {
         Self {
-            requests: self.requests.since(&before.requests),
+            requests: self.requests.combine(&before.requests, u64::saturating_sub),
             hits: self.hits.saturating_sub(before.hits),
             fallbacks: self.fallbacks.saturating_sub(before.fallbacks),
-            lost_claims: self.lost_claims.saturating_sub(before.lost_claims),
             overhead: self.overhead.since(&before.overhead),
-            store: array::from_fn(|call| self.store[call].since(&before.store[call])),
+            ..*self
         }
+    }
+
+    /// Adds another period.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.at_ms = self.at_ms.max(more.at_ms);
+        self.over += more.over;
+        self.requests = self.requests.combine(&more.requests, u64::wrapping_add);
+        self.hits += more.hits;
+        self.fallbacks += more.fallbacks;
+        self.overhead = self.overhead + more.overhead;
+    }
+
+    pub(crate) fn per_second(&self) -> f64 {
+        self.requests.total() as f64 / self.over.as_secs_f64().max(1.0)
+    }
+
+    /// `of` as a share of all requests; `None` if there are none.
+    pub(crate) fn share_of(&self, of: u64) -> Option<f64> {
+        let all = self.requests.total();
+        (all > 0).then(|| of as f64 / all as f64)
     }
 }
 
 impl RequestCounts {
-    fn add(&mut self, outcome: RequestOutcome, count: u64) {
-        *self.counter_mut(outcome) += count;
-    }
-
     fn counter_mut(&mut self, outcome: RequestOutcome) -> &mut u64 {
         match outcome {
             RequestOutcome::Executed | RequestOutcome::Pending => &mut self.stored,
@@ -108,39 +136,6 @@ impl RequestCounts {
             RequestOutcome::Keyless => &mut self.keyless,
             RequestOutcome::Shadow(ShadowOutcome::Replay | ShadowOutcome::Refusal(_)) => &mut self.shadowed,
         }
-    }
-
-    fn as_array(&self) -> [u64; 10] {
-        [
-            self.stored,
-            self.released,
-            self.unknown,
-            self.degraded,
-            self.replayed,
-            self.conflicts,
-            self.reused,
-            self.refused,
-            self.keyless,
-            self.shadowed,
-        ]
-    }
-
-    fn since(&self, before: &Self) -> Self {
-        let (now, then) = (self.as_array(), before.as_array());
-        let [stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed] =
-            array::from_fn(|at| now[at].saturating_sub(then[at]));
-        Self { stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed }
-    }
-
-    pub(crate) fn plus(&self, more: &Self) -> Self {
-        let (mine, theirs) = (self.as_array(), more.as_array());
-        let [stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed] =
-            array::from_fn(|at| mine[at] + theirs[at]);
-        Self { stored, released, unknown, degraded, replayed, conflicts, reused, refused, keyless, shadowed }
-    }
-
-    pub(crate) fn total(&self) -> u64 {
-        self.as_array().iter().sum()
     }
 
     /// Ran under a claim with a known outcome.
@@ -166,8 +161,6 @@ impl RequestCounts {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use ibid::{Observer, RequestReport};
 
     use super::{super::all_outcomes, *};
@@ -206,7 +199,7 @@ mod tests {
         let since = metrics.snapshot().since(&before);
         assert_eq!(since.requests, RequestCounts { replayed: 1, ..RequestCounts::default() });
         assert_eq!(since.overhead.count(), 1);
-        let by_route = metrics.by_route();
+        let by_route: Vec<_> = metrics.by_route().collect();
         assert_eq!(by_route.len(), 2);
         assert_eq!(by_route[1], ("POST /b", RequestCounts { replayed: 1, ..RequestCounts::default() }));
     }

@@ -1,0 +1,256 @@
+//! Text for people: durations, sizes, counts, dates and untrusted text. Also the parser of durations.
+
+use std::{
+    borrow::Cow,
+    fmt::Display,
+    time::{Duration, SystemTime},
+};
+
+/// The last millisecond of the year 9999, the limit of RFC 3339.
+const MAX_DATE_MS: u64 = 253_402_300_799_999;
+/// Longest duration that is accepted, a hundred years, because stores compute in microseconds.
+pub(crate) const MAX_DURATION: Duration = Duration::from_secs(100 * 366 * 86_400);
+/// The units of durations in milliseconds, largest first.
+const DURATION_UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+const SIZE_UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+
+/// Parses `500ms`, `30s`, `5m`, `24h` or `7d`. The result may exceed [`MAX_DURATION`].
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let (millis, _) = DURATION_UNITS.iter().find(|(_, name)| *name == unit)?;
+    Some(Duration::from_millis(number.parse::<u64>().ok()?.saturating_mul(*millis)))
+}
+
+/// As a configuration file has it: `5m`, without loss.
+pub(crate) fn format_exact_duration(duration: Duration) -> String {
+    let millis = as_millis(duration);
+    // Without days: 24h is more common than 1d.
+    let fits = DURATION_UNITS[1..].iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit));
+    let (unit, name) = fits.unwrap_or(&(1, "ms"));
+    format!("{}{name}", millis / unit)
+}
+
+/// As a configuration file has it: `64KiB`, without loss.
+pub(crate) fn format_exact_size(bytes: u64) -> String {
+    let fits = SIZE_UNITS.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));
+    fits.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
+/// Such as `24 hours`, without loss.
+pub(crate) fn duration_in_words(duration: Duration) -> String {
+    let (digits, unit) = split_unit(format_exact_duration(duration));
+    let unit = match unit.as_str() {
+        "h" => "hour",
+        "m" => "minute",
+        "s" => "second",
+        _ => "millisecond",
+    };
+    format!("{digits} {unit}{}", if digits == "1" { "" } else { "s" })
+}
+
+/// Such as `1 MiB`, without loss.
+pub(crate) fn size_in_words(bytes: u64) -> String {
+    let (digits, unit) = split_unit(format_exact_size(bytes));
+    format!("{digits} {}", if unit.is_empty() { "bytes" } else { &unit })
+}
+
+fn split_unit(mut text: String) -> (String, String) {
+    let unit = text.split_off(text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic()).len());
+    (text, unit)
+}
+
+/// In one unit, rounded down: `45s`, `12m`, `3h`, `5d`.
+pub(crate) fn format_rough(duration: Duration) -> String {
+    match (duration.as_secs(), duration.subsec_millis()) {
+        (0, millis) => format!("{millis}ms"),
+        (seconds @ ..120, _) => format!("{seconds}s"),
+        (seconds @ ..7_200, _) => format!("{}m", seconds / 60),
+        (seconds @ ..172_800, _) => format!("{}h", seconds / 3_600),
+        (seconds, _) => format!("{}d", seconds / 86_400),
+    }
+}
+
+pub(crate) fn format_rough_ms(ms: u64) -> String {
+    format_rough(Duration::from_millis(ms))
+}
+
+/// A measured time, such as `350 µs`, `1.25 ms` or `2.1 s`; a dash for `None`.
+pub(crate) fn format_duration(duration: Option<Duration>) -> String {
+    let Some(duration) = duration else { return "–".into() };
+    match duration.as_secs_f64() {
+        micros @ ..0.001 => format!("{:.0} µs", micros * 1e6),
+        millis @ ..0.01 => format!("{:.2} ms", millis * 1e3),
+        millis @ ..1.0 => format!("{:.0} ms", millis * 1e3),
+        seconds @ ..100.0 => format!("{seconds:.1} s"),
+        seconds => format!("{seconds:.0} s"),
+    }
+}
+
+/// Rounded, such as `3.4 MiB`.
+pub(crate) fn format_size(bytes: u64) -> String {
+    match SIZE_UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+/// A whole number, such as `12,345`.
+pub(crate) fn format_count(number: impl Display) -> String {
+    let digits = number.to_string();
+    let mut shown = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+/// Such as `0.4`, `12.5` or `1,240`: about three significant digits.
+pub(crate) fn format_rate(per_second: f64) -> String {
+    match per_second {
+        0.0 => "0".into(),
+        small @ ..10.0 => format!("{small:.2}"),
+        medium @ ..100.0 => format!("{medium:.1}"),
+        large => format_count(large.round() as u64),
+    }
+}
+
+/// Such as `3.2 %`; a dash for `None`.
+pub(crate) fn format_percent(part: Option<f64>) -> String {
+    part.map_or("–".into(), |part| format!("{:.1} %", part * 100.0))
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    as_millis(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+}
+
+pub(crate) fn as_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// RFC 3339, capped at the year 9999.
+pub(crate) fn format_date(ms: u64) -> String {
+    ibid::rfc3339(ms.min(MAX_DATE_MS))
+}
+
+/// `2026-11-15 08:00:00`, from RFC 3339.
+pub(crate) fn display_date(date: &str) -> String {
+    date.get(..19).unwrap_or(date).replacen('T', " ", 1)
+}
+
+/// `2026-11-15 08:00:00.000`, from RFC 3339.
+pub(crate) fn display_date_with_millis(date: &str) -> String {
+    display_date(date) + date.get(19..23).unwrap_or_default()
+}
+
+/// `08:00:00`, from RFC 3339.
+pub(crate) fn format_time(date: &str) -> String {
+    date.get(11..19).unwrap_or(date).to_owned()
+}
+
+/// Adds a capital letter and a full stop.
+pub(crate) fn to_sentence(text: &str) -> String {
+    capitalize(text.trim_end_matches('.')) + "."
+}
+
+pub(crate) fn capitalize(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect()
+}
+
+/// Such as `a, b and c`.
+pub(crate) fn join_with_and<T: ToString>(words: &[T]) -> String {
+    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    match &words[..] {
+        [] => "nothing".into(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// Replaces invisible characters, and those that change the text direction, with their code. Untrusted text needs it.
+/// It does not escape markup.
+pub(crate) fn escape_invisible(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_invisible) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if is_invisible(character) { shown.extend(character.escape_unicode()) } else { shown.push(character) }
+    }
+    Cow::Owned(shown)
+}
+
+/// Like [`escape_invisible`], but keeps line breaks.
+pub(crate) fn escape_invisible_lines(text: &str) -> String {
+    text.lines().map(escape_invisible).collect::<Vec<_>>().join("\n")
+}
+
+/// Control characters, direction marks and zero-width characters.
+fn is_invisible(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_plain() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(format_count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0.0, 0.25, 12.34, 1234.5].map(format_rate), ["0", "0.25", "12.3", "1,235"]);
+        assert_eq!([None, Some(0.0321)].map(format_percent), ["–", "3.2 %"]);
+        let durations = [None, Some(350), Some(1250), Some(250_000), Some(2_100_000), Some(600_000_000)];
+        let shown = durations.map(|micros| format_duration(micros.map(Duration::from_micros)));
+        assert_eq!(shown, ["–", "350 µs", "1.25 ms", "250 ms", "2.1 s", "600 s"]);
+        assert_eq!([0, 1023, 1024, 3_565_158].map(format_size), ["0 bytes", "1023 bytes", "1.0 KiB", "3.4 MiB"]);
+    }
+
+    #[test]
+    fn times_are_cut_and_never_panic() {
+        assert_eq!(display_date("2026-11-15T08:00:00.000Z"), "2026-11-15 08:00:00");
+        assert_eq!(format_time("2026-11-15T08:00:00.000Z"), "08:00:00");
+        assert_eq!((display_date("é"), format_time("")), ("é".into(), String::new()));
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_shown() {
+        assert_eq!(escape_invisible("pay-1 é 支払"), "pay-1 é 支払");
+        assert_eq!(escape_invisible("a\u{202e}b\0\u{200b}"), "a\\u{202e}b\\u{0}\\u{200b}");
+        assert_eq!(escape_invisible_lines("a\tb\n\u{1b}[2J"), "a\\u{9}b\n\\u{1b}[2J");
+    }
+
+    #[test]
+    fn durations_are_rough() {
+        for (seconds, shown) in [(0, "0ms"), (119, "119s"), (120, "2m"), (7_200, "2h"), (172_800, "2d")] {
+            assert_eq!(format_rough(Duration::from_secs(seconds)), shown);
+        }
+        assert_eq!(format_rough(Duration::MAX), format!("{}d", u64::MAX / 86_400));
+    }
+
+    #[test]
+    fn durations_and_sizes_read_as_they_are_written() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (500, "500ms"),
+            (1500, "1500ms"),
+            (30_000, "30s"),
+            (90_000, "90s"),
+            (300_000, "5m"),
+            (86_400_000, "24h"),
+        ] {
+            assert_eq!(format_exact_duration(Duration::from_millis(millis)), text);
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)));
+        }
+        for (bytes, text) in [(0, "0"), (1000, "1000"), (1024, "1KiB"), (1 << 20, "1MiB"), (3 << 30, "3GiB")] {
+            assert_eq!(format_exact_size(bytes), text);
+        }
+        for wrong in ["", "5", "m", "-5m", "5 m", "5w", "1.5h", "99999999999999999999s"] {
+            assert_eq!(parse_duration(wrong), None, "{wrong}");
+        }
+    }
+}
