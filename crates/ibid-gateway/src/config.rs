@@ -21,7 +21,6 @@ mod admin_tls;
 mod args;
 mod collector;
 mod deserializer;
-pub(crate) mod dial_format;
 mod dials;
 mod env;
 mod error;
@@ -96,11 +95,8 @@ impl GatewaySettings {
     }
 }
 
-/// Parses a duration in the syntax of the file.
-///
-/// # Errors
-/// Returns the value found and the values allowed.
-pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+/// Parses a duration in the syntax of the file. The error names the value found and the values allowed.
+pub(crate) fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     scalar::Scalar::from_text(text)
 }
 

@@ -11,13 +11,14 @@ use ibid::{
     store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
 };
 use ibid_stores::StoreRole;
+use ibid_tools::describe;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::AdminState;
 use crate::{
-    config::{dial_format, is_webhook_preset},
+    config::is_webhook_preset,
     metrics::RefusedRequest,
     records::view::{format_date, now_ms},
     routes::RouteEntry,
@@ -102,11 +103,11 @@ pub(crate) fn dials(route: &RouteEntry) -> Vec<Dial> {
         // The methods come from the route's match, never from the preset.
         preset.methods.clone_from(&route.policy.methods);
     }
-    let both = dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset));
+    let both = describe::dial_values(&route.policy).into_iter().zip(describe::dial_values(&preset));
     let mut dials: Vec<Dial> =
         both.map(|((name, value), (_, usual))| Dial { name, overridden: value != usual, value }).collect();
     if is_webhook_preset(route.preset) {
-        let signature = dial_format::signature(&route.policy).into_iter();
+        let signature = describe::signature(&route.policy).into_iter();
         dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, overridden: unusual }));
     }
     dials

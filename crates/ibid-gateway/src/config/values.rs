@@ -10,6 +10,7 @@ use ibid::{
     grpc::GrpcStatusCode,
     webhook::{SignatureEncoding, SignedContent},
 };
+use ibid_tools::format::{self, ALLOWED_DURATION};
 
 use super::{
     error::{closest_match, quote_list},
@@ -51,7 +52,6 @@ pub(super) struct DocumentPath(pub(super) String);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listen(pub(super) Option<SocketAddr>);
 
-pub(super) const ALLOWED_DURATION: &str = "a duration such as \"500ms\" \"30s\" \"5m\" \"24h\" \"7d\"";
 const ALLOWED_SIZE: &str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
 const ALLOWED_STATUS: &str = "a status code such as 409";
 
@@ -91,20 +91,7 @@ impl Scalar for Duration {
     const ALLOWED: &'static str = ALLOWED_DURATION;
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let millis = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => 0,
-        };
-        let duration = number.parse::<u64>().ok().filter(|_| millis > 0).and_then(|number| number.checked_mul(millis));
-        let wrong = || format!("{text:?} is no duration; allowed is {ALLOWED_DURATION}");
-        // At most a hundred years, because stores compute in microseconds.
-        duration.map(Self::from_millis).filter(|found| found.as_secs() <= 100 * 366 * 86_400).ok_or_else(wrong)
+        format::parse_duration(text).ok_or_else(|| format!("{text:?} is no duration; allowed is {ALLOWED_DURATION}"))
     }
 }
 
@@ -221,12 +208,6 @@ impl Scalar for GrpcCode {
     fn from_number(number: i64) -> Option<Result<Self, String>> {
         let code = u8::try_from(number).ok().filter(|code| (1..=16).contains(code));
         Some(code.map(Self).ok_or_else(|| format!("{number} is no gRPC code of a refusal; allowed is 1 to 16")))
-    }
-}
-
-impl GrpcCode {
-    pub(crate) fn name(code: u8) -> &'static str {
-        GrpcStatusCode::from_number(code.into()).name()
     }
 }
 

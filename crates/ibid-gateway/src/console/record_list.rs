@@ -12,7 +12,6 @@ use super::{
 };
 use crate::{
     admin::{auth::AdminCaller, query::parse_filters},
-    config::dial_format,
     records::{self, RecordQuery},
 };
 
@@ -219,7 +218,7 @@ pub(super) struct OutcomeUnknownPage {
 
 impl OutcomeUnknownPage {
     pub(super) fn new(shell: PageShell, lists: &AttentionLists, unknown: u64) -> Self {
-        let long = dial_format::format_duration(LONG_RUNNING_AFTER);
+        let long = ibid_tools::format::format_duration(LONG_RUNNING_AFTER);
         let all = |state, age: &str| Form::build_url("/records", &[("state", state), ("older_than", age)]);
         Self {
             shell,

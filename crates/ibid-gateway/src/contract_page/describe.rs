@@ -1,28 +1,17 @@
 //! Describes policy settings in words for API clients.
 
-use std::time::Duration;
-
-use http::HeaderName;
 use ibid::{
-    FingerprintPart, KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, Remember,
-    ScopePart, StatusRange,
+    FingerprintPart, KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, Remember, ScopePart,
+    StatusRange,
     grpc::{CallOutcome, GrpcStatusCode},
     http::Protocol,
     webhook::{WebhookScheme, WebhookVerifier},
 };
 
-use crate::{config::dial_format, routes::RouteEntry};
+pub(crate) use ibid_tools::describe::{duration, header, key_format};
+use ibid_tools::format::format_size;
 
-/// The header name in its usual spelling, such as `Idempotency-Key`.
-pub(crate) fn header(name: &HeaderName) -> String {
-    let mut upper = true;
-    let letters = name.as_str().chars().map(|letter| {
-        let shown = if upper { letter.to_ascii_uppercase() } else { letter };
-        upper = letter == '-';
-        shown
-    });
-    letters.collect()
-}
+use crate::routes::RouteEntry;
 
 /// In the syntax of the configuration file.
 pub(super) fn key_source_code(source: &KeySource) -> String {
@@ -38,18 +27,6 @@ pub(super) fn key_source(source: &KeySource) -> String {
         KeySource::Json(pointer) => format!("{pointer} in the JSON body"),
         KeySource::Query(name) => format!("the query parameter {name}"),
         KeySource::Body => "the request itself: sending it again is a retry".into(),
-    }
-}
-
-pub(crate) fn key_format(format: &KeyFormat) -> String {
-    match format {
-        KeyFormat::Any => "any visible ASCII characters".into(),
-        KeyFormat::Raw => "visible ASCII characters and spaces, taken as they are".into(),
-        KeyFormat::Uuid => "a UUID with hyphens".into(),
-        KeyFormat::Uuid4 => "a UUID of version 4 with hyphens".into(),
-        KeyFormat::Token => "a UUID, or 16 to 255 letters, digits, _ and -".into(),
-        KeyFormat::Operation => "four parts, user:operation:resource:timestamp".into(),
-        KeyFormat::Regex(_) => format!("text that matches {}", format.to_string().trim_start_matches("regex:")),
     }
 }
 
@@ -210,22 +187,9 @@ pub(super) fn header_value(value: &ibid::HeaderTemplate) -> String {
     value.replace("{original_time}", "(when it was first answered)")
 }
 
-/// Such as `24 hours`.
-pub(crate) fn duration(duration: Duration) -> String {
-    let written = dial_format::format_duration(duration);
-    let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = match &written[digits.len()..] {
-        "h" => "hour",
-        "m" => "minute",
-        "s" => "second",
-        _ => "millisecond",
-    };
-    format!("{digits} {unit}{}", if digits == "1" { "" } else { "s" })
-}
-
 /// Such as `1 MiB`.
 pub(super) fn size(bytes: u64) -> String {
-    let written = dial_format::format_size(bytes);
+    let written = format_size(bytes);
     let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = &written[digits.len()..];
     format!("{digits} {}", if unit.is_empty() { "bytes" } else { unit })
@@ -243,6 +207,10 @@ pub(super) fn join_with_and<T: ToString>(words: &[T]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use http::HeaderName;
+
     use super::*;
 
     #[test]

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use ibid::{KeySource, PolicyMode, RefusalFormat, RefusalReason, http::Protocol};
 
-use super::{describe, grpc_methods, is_possible, published_routes};
+use ibid_tools::describe::is_possible;
+
+use super::{describe, grpc_methods, published_routes};
 use crate::routes::{RouteEntry, RouteTable};
 
 /// The contract for people.
