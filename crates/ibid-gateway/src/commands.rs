@@ -1,7 +1,6 @@
 //! The commands of `ibid`. They print and return; only `main` exits.
 
 pub mod check;
-pub mod conform;
 pub mod demo;
 pub mod health;
 pub mod keys;
@@ -14,5 +13,4 @@ pub mod sweep;
 
 mod admin_client;
 mod open_store;
-
-pub use open_store::CommandError;
+mod print;

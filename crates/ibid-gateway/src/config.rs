@@ -15,12 +15,13 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use serde::Deserialize;
+use toml::{Table, Value};
+
+use self::toml_node::{FromToml, TomlNode};
 
 mod admin_tls;
 mod args;
 mod collector;
-mod deserializer;
 pub(crate) mod dial_format;
 mod dials;
 mod env;
@@ -28,11 +29,11 @@ mod error;
 mod jwt;
 pub(crate) mod raw;
 mod reload_check;
-mod scalar;
 mod seal;
 mod secret;
 mod settings;
 mod store;
+mod toml_node;
 mod validate;
 mod values;
 mod warnings;
@@ -69,7 +70,7 @@ impl GatewaySettings {
     pub fn load_with_reflection(
         args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
     ) -> Result<Self, ConfigError> {
-        let path = args.config_path(env)?;
+        let path = args::config_path(args.config.as_ref(), env)?;
         let text = match &path {
             None => String::new(),
             Some(path) => read_file(path)?,
@@ -90,18 +91,17 @@ impl GatewaySettings {
     ) -> Result<Self, ConfigError> {
         let folder = path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
         let lookup = env::ValueResolver::new(env, folder, reflected);
-        let mut file = deserialize_file(text, path.as_deref(), &lookup)?;
+        let in_file = |why: ConfigError| why.in_file(path.as_deref());
+        let value = Value::Table(parse_toml(text).map_err(in_file)?);
+        let mut file = read_raw_file(&value, &lookup).map_err(in_file)?;
         args.apply_to(&mut file, env)?;
-        validate::validate(file, path, &lookup)
+        validate::validate(file, path.clone(), &lookup).map_err(in_file)
     }
 }
 
-/// Parses a duration in the syntax of the file.
-///
-/// # Errors
-/// Returns the value found and the values allowed.
-pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
-    scalar::Scalar::from_text(text)
+/// Parses a duration in the syntax of the file. The error names the value found and the values allowed.
+pub(crate) fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    toml_node::Scalar::from_text(text)
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
@@ -111,25 +111,31 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-fn deserialize_file(
-    text: &str, path: Option<&Path>, lookup: &env::ValueResolver<'_>,
-) -> Result<raw::RawFile, ConfigError> {
-    let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
-    let table: toml::Table = text.parse().map_err(|why| syntax_error(&origin, text, &why))?;
-    let value = toml::Value::Table(table);
-    raw::RawFile::deserialize(deserializer::TomlNode { value: &value, lookup }).map_err(|wrong| {
-        let route = wrong.route_number().and_then(|number| value.get("route")?.get(number - 1)?.get("match")?.as_str());
-        let route = route.map(str::to_owned);
-        let (key, what) = wrong.into_key_and_message();
-        ConfigError { route, ..ConfigError::new(origin, key, what) }
+fn read_raw_file(value: &Value, lookup: &env::ValueResolver<'_>) -> Result<raw::RawFile, ConfigError> {
+    raw::RawFile::from_toml(&TomlNode { value, path: String::new(), lookup }).map_err(|why| {
+        let number = why.key.strip_prefix("route[").and_then(|rest| rest.split(']').next()?.parse::<usize>().ok());
+        let route = number.and_then(|number| value.get("route")?.get(number - 1)?.get("match")?.as_str());
+        ConfigError { route: route.map(str::to_owned), ..why }
     })
 }
 
-/// `ibid.toml: line 3, column 7: ...`
-fn syntax_error(origin: &str, text: &str, why: &toml::de::Error) -> ConfigError {
-    let start = why.span().map_or(0, |span| span.start).min(text.len());
-    let before = text.get(..start).unwrap_or(text);
-    let line = before.matches('\n').count() + 1;
-    let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-    ConfigError::new(origin, format!("line {line}, column {column}"), why.message())
+/// Reads one table of a file, and returns all of them as written. The others may name variables that only the gateway
+/// has.
+fn read_table<T: FromToml>(path: &Path, env: &Env<'_>, name: &str) -> Result<(Option<T>, Table), ConfigError> {
+    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+    let lookup = env::ValueResolver::new(env, folder, None);
+    let file = parse_toml(&read_file(path)?)?;
+    let node = file.get(name).map(|value| TomlNode { value, path: name.to_owned(), lookup: &lookup });
+    Ok((node.map(|node| T::from_toml(&node)).transpose()?, file))
+}
+
+/// The error names the line and the column.
+fn parse_toml(text: &str) -> Result<Table, ConfigError> {
+    text.parse().map_err(|why: toml::de::Error| {
+        let start = why.span().map_or(0, |span| span.start).min(text.len());
+        let before = text.get(..start).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        ConfigError::at(format!("line {line}, column {column}"), why.message())
+    })
 }

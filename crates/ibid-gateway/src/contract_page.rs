@@ -3,10 +3,8 @@
 //! The `type` of every refusal points to its section of this page. The contract contains what clients need, and nothing
 //! about the upstream, the store or the operators' labels.
 
-use ibid::{
-    KeySource, OnMismatch, OnStoreDown, OnUnknown, Policy, PolicyMode, RefusalReason, ScopePart, grpc::GrpcStatusCode,
-    http::Protocol,
-};
+use ibid::{PolicyMode, RefusalReason, grpc::GrpcStatusCode, http::Protocol};
+use ibid_tools::describe::is_possible;
 use serde_json::{Value, json};
 
 use crate::routes::{RouteEntry, RouteTable};
@@ -109,30 +107,6 @@ fn route_json(route: &RouteEntry, calls: &[&str]) -> Value {
         contract["calls"] = calls.iter().map(|path| path.trim_start_matches('/')).collect();
     }
     contract
-}
-
-/// Whether a client of this route can get this refusal. A policy in shadow mode refuses nothing.
-pub(crate) fn is_possible(policy: &Policy, is_limited: bool, reason: RefusalReason) -> bool {
-    if policy.mode != PolicyMode::Enforce {
-        return false;
-    }
-    let scope = |wanted: fn(&ScopePart) -> bool| policy.scope.iter().any(wanted);
-    match reason {
-        RefusalReason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
-        RefusalReason::ScopeMissing => scope(ScopePart::names_caller),
-        RefusalReason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
-        RefusalReason::ScopeRefused => {
-            let believes = scope(|part| part.header().is_some()) && !scope(|part| *part == ScopePart::Credential);
-            believes || policy.checks_key_owner()
-        }
-        RefusalReason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
-        // Refuses only calls that belong to no route.
-        RefusalReason::MethodUnknown => false,
-        RefusalReason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
-        RefusalReason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
-        RefusalReason::QuotaExceeded => is_limited,
-        _ => true,
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Text for people: durations, sizes, counts, dates and untrusted text. Also the parser of durations.
+//! Text for people: durations, sizes, counts, dates and untrusted text.
 
 use std::{
     borrow::Cow,
@@ -6,47 +6,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+pub(crate) use ibid_tools::{
+    describe::duration as duration_in_words,
+    format::{format_duration as format_exact_duration, format_size as format_exact_size, MAX_DURATION, parse_duration},
+};
+
 /// The last millisecond of the year 9999, the limit of RFC 3339.
 const MAX_DATE_MS: u64 = 253_402_300_799_999;
-/// Longest duration that is accepted, a hundred years, because stores compute in microseconds.
-pub(crate) const MAX_DURATION: Duration = Duration::from_secs(100 * 366 * 86_400);
-/// The units of durations in milliseconds, largest first.
-const DURATION_UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
 const SIZE_UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-
-/// Parses `500ms`, `30s`, `5m`, `24h` or `7d`. The result may exceed [`MAX_DURATION`].
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
-    let (millis, _) = DURATION_UNITS.iter().find(|(_, name)| *name == unit)?;
-    Some(Duration::from_millis(number.parse::<u64>().ok()?.saturating_mul(*millis)))
-}
-
-/// As a configuration file has it: `5m`, without loss.
-pub(crate) fn format_exact_duration(duration: Duration) -> String {
-    let millis = as_millis(duration);
-    // Without days: 24h is more common than 1d.
-    let fits = DURATION_UNITS[1..].iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit));
-    let (unit, name) = fits.unwrap_or(&(1, "ms"));
-    format!("{}{name}", millis / unit)
-}
-
-/// As a configuration file has it: `64KiB`, without loss.
-pub(crate) fn format_exact_size(bytes: u64) -> String {
-    let fits = SIZE_UNITS.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));
-    fits.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
-}
-
-/// Such as `24 hours`, without loss.
-pub(crate) fn duration_in_words(duration: Duration) -> String {
-    let (digits, unit) = split_unit(format_exact_duration(duration));
-    let unit = match unit.as_str() {
-        "h" => "hour",
-        "m" => "minute",
-        "s" => "second",
-        _ => "millisecond",
-    };
-    format!("{digits} {unit}{}", if digits == "1" { "" } else { "s" })
-}
 
 /// Such as `1 MiB`, without loss.
 pub(crate) fn size_in_words(bytes: u64) -> String {

@@ -4,12 +4,14 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{CommandError, check, conform, demo, health, keys, migrate, openapi, report, serve, store, sweep},
+    commands::{check, demo, health, keys, migrate, openapi, report, serve, store, sweep},
     config::{Env, ServeArgs},
+    tls,
 };
+use ibid_tools::conform;
 
-/// Exit code for an invalid setting: `EX_USAGE` of sysexits.
-const EXIT_INVALID_CONFIG: u8 = 64;
+/// Exit code for invalid arguments: `EX_USAGE` of sysexits.
+const EXIT_USAGE: u8 = 64;
 
 #[derive(Parser)]
 #[command(
@@ -43,63 +45,36 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let env = Env::process();
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(why) => {
             let _ = why.print();
             // Printing help or the version is a success.
-            return if why.use_stderr() { EXIT_INVALID_CONFIG.into() } else { ExitCode::SUCCESS };
+            return if why.use_stderr() { EXIT_USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
-    let failed = match command {
-        Command::Demo(args) => demo::run(&args).err().map(|why| (why, 1)),
-        Command::Serve(args) => serve::run(args, &env).err().map(|why| match why {
-            serve::ServeError::Settings(line) => (line, EXIT_INVALID_CONFIG),
-            why => (why.to_string(), 1),
-        }),
-        Command::Store(args) => match store::run(&args, &mut io::stdout(), &mut io::stderr()) {
-            Ok(true) => None,
-            Ok(false) => return ExitCode::FAILURE,
-            Err(why) => Some((why, 1)),
-        },
-        Command::Health(args) => return exit_code(health::run(&args, &env, &mut io::stdout().lock())),
-        Command::Keys(args) => return exit_code(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
-        Command::Report(args) => return exit_code(report::run(&args, &env, &mut io::stdout().lock())),
-        Command::Sweep(args) => return exit_code(sweep::run(&args, &env, &mut io::stdout().lock())),
-        Command::Migrate(args) => return exit_code(migrate::run(&args, &env, &mut io::stdout().lock())),
-        Command::Openapi(args) => {
-            return exit_code(openapi::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr()));
-        }
-        Command::Conform(args) => match conform::run(&args, &mut io::stdout().lock()) {
-            Ok(conforms) => return conforms.code().into(),
-            // The reader closed the pipe, which is not a failure.
-            Err(conform::ConformError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
-            Err(why) => Some((why.to_string(), why.code())),
-        },
-        Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {
-            Ok(verdict) => return verdict.code().into(),
-            // The reader closed the pipe, which is not a failure.
-            Err(check::CheckError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
-            Err(why) => Some((why.to_string(), EXIT_INVALID_CONFIG)),
-        },
+    let (env, out, aside) = (&Env::process(), &mut io::stdout(), &mut io::stderr());
+    let done = |()| true;
+    let ended = match command {
+        Command::Demo(args) => demo::run(&args).map(done),
+        Command::Serve(args) => serve::run(args, env).map(done),
+        Command::Check(args) => check::run(&args, env, out).map(|found| found.code() == 0),
+        Command::Health(args) => health::run(&args, env, out).map(done),
+        Command::Keys(args) => keys::run(&args, env, out, aside).map(done),
+        Command::Report(args) => report::run(&args, env, out).map(done),
+        Command::Sweep(args) => sweep::run(&args, env, out).map(done),
+        Command::Migrate(args) => migrate::run(&args, env, out).map(done),
+        Command::Store(args) => store::run(&args, out, aside),
+        Command::Openapi(args) => openapi::run(&args, env, out, aside).map(done),
+        Command::Conform(args) => conform::run(&args, &tls::for_checks, out),
     };
-    match failed {
-        None => ExitCode::SUCCESS,
-        Some((line, code)) => {
-            eprintln!("{line}");
-            code.into()
-        }
-    }
-}
-
-fn exit_code(end: Result<(), CommandError>) -> ExitCode {
-    match end {
-        Ok(()) => ExitCode::SUCCESS,
-        // The reader closed the pipe, which is not a failure.
-        Err(CommandError::Output(why)) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(why) => {
-            eprintln!("{why}");
+            if why.code() != 0 {
+                eprintln!("{why}");
+            }
             why.code().into()
         }
     }

@@ -24,13 +24,14 @@ use ibid::{
     Ibid, RefusalReason,
     http::{MemoryReservation, ResponseBody},
 };
+use ibid_tools::openapi::{AnnotateOutcome, annotate_text};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::{sync::OwnedMutexGuard, time::timeout};
 
 use self::conditions::Conditions;
 use crate::{
-    commands::openapi::{AnnotateOutcome, annotated_text},
+    commands::openapi::find_route,
     proxy::{ProxyResponseBody, RequestFailure},
     routes::RouteTable,
 };
@@ -172,7 +173,7 @@ impl Document {
         let text = std::str::from_utf8(given).map_err(|why| NotAnnotated::Wrong(format!("it is not UTF-8: {why}")))?;
         let _working = ibid.reserve(given.len() as u64 * MEMORY_PER_BYTE).ok_or(NotAnnotated::NoMemory)?;
         let is_yaml = is_yaml(&content_type) == Some(true);
-        let done = annotated_text(text, is_yaml, &self.routes, None)
+        let done = annotate_text(text, is_yaml, &find_route(&self.routes), None)
             .map_err(|wrong| NotAnnotated::Wrong(format!("line {}: {}", wrong.line, wrong.why)))?;
         let memory = ibid.reserve(done.text.len() as u64).ok_or(NotAnnotated::NoMemory)?;
         self.tell(&done);

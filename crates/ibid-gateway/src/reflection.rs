@@ -19,10 +19,10 @@ use ibid::{
     grpc::{self, ReflectionError},
     http::Protocol,
 };
+use ibid_tools::CommandError;
 use tower_service::Service;
 
 use crate::{
-    commands::serve::ServeError,
     config::{Env, GatewaySettings, ServeArgs},
     live_config::{ConfigSnapshot, LiveConfig, ReloadOutcome},
     proxy::UpstreamRequestBody,
@@ -39,7 +39,7 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 /// Returns the settings with the methods that reflection found. Waits until all upstreams are reachable.
 pub(crate) async fn load_methods(
     settings: GatewaySettings, args: &ServeArgs, env: &Env<'_>,
-) -> Result<GatewaySettings, ServeError> {
+) -> Result<GatewaySettings, CommandError> {
     if !settings.uses_reflection() {
         return Ok(settings);
     }
@@ -51,11 +51,11 @@ pub(crate) async fn load_methods(
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err((url, why)) => {
-                return Err(ServeError::Start(format!("descriptors: the upstream {url} was asked: {why}")));
+                return Err(CommandError::Conflict(format!("descriptors: the upstream {url} was asked: {why}")));
             }
         }
     };
-    GatewaySettings::load_with_reflection(args, env, Some(told)).map_err(|why| ServeError::Settings(why.to_string()))
+    Ok(GatewaySettings::load_with_reflection(args, env, Some(told))?)
 }
 
 /// Reloads the configuration when the upstreams' methods change.

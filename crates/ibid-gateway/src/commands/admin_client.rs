@@ -1,24 +1,22 @@
 //! A client of a running gateway's admin API.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
+use ibid_tools::CommandError;
+use rustls::{ClientConfig, pki_types::ServerName};
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::{
-    TlsConnector,
-    rustls::{ClientConfig, pki_types::ServerName},
-};
+use tokio_rustls::TlsConnector;
 
-use super::CommandError;
 use crate::{
     config::{AdminTls, AdminTlsArgs, Env, Secret},
     tls,
@@ -53,10 +51,26 @@ impl fmt::Debug for AdminArgs {
 pub(super) struct AdminClient {
     /// For messages.
     url: String,
-    tls: Option<Arc<ClientConfig>>,
-    host: String,
-    port: u16,
+    server: AdminAddress,
     token: Secret,
+}
+
+/// Where an admin port listens.
+pub(super) struct AdminAddress {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) tls: Option<Arc<ClientConfig>>,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AdminCallError {
+    /// The request was not sent.
+    #[error("{0}")]
+    NotSent(String),
+    /// The request may have been sent.
+    #[error("{0}")]
+    ResponseLost(String),
 }
 
 /// The API's error body.
@@ -83,29 +97,26 @@ impl AdminClient {
             return Err(usage("it names no host, or a password besides".into()));
         }
         let uri: Uri = url.parse().map_err(|_| usage(format!("{url:?} is no URL")))?;
-        let secure = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(usage(format!("{url:?} is no URL of a gateway"))),
-        };
-        let Some(authority) = uri.authority() else { return Err(usage(format!("{url:?} names no host"))) };
+        let secure = uri.scheme_str() == Some("https");
+        if !secure && uri.scheme_str() != Some("http") {
+            return Err(usage(format!("{url:?} is no URL of a gateway")));
+        }
+        let authority = uri.authority().ok_or_else(|| usage(format!("{url:?} names no host")))?;
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(usage(format!("{url:?} has a path")));
         }
-        let (host, port) = (authority.host(), authority.port_u16().unwrap_or(if secure { 443 } else { 80 }));
         let source = choice.token.as_deref().unwrap_or("env:IBID_ADMIN_TOKEN");
         let token = Secret::from_source(source, env).map_err(|why| CommandError::Usage(format!("--token: {why}")))?;
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let tls = match secure {
-            true => Some(tls_config(&choice.tls.load(env)?)?),
-            false if choice.tls.has_flags() => {
-                return Err(CommandError::Usage(format!(
-                    "--admin: {url:?} speaks no TLS, and certificates were given; write https://"
-                )));
-            }
-            false => None,
+        if !secure && choice.tls.has_flags() {
+            let what = format!("--admin: {url:?} speaks no TLS, and certificates were given; write https://");
+            return Err(CommandError::Usage(what));
+        }
+        let server = AdminAddress {
+            host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: authority.port_u16().unwrap_or(if secure { 443 } else { 80 }),
+            tls: if secure { Some(tls_config(&choice.tls.load(env)?)?) } else { None },
         };
-        Ok(Some(Self { url: url.clone(), tls, host, port, token }))
+        Ok(Some(Self { url: url.clone(), server, token }))
     }
 
     pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CommandError> {
@@ -133,8 +144,9 @@ impl AdminClient {
     }
 
     fn parse_body<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, CommandError> {
-        let wrong =
-            |why: serde_json::Error| CommandError::Store(format!("{} does not answer like a gateway: {why}", self.url));
+        let wrong = |why: serde_json::Error| {
+            CommandError::Unavailable(format!("{} does not answer like a gateway: {why}", self.url))
+        };
         serde_json::from_slice(body).map_err(wrong)
     }
 
@@ -147,57 +159,51 @@ impl AdminClient {
             | StatusCode::UNAUTHORIZED
             | StatusCode::FORBIDDEN
             | StatusCode::PAYLOAD_TOO_LARGE => CommandError::Usage(format!("{}: {detail}", self.url)),
-            _ => CommandError::Store(format!("{}: {detail}", self.url)),
+            _ => CommandError::Unavailable(format!("{}: {detail}", self.url)),
         }
     }
 
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), CommandError> {
-        let lost = match method {
-            Method::GET => "",
-            _ => "; look before you try again",
+        let lost = if method == Method::GET { "" } else { "; look before you try again" };
+        let called = timeout(ADMIN_CALL_TIMEOUT, self.send(method, path, body)).await;
+        let url = &self.url;
+        let why = match called {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(AdminCallError::NotSent(why))) => format!("{url} cannot be reached: {why}"),
+            Ok(Err(AdminCallError::ResponseLost(why))) => format!("the answer of {url} was lost: {why}{lost}"),
+            Err(_) => format!("{url} did not answer within {ADMIN_CALL_TIMEOUT:?}{lost}"),
         };
-        match timeout(ADMIN_CALL_TIMEOUT, self.exchange(method, path, body)).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(AdminCallError::NotSent(why))) => {
-                Err(CommandError::Store(format!("{} cannot be reached: {why}", self.url)))
-            }
-            Ok(Err(AdminCallError::ResponseLost(why))) => {
-                Err(CommandError::Store(format!("the answer of {} was lost: {why}{lost}", self.url)))
-            }
-            Err(_) => {
-                Err(CommandError::Store(format!("{} did not answer within {ADMIN_CALL_TIMEOUT:?}{lost}", self.url)))
-            }
-        }
+        Err(CommandError::Unavailable(why))
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), AdminCallError> {
-        let unsent = |why: io::Error| AdminCallError::NotSent(why.to_string());
-        let socket = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(unsent)?;
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), AdminCallError> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().map_err(|why| AdminCallError::NotSent(format!("{path}: {why}")))?;
-        let host = if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        };
-        let value = |text: &str| HeaderValue::from_str(text).map_err(|why| AdminCallError::NotSent(why.to_string()));
-        let mut bearer = value(&format!("Bearer {}", self.token.expose())).map_err(|_| {
+        let mut bearer = HeaderValue::from_str(&format!("Bearer {}", self.token.expose())).map_err(|_| {
             AdminCallError::NotSent("the token cannot be sent: it has characters that a header cannot have".into())
         })?;
         bearer.set_sensitive(true);
-        for (name, value) in [
-            (header::HOST, value(&host)?),
-            (header::AUTHORIZATION, bearer),
-            (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
-            (header::USER_AGENT, HeaderValue::from_static(concat!("ibid/", env!("CARGO_PKG_VERSION")))),
-        ] {
-            request.headers_mut().insert(name, value);
-        }
-        let Some(tls) = &self.tls else { return send(socket, request).await };
-        let name = ServerName::try_from(self.host.clone()).map_err(|why| AdminCallError::NotSent(why.to_string()))?;
-        let tls = TlsConnector::from(tls.clone());
-        send(tls.connect(name, socket).await.map_err(unsent)?, request).await
+        let json = HeaderValue::from_static("application/json");
+        request.headers_mut().extend([(header::AUTHORIZATION, bearer), (header::CONTENT_TYPE, json)]);
+        self.server.send(request).await
+    }
+}
+
+impl AdminAddress {
+    /// Sends one request on a connection of its own.
+    pub(super) async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AdminCallError> {
+        let unsent = |why: &dyn fmt::Display| AdminCallError::NotSent(why.to_string());
+        let Self { host, port, tls } = self;
+        let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let authority = HeaderValue::from_str(&authority).map_err(|why| unsent(&why))?;
+        let agent = HeaderValue::from_static(concat!("ibid/", env!("CARGO_PKG_VERSION")));
+        request.headers_mut().extend([(header::HOST, authority), (header::USER_AGENT, agent)]);
+        let socket = TcpStream::connect((host.as_str(), *port)).await.map_err(|why| unsent(&why))?;
+        let Some(tls) = tls else { return exchange(socket, request).await };
+        let name = ServerName::try_from(host.clone()).map_err(|why| unsent(&why))?;
+        let socket = TlsConnector::from(tls.clone()).connect(name, socket).await.map_err(|why| unsent(&why))?;
+        exchange(socket, request).await
     }
 }
 
@@ -210,29 +216,16 @@ fn tls_config(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, Co
     }
 }
 
-enum AdminCallError {
-    /// The request was not sent.
-    NotSent(String),
-    /// The request may have been sent.
-    ResponseLost(String),
-}
-
-async fn send<S>(socket: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AdminCallError>
+async fn exchange<S>(socket: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AdminCallError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let lost = |why: hyper::Error| AdminCallError::ResponseLost(why.to_string());
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;
     let (mut sender, connection) = handshake.map_err(|why| AdminCallError::NotSent(why.to_string()))?;
     tokio::spawn(connection);
-    let answer = sender.send_request(request).await.map_err(lost)?;
+    let lost = |why: &dyn fmt::Display| AdminCallError::ResponseLost(why.to_string());
+    let answer = sender.send_request(request).await.map_err(|why| lost(&why))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_RESPONSE_BYTES).collect().await;
-    Ok((status, body.map_err(|why| AdminCallError::ResponseLost(why.to_string()))?.to_bytes()))
-}
-
-/// Encodes text for a query or a path.
-pub(super) fn percent_encode(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    Ok((status, body.map_err(|why| lost(&why))?.to_bytes()))
 }

@@ -5,6 +5,11 @@ use std::{io, path::PathBuf};
 
 use ibid::Credentials;
 
+use ibid_tools::{
+    CommandError,
+    format::{format_duration, format_list, format_size},
+};
+
 use crate::{
     config::{
         ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dial_format, forgotten_answers, shortened_ttls,
@@ -33,22 +38,9 @@ pub enum ConfigComparison {
     AnswersForgotten,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CheckError {
-    /// One of the files is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error("cannot print: {0}")]
-    Print(#[from] io::Error),
-}
-
 impl ConfigComparison {
     pub fn code(self) -> u8 {
-        match self {
-            Self::NothingForgotten => 0,
-            Self::AnswersForgotten => 1,
-        }
+        self as u8
     }
 }
 
@@ -56,7 +48,7 @@ impl ConfigComparison {
 ///
 /// # Errors
 /// Returns an error if a file is invalid, or if printing fails.
-pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<ConfigComparison, CheckError> {
+pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<ConfigComparison, CommandError> {
     let settings = GatewaySettings::load(&ServeArgs::for_file(&args.file), env)?;
     // Loads certificates, keys and upstreams as a start does.
     ConfigSnapshot::new(settings.clone(), None)
@@ -86,43 +78,29 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<C
 }
 
 fn print_settings(settings: &GatewaySettings, out: &mut dyn io::Write) -> io::Result<()> {
-    let with_tls = |tls: Option<&TlsSettings>| if tls.is_some() { " (TLS)" } else { "" };
-    let tls = with_tls(settings.tls.as_ref());
-    let admin_tls = with_tls(settings.admin.as_ref().and_then(|admin| admin.tls.as_ref()));
-    let admin = match &settings.admin {
-        None => "off".into(),
-        Some(admin) if admin.tokens.is_empty() => format!("{}{admin_tls}, no token", admin.listen),
-        Some(admin) => {
-            let who = admin.tokens.iter().map(|token| match &token.user {
-                None => token.role.to_string(),
-                Some(user) => format!("{} {user}", token.role),
-            });
-            format!("{}{admin_tls}, tokens: {}", admin.listen, dial_format::format_list(who))
-        }
-    };
+    let with_tls = |tls: &Option<TlsSettings>| if tls.is_some() { " (TLS)" } else { "" };
+    let admin = settings.admin.as_ref().map_or("off".into(), |admin| {
+        let who = admin.tokens.iter().map(|token| match &token.user {
+            None => token.role.to_string(),
+            Some(user) => format!("{} {user}", token.role),
+        });
+        let tokens = if admin.tokens.is_empty() { "no token".into() } else { format!("tokens: {}", format_list(who)) };
+        format!("{}{}, {tokens}", admin.listen, with_tls(&admin.tls))
+    });
     let store = &settings.store;
+    let (timeout, sweep) = (format_duration(store.timeout), format_duration(store.sweep_every));
     let mut lines = vec![
-        ("listen", format!("{}{tls}", settings.listen)),
+        ("listen", format!("{}{}", settings.listen, with_tls(&settings.tls))),
         ("upstream", settings.upstream.clone()),
         ("admin", admin),
-        (
-            "store",
-            format!(
-                "{} (timeout {}, sweep every {})",
-                store.url,
-                dial_format::format_duration(store.timeout),
-                dial_format::format_duration(store.sweep_every)
-            ),
-        ),
+        ("store", format!("{} (timeout {timeout}, sweep every {sweep})", store.url)),
     ];
     let layout = store.store_config();
     lines.extend(store.fallback.as_ref().map(|url| ("fallback", format!("{url}, which decides"))));
     lines.extend(store.cache.as_ref().map(|url| ("cache", url.to_string())));
     if layout.local_cache_bytes() > 0 {
-        lines.push((
-            "local_cache",
-            format!("{} of finished answers in this process", dial_format::format_size(layout.local_cache_bytes())),
-        ));
+        let size = format_size(layout.local_cache_bytes());
+        lines.push(("local_cache", format!("{size} of finished answers in this process")));
     }
     lines.push(("promise", layout.guarantee_summary()));
     lines.extend(settings.seal.as_ref().map(|seal| ("seal", seal.description())));
@@ -136,14 +114,14 @@ fn print_settings(settings: &GatewaySettings, out: &mut dyn io::Write) -> io::Re
         lines.push(("descriptors", said));
     }
     if settings.credentials.headers() != Credentials::default().headers() {
-        lines.push(("credentials", dial_format::format_list(settings.credentials.headers())));
+        lines.push(("credentials", format_list(settings.credentials.headers())));
     }
     if !settings.credentials.schemes().is_empty() {
-        lines.push(("credential_schemes", dial_format::format_list(settings.credentials.schemes())));
+        lines.push(("credential_schemes", format_list(settings.credentials.schemes())));
     }
     lines.extend(settings.grpc_unknown.map(|set| ("grpc_unknown", set.to_string())));
     if !settings.openapi.is_empty() {
-        lines.push(("openapi", format!("{}, annotated", dial_format::format_list(&settings.openapi))));
+        lines.push(("openapi", format!("{}, annotated", format_list(&settings.openapi))));
     }
     lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     io::{IsTerminal, Write},
     net::SocketAddr,
     sync::{
@@ -19,10 +20,11 @@ use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ibid::{EngineEvent, Observer, RequestOutcome, RequestReport, generate_key, rfc3339};
 use ibid_stores::OpenedStore;
+use ibid_tools::CommandError;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use super::serve::{RunningGateway, stop_signals};
+use super::serve::{self, RunningGateway, stop_signals};
 use crate::{
     admin::auth::random_secret,
     config::{Env, GatewaySettings, ServeArgs},
@@ -44,11 +46,11 @@ pub struct DemoArgs {
 ///
 /// # Errors
 /// Returns an error if an address cannot be bound.
-pub fn run(args: &DemoArgs) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|why| why.to_string())?;
-    runtime.block_on(async {
-        let app = DemoPaymentsApi::start().await.map_err(|why| format!("the payments API cannot be started: {why}"))?;
-        let folder = tempfile::tempdir().map_err(|why| format!("no folder for the store: {why}"))?;
+pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
+    serve::block_on(async {
+        let failed = |what: &str, why: &dyn Display| CommandError::Failed(format!("{what}{why}"));
+        let app = DemoPaymentsApi::start().await.map_err(|why| failed("the payments API cannot be started: ", &why))?;
+        let folder = tempfile::tempdir().map_err(|why| failed("no folder for the store: ", &why))?;
         let serve = ServeArgs {
             listen: Some(args.listen.to_string()),
             admin: Some(args.admin.to_string()),
@@ -62,12 +64,13 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
         let config = "[admin]\ntoken = \"env:IBID_ADMIN_TOKEN\"";
         let env = [("IBID_ADMIN_TOKEN", token.as_str())];
         let settings =
-            GatewaySettings::from_text(config, None, &serve, &Env::from_pairs(&env)).map_err(|why| why.to_string())?;
-        let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| why.to_string())?;
+            GatewaySettings::from_text(config, None, &serve, &Env::from_pairs(&env)).map_err(|why| failed("", &why))?;
+        let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| failed("", &why))?;
         let colour = std::io::stdout().is_terminal();
         let show = MetricsObserver::new(TerminalObserver { app: app.clone(), colour });
-        let gateway = RunningGateway::start(settings, serve, OpenedStore::plain(store), show).await?;
-        let stopped = stop_signals().map_err(|why| format!("signals: {why}"))?;
+        let gateway = RunningGateway::start(settings, serve, OpenedStore::plain(store), show).await;
+        let gateway = gateway.map_err(CommandError::Failed)?;
+        let stopped = stop_signals()?;
         print_instructions(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
         stopped.await;
         gateway.stop().await;

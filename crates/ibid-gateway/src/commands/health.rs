@@ -1,26 +1,26 @@
 //! `ibid health`: checks the gateway that uses the same settings. For container images without curl.
 
 use std::{
-    io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
 use clap::Args;
-use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
+use http::Request;
+use http_body_util::Full;
+use ibid_tools::CommandError;
+use tokio::time::timeout;
 
-use super::open_store::CommandError;
+use super::{admin_client::AdminAddress, open_store};
 use crate::{
     config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, ServeArgs},
     tls,
 };
 
-/// Timeout of each step. Readiness includes a store call, which may take a second.
-const HEALTH_STEP_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum size of a response in bytes.
-const MAX_RESPONSE_BYTES: u64 = 64 << 10;
+/// Timeout of the answer. Readiness includes a store call, which may take a second.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// `ibid health`.
 #[derive(Debug, Clone, Default, Args)]
@@ -43,7 +43,7 @@ pub struct HealthArgs {
 ///
 /// # Errors
 /// Returns an error if it is unhealthy or unreachable.
-pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
+pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let serve = ServeArgs {
         config: args.config.clone(),
         admin: args.admin.clone(),
@@ -64,14 +64,21 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), 
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let path = if args.ready { "/readyz" } else { "/healthz" };
-    let (status, said) = fetch(addr, path, tls)
-        .map_err(|why| CommandError::Conflict(format!("no answer from {scheme}://{addr}{path}: {why}")))?;
+    let url = format!("{scheme}://{addr}{path}");
+    let server = AdminAddress { host: addr.ip().to_string(), port: addr.port(), tls };
+    let request = Request::get(path).body(Full::default()).expect("a path of ours");
+    let answer = open_store::block_on(async {
+        let answer = timeout(HEALTH_TIMEOUT, server.send(request)).await;
+        let answer = answer.map_err(|_| format!("nothing within {HEALTH_TIMEOUT:?}"));
+        answer.and_then(|answer| answer.map_err(|why| why.to_string())).map_err(CommandError::Conflict)
+    });
+    let (status, said) = answer.map_err(|why| CommandError::Conflict(format!("no answer from {url}: {why}")))?;
+    let said = String::from_utf8_lossy(&said);
     let said = said.trim();
-    if status != 200 {
-        return Err(CommandError::Conflict(format!("{scheme}://{addr}{path} says {status}: {said}")));
+    if !status.is_success() {
+        return Err(CommandError::Conflict(format!("{url} says {}: {said}", status.as_u16())));
     }
-    writeln!(out, "{said}")?;
-    Ok(())
+    Ok(writeln!(out, "{said}")?)
 }
 
 /// Replaces an unspecified address by the loopback address.
@@ -82,33 +89,6 @@ fn local_address(listen: SocketAddr) -> SocketAddr {
         ip => ip,
     };
     SocketAddr::new(ip, listen.port())
-}
-
-/// Returns status and body.
-fn fetch(addr: SocketAddr, path: &str, tls: Option<Arc<ClientConfig>>) -> io::Result<(u16, String)> {
-    let socket = TcpStream::connect_timeout(&addr, HEALTH_STEP_TIMEOUT)?;
-    socket.set_read_timeout(Some(HEALTH_STEP_TIMEOUT))?;
-    socket.set_write_timeout(Some(HEALTH_STEP_TIMEOUT))?;
-    let answer = match tls {
-        None => exchange(socket, addr, path)?,
-        Some(tls) => {
-            let name = ServerName::IpAddress(addr.ip().into());
-            let session = ClientConnection::new(tls, name).map_err(io::Error::other)?;
-            exchange(StreamOwned::new(session, socket), addr, path)?
-        }
-    };
-    let answer = String::from_utf8_lossy(&answer);
-    let status = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
-    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
-    status.zip(body).ok_or_else(|| io::Error::other("what listens there does not speak HTTP"))
-}
-
-fn exchange(mut socket: impl Read + Write, addr: SocketAddr, path: &str) -> io::Result<Vec<u8>> {
-    write!(socket, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
-    socket.flush()?;
-    let mut answer = Vec::new();
-    socket.take(MAX_RESPONSE_BYTES).read_to_end(&mut answer)?;
-    Ok(answer)
 }
 
 #[cfg(test)]

@@ -11,21 +11,26 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{
+    Args, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use http::{HeaderMap, StatusCode};
 use ibid::store::{Address, EntryState, Fence};
+use ibid_tools::CommandError;
 
 use self::target::KeysTarget;
 use super::{
     admin_client::AdminArgs,
-    open_store::{self, CommandError},
+    open_store,
+    print::{escape_control, print_json},
 };
 use crate::{
     config::{Env, StoreSelection, parse_duration},
-    records::{ChangeAction as Wish, ChangeRequest, MAX_ANSWER_BODY_BYTES, RecordQuery, ResolvedAnswer},
+    records::{
+        ChangeAction as Wish, ChangeRequest, MAX_ANSWER_BODY_BYTES, RecordQuery, ResolvedAnswer, state_from_name,
+    },
 };
-
-pub(super) use self::show::{escape_control, print_columns};
 
 mod reseal;
 mod show;
@@ -68,8 +73,8 @@ struct ListArgs {
     #[command(flatten)]
     target: KeysTargetArgs,
     /// Only entries in this state
-    #[arg(long, value_enum)]
-    state: Option<StateName>,
+    #[arg(long, value_parser = state_parser())]
+    state: Option<EntryState>,
     #[command(flatten)]
     tags: EntryTagArgs,
     /// Only entries that were claimed longer ago than this, such as 5m
@@ -182,31 +187,12 @@ struct EntryTagArgs {
     key: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum StateName {
-    Processing,
-    Done,
-    Failed,
-    Unknown,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OutcomeName {
     /// The operation ran, and this is its answer
     Done,
     /// The operation never ran
     NotExecuted,
-}
-
-impl From<StateName> for EntryState {
-    fn from(name: StateName) -> Self {
-        match name {
-            StateName::Processing => Self::Processing,
-            StateName::Done => Self::Done,
-            StateName::Failed => Self::Failed,
-            StateName::Unknown => Self::Unknown,
-        }
-    }
 }
 
 /// Runs the subcommand and prints to `out`. `aside` gets the log line of a change, and the cursor of a list.
@@ -217,107 +203,96 @@ pub fn run(
     args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     match &args.command {
-        KeysCommand::List(args) => {
-            let place = KeysTarget::from_args(&args.target, env)?;
-            open_store::block_on(list(args, place, out, aside))
-        }
-        KeysCommand::Show(args) => {
-            let query = args.entry.query()?;
-            let place = KeysTarget::from_args(&args.target, env)?;
-            open_store::block_on(show_one(args, query, place, out, aside))
-        }
+        KeysCommand::List(args) => list(args, env, out, aside),
+        KeysCommand::Show(args) => show_one(args, env, out, aside),
         KeysCommand::Reseal(args) => reseal::run(args, env, out, aside),
         KeysCommand::Release(args) => change(args, Wish::Release, env, out, aside),
         KeysCommand::Forget(args) => change(args, Wish::Forget, env, out, aside),
-        KeysCommand::Resolve(args) => {
-            let wish = parse_resolution(args)?;
-            change(&args.change, wish, env, out, aside)
-        }
+        KeysCommand::Resolve(args) => change(&args.change, parse_resolution(args)?, env, out, aside),
     }
 }
 
-async fn list(
-    args: &ListArgs, place: KeysTarget, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+fn list(
+    args: &ListArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    let source = place.open().await?;
-    let query =
-        RecordQuery { state: args.state.map(EntryState::from), older_than: args.older_than, ..args.tags.query() };
-    let page = source.list(query, args.cursor, args.limit as usize).await?;
+    let target = KeysTarget::from_args(&args.target, env)?;
+    let query = RecordQuery { state: args.state, older_than: args.older_than, ..args.tags.query() };
+    let (source, page) = open_store::block_on(async {
+        let source = target.open().await?;
+        let page = source.list(query, args.cursor, args.limit as usize).await?;
+        Ok((source, page))
+    })?;
     source.warn_if_sealed(&page.records, aside)?;
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&page).expect("a page has a form"))?;
-        return Ok(());
+        return Ok(writeln!(out, "{}", serde_json::to_string(&page).expect("a page has a form"))?);
     }
     show::print_table(&page.records, out)?;
     match (&page.next, page.records.is_empty()) {
-        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {}", show::escape_control(next))?,
+        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {}", escape_control(next))?,
         (None, true) => writeln!(aside, "ibid: nothing matches")?,
         (None, false) => {}
     }
     Ok(())
 }
 
-async fn show_one(
-    args: &ShowArgs, query: RecordQuery, place: KeysTarget, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+fn show_one(
+    args: &ShowArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    let source = place.open().await?;
-    let view = source.find_one(query).await?;
+    let query = args.entry.query()?;
+    let target = KeysTarget::from_args(&args.target, env)?;
+    let (source, view) = open_store::block_on(async {
+        let source = target.open().await?;
+        let view = source.find_one(query).await?;
+        Ok((source, view))
+    })?;
     source.warn_if_sealed(std::slice::from_ref(&view), aside)?;
-    if args.body {
-        out.write_all(&show::answer_body(&view)?)?;
-        out.flush()?;
-    } else if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&view).expect("a view has a form"))?;
-    } else {
-        show::print_entry(&view, out)?;
+    match (args.body, args.json) {
+        (true, _) => {
+            out.write_all(&show::answer_body(&view)?)?;
+            out.flush()?;
+        }
+        (_, true) => print_json(&view, out)?,
+        _ => show::print_entry(&view, out)?,
     }
     Ok(())
 }
 
 fn change(
-    args: &ChangeArgs, what: Wish, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+    args: &ChangeArgs, action: Wish, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
-    let place = KeysTarget::from_args(&args.target, env)?;
-    open_store::block_on(async {
-        let source = place.open().await?;
-        let change = ChangeRequest { action: what, reason: args.reason.clone(), fence: args.fence };
-        let (told, failed) = source.change(query, &change).await?;
-        show::print_change(&told, failed, args.json, out, aside)
-    })
+    let target = KeysTarget::from_args(&args.target, env)?;
+    let change = ChangeRequest { action, reason: args.reason.clone(), fence: args.fence };
+    let (told, failed) = open_store::block_on(async { target.open().await?.change(query, &change).await })?;
+    show::print_change(&told, failed, args.json, out, aside)
 }
 
 /// Reads the outcome from the flags.
 fn parse_resolution(args: &ResolveArgs) -> Result<Wish, CommandError> {
-    let usage = |what: &str| Err(CommandError::Usage(what.into()));
+    let usage = |what: &str| CommandError::Usage(what.into());
     if args.outcome == OutcomeName::NotExecuted {
         if args.status.is_some() || args.body.is_some() || !args.header.is_empty() || args.keep.is_some() {
-            return usage("--as not-executed has no answer; leave out --status, --body, --header and --keep");
+            return Err(usage("--as not-executed has no answer; leave out --status, --body, --header and --keep"));
         }
         return Ok(Wish::Release);
     }
-    let Some(status) = args.status.and_then(|status| StatusCode::from_u16(status).ok()) else {
-        return usage("--as done needs the --status of its answer, such as --status 201");
-    };
+    let status = args.status.and_then(|status| StatusCode::from_u16(status).ok());
+    let status = status.ok_or_else(|| usage("--as done needs the --status of its answer, such as --status 201"))?;
     let mut headers = HeaderMap::new();
     for written in &args.header {
-        let (name, value) = written.split_once(':').ok_or_else(|| {
-            CommandError::Usage(format!(
-                "--header: {written:?} is no header; write one such as 'Location: /payments/7'"
-            ))
-        })?;
-        let (name, value) =
-            ResolvedAnswer::parse_header(name, value).map_err(|why| CommandError::Usage(format!("--header: {why}")))?;
+        let wrong = |why: String| CommandError::Usage(format!("--header: {why}"));
+        let (name, value) = written
+            .split_once(':')
+            .ok_or_else(|| wrong(format!("{written:?} is no header; write one such as 'Location: /payments/7'")))?;
+        let (name, value) = ResolvedAnswer::parse_header(name, value).map_err(wrong)?;
         headers.append(name, value);
     }
-    let body = match &args.body {
-        None => Vec::new(),
-        Some(path) => {
-            read_body(path).map_err(|why| CommandError::Usage(format!("--body: {}: {why}", path.display())))?
-        }
+    let read = |path: &PathBuf| {
+        read_body(path).map_err(|why| CommandError::Usage(format!("--body: {}: {why}", path.display())))
     };
+    let body = args.body.as_ref().map(read).transpose()?.unwrap_or_default();
     if args.keep.is_some_and(|keep| keep.is_zero()) {
-        return usage("--keep: it is zero; it must be longer, such as 24h");
+        return Err(usage("--keep: it is zero; it must be longer, such as 24h"));
     }
     Ok(Wish::Resolve(ResolvedAnswer { status, headers, body: body.into(), keep: args.keep }))
 }
@@ -348,6 +323,11 @@ impl EntryTagArgs {
         let Self { tenant, user, endpoint, key } = self.clone();
         RecordQuery { tenant, user, endpoint, key, ..RecordQuery::default() }
     }
+}
+
+fn state_parser() -> impl TypedValueParser<Value = EntryState> {
+    PossibleValuesParser::new(["processing", "done", "failed", "unknown"])
+        .map(|name| state_from_name(&name).expect("one of these"))
 }
 
 fn parse_address(text: &str) -> Result<Address, String> {

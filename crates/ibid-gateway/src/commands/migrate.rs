@@ -7,8 +7,9 @@ use ibid_stores::{
     StoreUrl,
     postgres::{self, MigrateAction},
 };
+use ibid_tools::CommandError;
 
-use super::open_store::{self, CommandError};
+use super::open_store;
 use crate::config::{self, Env, StoreSelection};
 
 /// `ibid migrate`.
@@ -43,7 +44,7 @@ pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result
     };
     let lines = open_store::block_on(async {
         let done = postgres::migrate_with_rls_user(server.expose(), how, settings.rls_user.as_deref()).await;
-        done.map_err(|why| CommandError::Store(format!("{url} was not migrated: {why}")))
+        done.map_err(|why| CommandError::Unavailable(format!("{url} was not migrated: {why}")))
     })?;
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
     Ok(())

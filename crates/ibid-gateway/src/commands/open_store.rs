@@ -1,16 +1,16 @@
 //! Opens a store outside of a gateway.
 
 use std::{
-    io,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use ibid::{
     EngineEvent, Observer,
-    store::{Address, ErrorKind, Store, StoreError},
+    store::{Address, ErrorKind, Store},
 };
 use ibid_stores::{OpenedStore, StoreUrl, seal::Sealer};
+use ibid_tools::CommandError;
 
 use crate::{
     config::{self, ConfigError},
@@ -23,42 +23,9 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_RETRY_PERIOD: Duration = Duration::from_secs(2);
 const CONNECT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a command on a store failed. `Display` is the error message.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CommandError {
-    /// The entry is missing or has another state. Nothing was changed.
-    #[error("ibid: {0}")]
-    Conflict(String),
-    /// The arguments are invalid.
-    #[error("ibid: {0}")]
-    Usage(String),
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error("ibid: {0}")]
-    Store(String),
-    #[error("ibid: cannot print: {0}")]
-    Output(#[from] io::Error),
-}
-
-impl CommandError {
-    /// The exit code, from sysexits where it defines one.
-    pub fn code(&self) -> u8 {
-        match self {
-            Self::Conflict(_) | Self::Output(_) => 1,
-            Self::Usage(_) | Self::Config(_) => 64,
-            Self::Store(_) => 69,
-        }
-    }
-}
-
-impl From<StoreError> for CommandError {
-    fn from(error: StoreError) -> Self {
-        let then = match error.kind {
-            ErrorKind::Ambiguous => "; look before you try again",
-            _ => "",
-        };
-        Self::Store(format!("{error}{then}"))
+impl From<ConfigError> for CommandError {
+    fn from(why: ConfigError) -> Self {
+        Self::Config(why.to_string())
     }
 }
 
@@ -71,18 +38,13 @@ impl From<RecordLookupError> for CommandError {
     }
 }
 
-/// Opens the store of the settings without unsealing, and checks that it answers.
-pub(super) async fn open_store(settings: &config::StoreSettings) -> Result<Arc<dyn Store>, CommandError> {
-    Ok(open_sealed_store(settings, None).await?.store)
-}
-
-/// Like [`open_store`], and unseals if there are keys.
-pub(super) async fn open_sealed_store(
+/// Opens the store of the settings, and checks that it answers. Unseals if there are keys.
+pub(super) async fn open_store(
     settings: &config::StoreSettings, sealing: Option<Sealer>,
 ) -> Result<OpenedStore, CommandError> {
     let layout = settings.store_config().for_operators(STORE_CALL_TIMEOUT).with_sealer(sealing);
     let url = &settings.url;
-    let cannot = |why: &str| CommandError::Store(format!("the store {url} cannot be opened: {why}"));
+    let cannot = |why: &str| CommandError::Unavailable(format!("the store {url} cannot be opened: {why}"));
     match layout.authority() {
         StoreUrl::Memory(_) => {
             let why = "memory: lives in the process of its gateway, where no other command can reach it; \
@@ -106,7 +68,7 @@ pub(super) async fn open_sealed_store(
             Err(error) if error.kind == ErrorKind::NotApplied && since.elapsed() < CONNECT_RETRY_PERIOD => {
                 tokio::time::sleep(CONNECT_RETRY_PAUSE).await;
             }
-            Err(error) => return Err(CommandError::Store(format!("the store {url} cannot be used: {error}"))),
+            Err(error) => return Err(CommandError::Unavailable(format!("the store {url} cannot be used: {error}"))),
         }
     }
 }
@@ -114,7 +76,7 @@ pub(super) async fn open_sealed_store(
 /// Runs a command that works on a store.
 pub(super) fn block_on<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|why| CommandError::Store(why.to_string()))?.block_on(work)
+    runtime.map_err(|why| CommandError::Unavailable(why.to_string()))?.block_on(work)
 }
 
 /// Reports to standard error that one of two stores could not be reached.

@@ -4,11 +4,12 @@
 use std::io;
 
 use clap::Args;
+use ibid_tools::CommandError;
 
 use super::{
     admin_client::{AdminArgs, AdminClient},
-    keys::{escape_control, print_columns},
-    open_store::{self, CommandError},
+    open_store,
+    print::{escape_control, print_columns, print_json},
 };
 use crate::{
     admin::stats::{ShadowReport, ShadowRoute},
@@ -35,12 +36,7 @@ pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
         return Err(CommandError::Usage(what.into()));
     };
     let report: ShadowReport = open_store::block_on(api.get("/api/shadow"))?;
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&report).expect("a report has a form"))?;
-    } else {
-        print(&report, out)?;
-    }
-    Ok(())
+    Ok(if args.json { print_json(&report, out) } else { print(&report, out) }?)
 }
 
 fn print(report: &ShadowReport, out: &mut dyn io::Write) -> io::Result<()> {

@@ -15,6 +15,7 @@ use ibid::{
     store::{Address, Store, SweepResult},
 };
 use ibid_stores::{OpenedStore, ProcessLock};
+use ibid_tools::CommandError;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -37,40 +38,33 @@ const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of entries that one sweep removes.
 const SWEEP_BATCH: u32 = 1000;
 
-/// Why the gateway did not start, or stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A setting is invalid. The line names the setting and the allowed values.
-    #[error("{0}")]
-    Settings(String),
-    /// The settings are valid, but something that they name cannot be used.
-    #[error("ibid: {0}")]
-    Start(String),
-}
-
 /// Runs the gateway until it is stopped.
 ///
 /// # Errors
 /// Returns an error if it cannot start.
-pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
-    let settings = GatewaySettings::load(&args, env).map_err(|why| ServeError::Settings(why.to_string()))?;
-    let _logs = logs::start(&settings.log).map_err(ServeError::Start)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
-    runtime.block_on(async {
+pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
+    let settings = GatewaySettings::load(&args, env)?;
+    let _logs = logs::start(&settings.log).map_err(CommandError::Conflict)?;
+    block_on(async {
         let settings = reflection::load_methods(settings, &args, env).await?;
         let watched = MetricsObserver::new(logs::LogObserver::default());
         let url = &settings.store.url;
         let store = settings.store.store_config().with_sealer(settings.sealing()).open(watched.clone()).await;
-        let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
-        let gateway = RunningGateway::start(settings, args, store, watched).await.map_err(ServeError::Start)?;
-        let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
+        let store = store.map_err(|why| CommandError::Conflict(format!("the store {url} cannot be opened: {why}")))?;
+        let gateway = RunningGateway::start(settings, args, store, watched).await.map_err(CommandError::Conflict)?;
+        let stopped = stop_signals()?;
         print_addresses(&gateway);
         stopped.await;
         tracing::info!("stopping: no new connections; requests that have begun run to their end");
         gateway.stop().await;
         Ok(())
     })
+}
+
+/// Runs a gateway on a runtime of its own.
+pub(super) fn block_on(work: impl Future<Output = Result<(), CommandError>>) -> Result<(), CommandError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|why| CommandError::Conflict(why.to_string()))?.block_on(work)
 }
 
 pub struct RunningGateway {
@@ -298,8 +292,9 @@ fn print_addresses(gateway: &RunningGateway) {
 
 /// Installs handlers for SIGINT and SIGTERM. Call this before announcing the addresses; otherwise a signal that arrives
 /// early kills the process. The future completes on either signal.
-pub(super) fn stop_signals() -> std::io::Result<impl Future<Output = ()>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+pub(super) fn stop_signals() -> Result<impl Future<Output = ()>, CommandError> {
+    let install = |kind| signal(kind).map_err(|why| CommandError::Conflict(format!("signals: {why}")));
+    let (mut terminate, mut interrupt) = (install(SignalKind::terminate())?, install(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -4,6 +4,7 @@ use std::{io, path::PathBuf};
 
 use clap::{Args, Subcommand};
 use ibid_stores::embedded::{self, OpenError};
+use ibid_tools::CommandError;
 
 /// The subcommand and its arguments.
 #[derive(Debug, Args)]
@@ -35,26 +36,23 @@ enum StoreCommand {
 ///
 /// # Errors
 /// Returns an error if there is no store, if a gateway has it open, or if the disk fails.
-pub fn run(args: &StoreArgs, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<bool, String> {
+pub fn run(args: &StoreArgs, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<bool, CommandError> {
     let (StoreCommand::Check { path } | StoreCommand::Dump { path } | StoreCommand::Compact { path }) = &args.command;
-    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-    let failed = |why: OpenError| named(&why);
+    let failed = |why: OpenError| CommandError::Failed(format!("{}: {why}", path.display()));
     match &args.command {
         StoreCommand::Check { .. } => {
             let report = embedded::check(path).map_err(failed)?;
-            write!(out, "{report}").map_err(|why| named(&why))?;
+            write!(out, "{report}")?;
             Ok(report.found.is_empty())
         }
         StoreCommand::Dump { .. } => {
             let report = embedded::dump(path, out).map_err(failed)?;
-            for found in &report.found {
-                writeln!(aside, "{found}").map_err(|why| named(&why))?;
-            }
+            report.found.iter().try_for_each(|found| writeln!(aside, "{found}"))?;
             Ok(report.found.is_empty())
         }
         StoreCommand::Compact { .. } => {
             let done = embedded::compact(path).map_err(failed)?;
-            writeln!(out, "{} bytes before, {} after", done.before, done.after).map_err(|why| named(&why))?;
+            writeln!(out, "{} bytes before, {} after", done.before, done.after)?;
             Ok(true)
         }
     }

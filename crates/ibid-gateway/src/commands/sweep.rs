@@ -5,8 +5,9 @@ use std::io;
 
 use clap::Args;
 use ibid::store::Store;
+use ibid_tools::CommandError;
 
-use super::open_store::{self, CommandError};
+use super::open_store;
 use crate::config::{self, Env, StoreSelection};
 
 /// Maximum number of entries that one call removes, so that no call delays others.
@@ -25,7 +26,8 @@ pub struct SweepArgs {
 /// Returns an error if the store cannot be used.
 pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
-    let (removed, lapsed) = open_store::block_on(async { sweep(&*open_store::open_store(&settings).await?).await })?;
+    let (removed, lapsed) =
+        open_store::block_on(async { sweep(&*open_store::open_store(&settings, None).await?.store).await })?;
     writeln!(out, "removed {removed}, lapsed {lapsed}")?;
     Ok(())
 }

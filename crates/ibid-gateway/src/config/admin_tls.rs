@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use super::{
-    args::non_empty_variable,
+    args::flag_or_variable,
     env::{Env, ValueResolver},
     error::ConfigError,
-    scalar::Scalar,
     secret::Secret,
     settings::{ClientIdentity, Pem},
-    validate,
+    toml_node::Scalar,
 };
 
 /// Certificates for connections to an admin port. Flags and variables name files.
@@ -62,17 +61,9 @@ impl AdminTlsArgs {
 }
 
 fn read_pem(name: &str, flag: Option<&PathBuf>, env: &Env<'_>) -> Result<Option<Pem>, ConfigError> {
-    let (origin, path) = match flag {
-        Some(path) => (format!("--{name}"), path.display().to_string()),
-        None => {
-            let origin = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
-            match non_empty_variable(env, &origin)? {
-                Some(path) => (origin, path),
-                None => return Ok(None),
-            }
-        }
-    };
+    let flag = flag.map(|path| path.display().to_string());
+    let Some((origin, path)) = flag_or_variable(flag, name, env)? else { return Ok(None) };
     let lookup = ValueResolver::new(env, PathBuf::new(), None);
-    let pem = Secret::from_text(&path).and_then(|path| validate::load_pem(name, &path, &lookup));
+    let pem = Secret::from_text(&path).and_then(|path| Pem::load(name, path, &lookup));
     pem.map(Some).map_err(|what| ConfigError::new(origin, "", what))
 }

@@ -1,12 +1,15 @@
 //! The flags of `serve` and their variables, which override the file.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use super::{
     env::{Env, ValueResolver},
     error::ConfigError,
     raw,
-    scalar::{Scalar, Single},
+    secret::{RedactedStoreUrl, UpstreamUrl},
+    settings::{LogFormat, LogLevel},
+    toml_node::Scalar,
+    values::{Listen, Preset},
 };
 
 /// `ibid serve`. Flags override variables, variables the file, and the file the defaults.
@@ -57,52 +60,63 @@ impl ServeArgs {
         Self { config: Some(file.into()), ..Self::default() }
     }
 
-    /// The path of the file, from the flag or the variable.
-    pub(super) fn config_path(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
-        if self.config.is_some() {
-            return Ok(self.config.clone());
-        }
-        Ok(non_empty_variable(env, "IBID_CONFIG")?.map(PathBuf::from))
-    }
-
     /// Overrides the file with flags and variables.
     pub(super) fn apply_to(&self, file: &mut raw::RawFile, env: &Env<'_>) -> Result<(), ConfigError> {
-        override_value(&mut file.listen, &self.listen, "listen", env)?;
-        override_value(&mut file.upstream, &self.upstream, "upstream", env)?;
-        override_value(&mut file.store.url, &self.store, "store", env)?;
-        override_value(&mut file.admin.listen, &self.admin, "admin", env)?;
-        override_value(&mut file.log.format, &self.log_format, "log-format", env)?;
-        override_value(&mut file.log.level, &self.log_level, "log-level", env)?;
-        override_value(&mut file.journal, &self.journal, "journal", env)?;
-        let mut preset = None;
-        override_value(&mut preset, &self.preset, "preset", env)?;
-        if preset.is_some() {
-            file.policy.get_or_insert_default().preset = preset;
+        /// Each line is a setting, its value from the flag or variable, and its syntax.
+        macro_rules! override_with {
+            ($($($setting:ident).+ = $flag:ident, $name:literal as $type:ty;)+) => {$(
+                if let Some(value) = read_override::<$type>(&self.$flag, $name, env)? {
+                    file.$($setting).+ = value.into();
+                }
+            )+};
+        }
+        override_with! {
+            listen = listen, "listen" as SocketAddr;
+            upstream = upstream, "upstream" as UpstreamUrl;
+            store.url = store, "store" as RedactedStoreUrl;
+            admin.listen = admin, "admin" as Listen;
+            log.format = log_format, "log-format" as LogFormat;
+            log.level = log_level, "log-level" as LogLevel;
+            journal = journal, "journal" as String;
+        }
+        if let Some(Preset(preset)) = read_override(&self.preset, "preset", env)? {
+            file.policy.get_or_insert_default().preset = Some(preset);
         }
         Ok(())
     }
 }
 
-/// `--log-level` overrides `IBID_LOG_LEVEL`, which overrides the value in the slot.
-pub(super) fn override_value<T: Scalar>(
-    slot: &mut Option<Single<T>>, flag: &Option<String>, name: &str, env: &Env<'_>,
-) -> Result<(), ConfigError> {
-    let name_of_variable = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
-    let (origin, text) = match flag {
-        Some(text) => (format!("--{name}"), text.clone()),
-        None => match non_empty_variable(env, &name_of_variable)? {
-            Some(text) => (name_of_variable, text),
-            None => return Ok(()),
-        },
-    };
+/// Returns the value of a flag, or of its variable: `--log-level` takes precedence over `IBID_LOG_LEVEL`.
+pub(super) fn read_override<T: Scalar>(
+    flag: &Option<String>, name: &str, env: &Env<'_>,
+) -> Result<Option<T>, ConfigError> {
+    let Some((origin, text)) = flag_or_variable(flag.clone(), name, env)? else { return Ok(None) };
     let lookup = ValueResolver::new(env, PathBuf::new(), None);
     let value = lookup.resolve(&text).and_then(|resolved| T::from_text(resolved.as_deref().unwrap_or(&text)));
-    *slot = Some(Single(value.map_err(|what| ConfigError::new(origin, "", what))?));
-    Ok(())
+    value.map(Some).map_err(|what| ConfigError::new(origin, "", what))
+}
+
+/// Returns the text of a flag, or of its variable, and the name of the one that has it.
+pub(super) fn flag_or_variable(
+    flag: Option<String>, name: &str, env: &Env<'_>,
+) -> Result<Option<(String, String)>, ConfigError> {
+    if let Some(text) = flag {
+        return Ok(Some((format!("--{name}"), text)));
+    }
+    let variable = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
+    Ok(non_empty_variable(env, &variable)?.map(|text| (variable, text)))
+}
+
+/// The path of the configuration file, from the flag or the variable.
+pub(super) fn config_path(flag: Option<&PathBuf>, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
+    match flag {
+        Some(path) => Ok(Some(path.clone())),
+        None => Ok(non_empty_variable(env, "IBID_CONFIG")?.map(PathBuf::from)),
+    }
 }
 
 /// Returns the variable unless it is unset or empty. Containers often set unused variables to the empty string.
-pub(super) fn non_empty_variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
+fn non_empty_variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
     let value = env.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
     Ok(value.filter(|value| !value.is_empty()))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::Uri;
 
-use super::scalar::Scalar;
+use super::toml_node::Scalar;
 
 /// The usual port of collectors for OTLP over HTTP.
 const DEFAULT_OTLP_PORT: u16 = 4318;

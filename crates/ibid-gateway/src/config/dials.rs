@@ -8,87 +8,91 @@ use crate::routes::{Match, RouteEntry, RouteTable};
 /// The preset if none is named.
 const DEFAULT_PRESET: &str = "ietf";
 
-/// Builds every route. `origin` is the file's name, for errors.
+/// Builds every route.
 pub(super) fn build_route_table(
-    policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>, origin: &str,
+    policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>,
 ) -> Result<RouteTable, ConfigError> {
-    let wrong = |key: &str, what: String| ConfigError::new(origin, key, what);
-    let default = policy.map(|dials| {
-        if dials.route_match.is_some() {
-            return Err(wrong("policy.match", "only a [[route]] has a match".into()));
-        }
-        let preset = dials.preset.as_ref().map_or(DEFAULT_PRESET, |preset| preset.0.0);
-        let preset = if preset == PRESET_OFF { DEFAULT_PRESET } else { preset };
-        let mut finished = preset_policy(preset);
-        dials.apply_to(&mut finished);
-        webhooks::apply_webhook_dials(dials, preset, false, &mut finished, "policy")
-            .map_err(|(key, what)| wrong(&key, what))?;
-        check_policy(&finished, Protocol::Http, "policy").map_err(|(key, what)| wrong(&key, what))?;
-        Ok((finished, preset, dials.upstream.as_ref().map(|upstream| upstream.0.0.clone())))
-    });
-    let default = default.transpose()?;
+    let default = policy.map(build_default_policy).transpose()?;
     let writes_key = policy.is_some_and(|dials| dials.key.from.is_some());
     let mut finished: Vec<(&Match, RouteEntry)> = Vec::with_capacity(routes.len());
     for (at, dials) in routes.iter().enumerate() {
         let place = format!("route[{}]", at + 1);
-        let Some(matches) = dials.route_match.as_ref().map(|at| &at.0) else {
+        let Some(matches) = &dials.route_match else {
             let what = "missing; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"";
-            return Err(wrong(&format!("{place}.match"), what.into()));
+            return Err(ConfigError::at(format!("{place}.match"), what));
         };
-        let in_route =
-            |(key, what): (String, String)| ConfigError { route: Some(matches.to_string()), ..wrong(&key, what) };
         if let Some(earlier) = finished.iter().position(|(earlier, _)| is_same_match(earlier, matches)) {
             let what = format!("{:?} is the match of route[{}] already", matches.to_string(), earlier + 1);
-            return Err(wrong(&format!("{place}.match"), what));
+            return Err(ConfigError::at(format!("{place}.match"), what));
         }
-        if dials.methods.is_some() {
-            let what = "the methods of a route are those in its match; leave methods out";
-            return Err(in_route((format!("{place}.methods"), what.into())));
-        }
-        if dials.preset.as_ref().is_some_and(|preset| preset.0.0 == PRESET_OFF) {
-            let what = "only [policy] has the preset \"off\"; a route is switched off by mode = \"off\"";
-            return Err(in_route((format!("{place}.preset"), what.into())));
-        }
-        let (mut policy, preset, via_policy, upstream) = match (&dials.preset, &default) {
-            (Some(preset), _) => (preset_policy(preset.0.0), preset.0.0, false, None),
-            (None, Some((policy, preset, upstream))) => (policy.clone(), *preset, true, upstream.clone()),
-            (None, None) => (preset_policy(DEFAULT_PRESET), DEFAULT_PRESET, false, None),
-        };
-        dials.apply_to(&mut policy);
-        webhooks::apply_webhook_dials(dials, preset, via_policy, &mut policy, &place).map_err(in_route)?;
-        if matches.protocol() == Protocol::Grpc {
-            if webhooks::is_webhook_preset(preset) {
-                let what = format!(
-                    "{preset:?} is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\""
-                );
-                return Err(in_route((format!("{place}.preset"), what)));
-            }
-            check_unary(matches, unary).map_err(|what| in_route((format!("{place}.match"), what)))?;
-            policy = adapt_for_grpc(policy, dials.key.from.is_some() || via_policy && writes_key);
-        }
-        policy.methods = matches.methods().to_vec();
-        check_policy(&policy, matches.protocol(), &place).map_err(in_route)?;
-        let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.0.clone()).or(upstream);
-        finished.push((
-            matches,
-            RouteEntry { upstream, inherits_policy: via_policy, ..RouteEntry::new(matches, policy, preset) },
-        ));
+        let route = build_route(dials, matches, default.as_ref(), unary, writes_key, &place)
+            .map_err(|why| ConfigError { route: Some(matches.to_string()), ..why })?;
+        finished.push((matches, route));
     }
     let mut routes: Vec<RouteEntry> = finished.into_iter().map(|(_, route)| route).collect();
-    let is_off = policy.and_then(|dials| dials.preset.as_ref()).is_some_and(|preset| preset.0.0 == PRESET_OFF);
-    if !is_off {
+    if policy.and_then(|dials| dials.preset) != Some(PRESET_OFF) {
         let default = default.unwrap_or_else(|| (preset_policy(DEFAULT_PRESET), DEFAULT_PRESET, None));
         let is_beside_routes = !routes.is_empty();
-        let rest = policy_routes(default, unary, writes_key).map_err(|(key, what)| wrong(&key, what))?;
+        let rest = policy_routes(default, unary, writes_key)?;
         routes.extend(rest.into_iter().map(|route| RouteEntry { is_fallback_policy: is_beside_routes, ..route }));
     }
     Ok(RouteTable::new(routes).with_unary_methods(unary.cloned().unwrap_or_default()))
 }
 
+/// The policy of `[policy]`, its preset and its upstream.
+type DefaultPolicy = (Policy, &'static str, Option<String>);
+
+fn build_default_policy(dials: &RawDials) -> Result<DefaultPolicy, ConfigError> {
+    if dials.route_match.is_some() {
+        return Err(ConfigError::at("policy.match", "only a [[route]] has a match"));
+    }
+    let preset = dials.preset.filter(|preset| *preset != PRESET_OFF).unwrap_or(DEFAULT_PRESET);
+    let mut policy = preset_policy(preset);
+    dials.apply_to(&mut policy);
+    webhooks::apply_webhook_dials(dials, preset, false, &mut policy, "policy")?;
+    check_policy(&policy, Protocol::Http, "policy")?;
+    Ok((policy, preset, dials.upstream.as_ref().map(|upstream| upstream.0.clone())))
+}
+
+fn build_route(
+    dials: &RawDials, matches: &Match, default: Option<&DefaultPolicy>, unary: Option<&UnaryMethods>,
+    policy_writes_key: bool, place: &str,
+) -> Result<RouteEntry, ConfigError> {
+    let wrong = |name: &str, what: &str| ConfigError::at(format!("{place}.{name}"), what);
+    if dials.methods.is_some() {
+        return Err(wrong("methods", "the methods of a route are those in its match; leave methods out"));
+    }
+    if dials.preset == Some(PRESET_OFF) {
+        let what = "only [policy] has the preset \"off\"; a route is switched off by mode = \"off\"";
+        return Err(wrong("preset", what));
+    }
+    let (mut policy, preset, via_policy, upstream) = match (dials.preset, default) {
+        (None, Some((policy, preset, upstream))) => (policy.clone(), *preset, true, upstream.clone()),
+        (preset, _) => {
+            let preset = preset.unwrap_or(DEFAULT_PRESET);
+            (preset_policy(preset), preset, false, None)
+        }
+    };
+    dials.apply_to(&mut policy);
+    webhooks::apply_webhook_dials(dials, preset, via_policy, &mut policy, place)?;
+    if matches.protocol() == Protocol::Grpc {
+        if webhooks::is_webhook_preset(preset) {
+            let what = "is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\"";
+            return Err(wrong("preset", &format!("{preset:?} {what}")));
+        }
+        check_unary(matches, unary).map_err(|what| wrong("match", &what))?;
+        policy = adapt_for_grpc(policy, dials.key.from.is_some() || via_policy && policy_writes_key);
+    }
+    policy.methods = matches.methods().to_vec();
+    check_policy(&policy, matches.protocol(), place)?;
+    let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.clone()).or(upstream);
+    Ok(RouteEntry { upstream, inherits_policy: via_policy, ..RouteEntry::new(matches, policy, preset) })
+}
+
 /// The routes of `[policy]`, for requests that no route names.
 fn policy_routes(
-    (policy, preset, upstream): (Policy, &'static str, Option<String>), unary: Option<&UnaryMethods>, writes_key: bool,
-) -> Result<Vec<RouteEntry>, (String, String)> {
+    (policy, preset, upstream): DefaultPolicy, unary: Option<&UnaryMethods>, writes_key: bool,
+) -> Result<Vec<RouteEntry>, ConfigError> {
     let mut all = vec![RouteEntry { upstream: upstream.clone(), ..RouteEntry::for_all_paths(policy.clone(), preset) }];
     // Webhook deliveries are not gRPC calls.
     if unary.is_some() && !webhooks::is_webhook_preset(preset) {
@@ -155,8 +159,7 @@ fn is_same_match(one: &Match, two: &Match) -> bool {
     one.protocol() == two.protocol() && one.pattern() == two.pattern() && within(one, two) && within(two, one)
 }
 
-/// Returns the error of [`Policy::check`] as a key and a message.
-fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), (String, String)> {
+fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), ConfigError> {
     let checked = match protocol {
         Protocol::Http => policy.check(),
         Protocol::Grpc => policy.check_grpc(),
@@ -164,60 +167,25 @@ fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), 
     checked.map_err(|sentence| {
         // The message starts with the dial.
         let (dial, what) = sentence.split_once(' ').unwrap_or(("", &sentence));
-        (format!("{place}.{dial}"), what.to_owned())
+        ConfigError::at(format!("{place}.{dial}"), what)
     })
 }
 
 impl RawDials {
     /// Applies every dial that is set. A list replaces a list; a table of headers replaces a table of headers.
     fn apply_to(&self, policy: &mut Policy) {
-        /// Each line names a dial and the pattern of its value in the file.
-        macro_rules! turn {
-            ($($($dial:ident).+ = $written:pat => $value:expr;)+) => {$(
-                if let Some($written) = &self.$($dial).+ {
-                    policy.$($dial).+ = $value.clone().into();
+        macro_rules! apply {
+            ($($($dial:ident).+),+ $(,)?) => {$(
+                if let Some(value) = self.$($dial).+.clone() {
+                    policy.$($dial).+ = value.into();
                 }
             )+};
         }
-        use super::{
-            raw::{RawHeaders, RawRemember},
-            scalar::{List, Single},
-            values::{ByteSize, DigestStatus},
-        };
-        turn! {
-            methods = List(value) => value;
-            key.from = List(value) => value;
-            key.required = Single(value) => value;
-            key.format = Single(value) => value;
-            key.max_length = Single(value) => value;
-            scope = List(value) => value;
-            label.tenant = Single(value) => Some(value.clone());
-            label.user = Single(value) => Some(value.clone());
-            label.key = Single(value) => value;
-            fingerprint = List(value) => value;
-            json_ignore = List(value) => value;
-            on_mismatch = Single(value) => value;
-            on_concurrent = Single(value) => value;
-            on_unknown = Single(value) => value;
-            resolve = Single(value) => Some(value.clone());
-            on_store_down = Single(value) => value;
-            remember = RawRemember(value) => value;
-            refusals = Single(value) => value;
-            unknown_status = List(value) => value;
-            remember_body = Single(value) => value;
-            max_request = Single(ByteSize(value)) => value;
-            max_response = Single(ByteSize(value)) => value;
-            digest_status = Single(DigestStatus(value)) => value;
-            ttl = Single(value) => value;
-            lease = Single(value) => value;
-            timeout = Single(value) => value;
-            wait_timeout = Single(value) => value;
-            late_answer = Single(value) => value;
-            first_headers = RawHeaders(value) => value;
-            replay_headers = RawHeaders(value) => value;
-            drop_headers = List(value) => value;
-            envelope = Single(value) => value;
-            mode = Single(value) => value;
+        apply! {
+            methods, key.from, key.required, key.format, key.max_length, scope, label.tenant, label.user, label.key,
+            fingerprint, json_ignore, on_mismatch, on_concurrent, on_unknown, resolve, on_store_down, remember,
+            refusals, unknown_status, remember_body, max_request, max_response, digest_status, ttl, lease, timeout,
+            wait_timeout, late_answer, first_headers, replay_headers, drop_headers, envelope, mode,
         }
         for (reason, status) in &self.status.0 {
             set_for_reason(&mut policy.status, *reason, status.0);

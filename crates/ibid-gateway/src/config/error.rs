@@ -1,6 +1,6 @@
 //! The error of an invalid setting, as one line.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 /// A setting that prevents the start. `Display` is one line: the origin, the key, the value found, the values allowed.
 ///
@@ -22,6 +22,15 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
+    /// An error in the file. [`in_file`](Self::in_file) adds its name.
+    pub(super) fn at(key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::new("", key, what)
+    }
+
+    pub(super) fn in_file(self, path: Option<&Path>) -> Self {
+        Self { origin: path.map(|path| path.display().to_string()).unwrap_or_default(), ..self }
+    }
+
     pub(crate) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
         Self { origin: origin.into(), key: key.into(), message: what.into(), route: None, source: None }
     }

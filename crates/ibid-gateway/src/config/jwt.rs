@@ -1,60 +1,66 @@
 //! `[jwt]`: how callers' tokens are verified.
 
-use std::time::Duration;
-
 use http::{Uri, header};
 
 use super::{
+    env::ValueResolver,
     error::ConfigError,
     raw,
-    scalar::Single,
     secret::Secret,
     settings::{JwtKeys, JwtSettings, TokenSource},
-    validate::{ErrorForKey, PemReader, build_identity, require_non_zero, value_or},
+    validate::build_identity,
 };
 use crate::{jwt::KeySet, routes::RouteTable};
 
-pub(super) fn build_jwt(
-    file: raw::RawJwt, pem: PemReader<'_>, wrong: ErrorForKey<'_>,
-) -> Result<JwtSettings, ConfigError> {
+pub(super) fn build_jwt(file: raw::RawJwt, lookup: &ValueResolver<'_>) -> Result<JwtSettings, ConfigError> {
+    let wrong = |key: &str| {
+        let key = key.to_owned();
+        move |what: String| ConfigError::at(key, what)
+    };
     let keys = match (file.secret, file.pem, file.jwks) {
-        (Some(Single(secret)), None, None) => {
-            KeySet::from_secret(secret.expose()).map_err(|what| wrong("jwt.secret", &what))?;
+        (Some(secret), None, None) => {
+            KeySet::from_secret(secret.expose()).map_err(wrong("jwt.secret"))?;
             JwtKeys::Secret(secret)
         }
-        (None, Some(Single(written)), None) => {
-            let pem = pem("jwt.pem", &written)?;
-            KeySet::from_pem(pem.text()).map_err(|what| wrong("jwt.pem", &what))?;
+        (None, Some(pem), None) => {
+            let pem = pem.load(lookup)?;
+            KeySet::from_pem(pem.text()).map_err(wrong("jwt.pem"))?;
             JwtKeys::Pem(pem)
         }
-        (None, None, Some(Single(jwks))) => parse_jwks(jwks).map_err(|what| wrong("jwt.jwks", &what))?,
+        (None, None, Some(jwks)) => parse_jwks(jwks).map_err(wrong("jwt.jwks"))?,
         (None, None, None) => {
-            return Err(wrong("jwt", "found no keys; allowed is one of \"secret\" \"pem\" \"jwks\""));
+            return Err(ConfigError::at("jwt", "found no keys; allowed is one of \"secret\" \"pem\" \"jwks\""));
         }
-        _ => return Err(wrong("jwt", "found keys in two places; allowed is one of \"secret\" \"pem\" \"jwks\"")),
+        _ => {
+            let what = "found keys in two places; allowed is one of \"secret\" \"pem\" \"jwks\"";
+            return Err(ConfigError::at("jwt", what));
+        }
     };
     for (name, given) in [("jwt.ca", file.ca.is_some()), ("jwt.cert", file.cert.is_some())] {
         if given && !matches!(keys, JwtKeys::JwksUrl(_)) {
-            return Err(wrong(name, "only keys from a URL are fetched from somebody; set jwks to one"));
+            return Err(ConfigError::at(name, "only keys from a URL are fetched from somebody; set jwks to one"));
         }
     }
     Ok(JwtSettings {
         keys,
-        ca: file.ca.map(|Single(ca)| pem("jwt.ca", &ca)).transpose()?,
-        identity: build_identity("jwt.", file.cert, file.key, pem, wrong)?,
-        issuer: file.issuer.map(|Single(issuer)| issuer),
-        audience: file.audience.map(|list| list.0).unwrap_or_default(),
-        from: token_sources(file.from.map(|list| list.0), wrong)?,
-        leeway: value_or(file.leeway, Duration::from_secs(60)),
-        refresh: require_non_zero("jwt.refresh", file.refresh, Duration::from_secs(300), wrong)?,
+        ca: file.ca.map(|ca| ca.load(lookup)).transpose()?,
+        identity: build_identity("jwt.", file.cert, file.key, lookup)?,
+        issuer: file.issuer,
+        audience: file.audience,
+        from: token_sources(file.from)?,
+        leeway: file.leeway,
+        refresh: file.refresh,
     })
 }
 
 /// Defaults to the `Authorization` header.
-fn token_sources(written: Option<Vec<String>>, wrong: ErrorForKey<'_>) -> Result<Vec<TokenSource>, ConfigError> {
+fn token_sources(written: Option<Vec<String>>) -> Result<Vec<TokenSource>, ConfigError> {
     let Some(written) = written else { return Ok(vec![TokenSource::Header(header::AUTHORIZATION)]) };
     if written.is_empty() {
-        return Err(wrong("jwt.from", "found no source; name at least one, such as \"header:Authorization\""));
+        return Err(ConfigError::at(
+            "jwt.from",
+            "found no source; name at least one, such as \"header:Authorization\"",
+        ));
     }
     let source = |text: &String| match text.split_once(':') {
         Some(("header", name)) => name.parse().ok().map(TokenSource::Header),
@@ -62,23 +68,22 @@ fn token_sources(written: Option<Vec<String>>, wrong: ErrorForKey<'_>) -> Result
         _ => None,
     };
     let allowed = "allowed are \"header:NAME\" and \"cookie:NAME\"";
-    let checked = |text: &String| source(text).ok_or_else(|| wrong("jwt.from", &format!("found {text:?}; {allowed}")));
+    let checked =
+        |text: &String| source(text).ok_or_else(|| ConfigError::at("jwt.from", format!("found {text:?}; {allowed}")));
     written.iter().map(checked).collect()
 }
 
 /// A policy that uses claims requires `[jwt]`: unverified claims are worthless.
-pub(super) fn require_verifier_for_claims(
-    jwt: Option<&JwtSettings>, routes: &RouteTable, wrong: ErrorForKey<'_>,
-) -> Result<(), ConfigError> {
+pub(super) fn require_verifier_for_claims(jwt: Option<&JwtSettings>, routes: &RouteTable) -> Result<(), ConfigError> {
     if jwt.is_some() {
         return Ok(());
     }
     for (at, route) in routes.iter().enumerate() {
         if let Some(claim) = route.policy.claims().next() {
-            let place = if route.is_default_policy { "policy".into() } else { format!("route[{}]", at + 1) };
+            let place = if route.is_default_policy { "policy".to_owned() } else { format!("route[{}]", at + 1) };
             let what =
                 format!("\"jwt:{claim}\" needs keys to verify tokens with; add [jwt] with a secret, pem or jwks");
-            return Err(wrong(&place, &what));
+            return Err(ConfigError::at(place, what));
         }
     }
     Ok(())

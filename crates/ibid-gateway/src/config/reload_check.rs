@@ -6,7 +6,9 @@
 use http::Method;
 use ibid::{KeyFormat, OnMismatch, Policy, PolicyMode, ScopePart, http::Protocol};
 
-use super::{GatewaySettings, SealSettings, dial_format};
+use ibid_tools::format::format_duration;
+
+use super::{GatewaySettings, SealSettings};
 use crate::routes::RouteEntry;
 
 /// The handler of an old route's requests in the new configuration.
@@ -60,8 +62,7 @@ pub fn shortened_ttls(old: &GatewaySettings, new: &GatewaySettings) -> Vec<Strin
     for_each_successor(old, new, |route, _, successor| {
         let Successor::Route(successor) = successor else { return };
         if successor.policy.ttl < route.policy.ttl {
-            let (from, to) =
-                (dial_format::format_duration(route.policy.ttl), dial_format::format_duration(successor.policy.ttl));
+            let (from, to) = (format_duration(route.policy.ttl), format_duration(successor.policy.ttl));
             let which = rename_title(route, successor);
             push_unique(
                 &mut found,

@@ -1,21 +1,12 @@
 //! The `[seal]` table: the encryption of records and the secret of addresses.
 
-use std::{fmt, path::Path};
+use std::fmt;
 
-use ibid::{AddressSecret, webhook::SignatureEncoding};
+use data_encoding::BASE64;
+use ibid::AddressSecret;
 use ibid_stores::seal::{SealKey, SealOptions, Sealer};
-use serde::Deserialize;
 
-use super::{
-    deserializer,
-    env::{Env, ValueResolver},
-    error::{ConfigError, quote_list},
-    raw,
-    scalar::Single,
-    secret::Secret,
-    store::StoreSelection,
-    validate::{ErrorForKey, value_or},
-};
+use super::{args::config_path, env::Env, error::ConfigError, raw, read_table, secret::Secret, store::StoreSelection};
 
 const ALLOWED_KEY: &str = "allowed are 32 random bytes in base64, as `openssl rand -base64 32` prints them";
 
@@ -41,9 +32,13 @@ impl SealSettings {
     /// # Errors
     /// Returns the first invalid setting as one line, such as a key whose variable is not set.
     pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
-        let Some(path) = choice.config_path(env)? else { return Ok(None) };
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        read_table(&super::read_file(&path)?, &path, &ValueResolver::new(env, folder, None))
+        let Some(path) = config_path(choice.config.as_ref(), env)? else { return Ok(None) };
+        let read = || {
+            let (seal, file) = read_table(&path, env, "seal")?;
+            let compress = file.get("store").and_then(|store| store.get("compress")).and_then(toml::Value::as_bool);
+            seal.map(|seal| build_seal(seal, compress.unwrap_or(true))).transpose()
+        };
+        read().map_err(|why: ConfigError| why.in_file(Some(&path)))
     }
 
     /// The sealer of stores and the journal; `None` if only addresses are keyed. A reload changes its keys, not the
@@ -144,49 +139,38 @@ impl fmt::Debug for SealKeyBytes {
     }
 }
 
-pub(super) fn build_seal(
-    file: raw::RawSeal, compress: bool, wrong: ErrorForKey<'_>,
-) -> Result<SealSettings, ConfigError> {
+pub(super) fn build_seal(file: raw::RawSeal, compress: bool) -> Result<SealSettings, ConfigError> {
+    let wrong = |name: &str, what: &str| ConfigError::at(format!("seal.{name}"), what);
+    let raw::RawSeal { keys: written, address_secret, accept_plain, plain_addresses } = file;
     let mut keys: Vec<SealKey> = Vec::new();
-    for (at, written) in file.keys.into_iter().enumerate() {
-        let name = |name: &str| format!("seal.keys[{}].{name}", at + 1);
-        let Some(Single(id)) = written.id else {
-            return Err(wrong(&name("id"), "missing; name the key, such as \"2026-11\""));
-        };
-        let Some(Single(key)) = written.key else {
-            return Err(wrong(
-                &name("key"),
-                "missing; write one such as \"file:seal-2026-11.key\" or \"env:IBID_SEAL_KEY\"",
-            ));
-        };
-        let bytes = decode_key(&key).map_err(|what| wrong(&name("key"), &what))?;
-        let key = SealKey::new(&id, bytes).map_err(|what| wrong(&name("id"), &what))?;
+    for (at, written) in written.into_iter().enumerate() {
+        let wrong = |name: &str, what: &str| wrong(&format!("keys[{}].{name}", at + 1), what);
+        let id = written.id.ok_or_else(|| wrong("id", "missing; name the key, such as \"2026-11\""))?;
+        let missing = "missing; write one such as \"file:seal-2026-11.key\" or \"env:IBID_SEAL_KEY\"";
+        let key = written.key.ok_or_else(|| wrong("key", missing))?;
+        let bytes = decode_key(&key).map_err(|what| wrong("key", &what))?;
+        let key = SealKey::new(&id, bytes).map_err(|what| wrong("id", &what))?;
         if let Some(known) = keys.iter().find(|known| known.id() == id) {
-            return Err(wrong(&name("id"), &format!("{:?} is there twice; each key has its own", known.id())));
+            return Err(wrong("id", &format!("{:?} is there twice; each key has its own", known.id())));
         }
         if let Some(known) = keys.iter().find(|known| known.has_key_bytes(&bytes)) {
-            return Err(wrong(
-                &name("key"),
-                &format!("it is the same as that of {:?}; each id has its own", known.id()),
-            ));
+            return Err(wrong("key", &format!("it is the same as that of {:?}; each id has its own", known.id())));
         }
         keys.push(key);
     }
-    let Some(Single(secret)) = file.address_secret else {
+    let secret = address_secret.ok_or_else(|| {
         let what = "missing; addresses, tags and fingerprints are keyed with it, and it never changes";
-        return Err(wrong("seal.address_secret", &format!("{what}; {ALLOWED_KEY}")));
-    };
-    let secret = decode_key(&secret).map_err(|what| wrong("seal.address_secret", &what))?;
+        wrong("address_secret", &format!("{what}; {ALLOWED_KEY}"))
+    })?;
+    let secret = decode_key(&secret).map_err(|what| wrong("address_secret", &what))?;
     if let Some(key) = keys.iter().find(|key| key.has_key_bytes(&secret)) {
         let what = format!("it is the same as the key {:?}, which will change one day; it needs its own", key.id());
-        return Err(wrong("seal.address_secret", &what));
+        return Err(wrong("address_secret", &what));
     }
-    let rules = SealOptions { accept_plain: value_or(file.accept_plain, false), compress };
-    let plain_addresses = value_or(file.plain_addresses, false);
-    if keys.is_empty() && (rules.accept_plain || plain_addresses) {
-        let name = if rules.accept_plain { "accept_plain" } else { "plain_addresses" };
-        let what = format!("without seal.keys nothing is sealed; leave {} out, or add a key", quote_list([name]));
-        return Err(wrong(&format!("seal.{name}"), &what));
+    let rules = SealOptions { accept_plain, compress };
+    if keys.is_empty() && (accept_plain || plain_addresses) {
+        let name = if accept_plain { "accept_plain" } else { "plain_addresses" };
+        return Err(wrong(name, &format!("without seal.keys nothing is sealed; leave {name:?} out, or add a key")));
     }
     let sealing = match &keys[..] {
         [] => None,
@@ -197,32 +181,11 @@ pub(super) fn build_seal(
 
 /// The error message reveals only the length of the value.
 fn decode_key(written: &Secret) -> Result<[u8; 32], String> {
-    let Some(bytes) = SignatureEncoding::Base64.decode(written.expose().trim().as_bytes()) else {
-        return Err(format!("it is no base64; {ALLOWED_KEY}"));
-    };
+    let bytes = BASE64.decode(written.expose().trim().as_bytes());
+    let bytes = bytes.map_err(|_| format!("it is no base64; {ALLOWED_KEY}"))?;
     let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| format!("it has {} bytes; {ALLOWED_KEY}", bytes.len()))?;
     if bytes.iter().all(|byte| *byte == bytes[0]) {
         return Err(format!("its bytes are all the same; {ALLOWED_KEY}"));
     }
     Ok(bytes)
-}
-
-/// Reads the `[seal]` table of a file, and whether records are compressed.
-fn read_table(text: &str, path: &Path, lookup: &ValueResolver<'_>) -> Result<Option<SealSettings>, ConfigError> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct SealTables {
-        seal: Option<raw::RawSeal>,
-    }
-    let origin = path.display().to_string();
-    let mut table: toml::Table = text.parse().map_err(|why| super::syntax_error(&origin, text, &why))?;
-    let compress = table.get("store").and_then(|store| store.get("compress")).and_then(toml::Value::as_bool);
-    table.retain(|key, _| key == "seal");
-    let read = SealTables::deserialize(deserializer::TomlNode { value: &toml::Value::Table(table), lookup });
-    let only = read.map_err(|wrong| {
-        let (key, what) = wrong.into_key_and_message();
-        ConfigError::new(&origin, key, what)
-    })?;
-    let wrong = |key: &str, what: &str| ConfigError::new(&origin, key, what);
-    only.seal.map(|seal| build_seal(seal, compress.unwrap_or(true), &wrong)).transpose()
 }

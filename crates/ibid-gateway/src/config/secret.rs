@@ -7,7 +7,7 @@ use ibid_stores::{StoreKind, StoreUrl};
 
 use super::{
     env::{Env, ValueResolver},
-    scalar::Scalar,
+    toml_node::Scalar,
 };
 
 /// Text that `Debug` does not show.

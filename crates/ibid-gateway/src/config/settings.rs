@@ -7,7 +7,16 @@ use http::{HeaderName, HeaderValue};
 use ibid::{Credentials, QuotaLimit, TrustedProxies};
 use ibid_stores::seal::Sealer;
 
-use super::{collector::Collector, scalar::Scalar, seal::SealSettings, secret::Secret, store::StoreSettings};
+use super::{
+    collector::Collector,
+    env::ValueResolver,
+    error::ConfigError,
+    seal::SealSettings,
+    secret::Secret,
+    store::StoreSettings,
+    toml_node::{FromToml, Scalar, TomlNode, tables},
+    values::{AtLeastOne, ByteLimit, HeaderBytes, Positive},
+};
 use crate::routes::{GrpcUnknown, RouteTable};
 
 /// The value of `descriptors` that queries the upstreams by reflection.
@@ -101,15 +110,51 @@ pub struct TraceSettings {
     pub identity: Option<ClientIdentity>,
 }
 
-/// The limits of a tenant. `None` means no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QuotaSettings {
-    /// Per tenant, counted in the store.
-    pub new_keys: Option<QuotaLimit>,
-    /// Per tenant, counted in the store when answers are recorded.
-    pub new_bytes: Option<QuotaLimit>,
-    /// Per tenant and user, counted by each gateway.
-    pub rate: Option<QuotaLimit>,
+tables! {
+    /// The limits of a tenant. `None` means no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct QuotaSettings {
+        /// Per tenant, counted in the store.
+        pub new_keys: Option<QuotaLimit>,
+        /// Per tenant, counted in the store when answers are recorded.
+        pub new_bytes: Option<QuotaLimit> as ByteLimit,
+        /// Per tenant and user, counted by each gateway.
+        pub rate: Option<QuotaLimit>,
+    }
+
+    /// The limits of client connections and requests.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct LimitSettings {
+        /// Maximum time for the head of a request.
+        pub header_timeout: Duration as Positive = Duration::from_secs(10),
+        /// For a request with a key: maximum time for the whole body. Otherwise: maximum time without progress of the body.
+        pub body_timeout: Duration as Positive = Duration::from_secs(30),
+        /// Maximum idle time of a client connection.
+        pub idle_timeout: Duration as Positive = Duration::from_secs(75),
+        /// Maximum time that a client may leave a waiting response unread.
+        pub write_timeout: Duration as Positive = Duration::from_secs(60),
+        /// How long a request without a claim waits for an upstream connection.
+        pub pool_timeout: Duration as Positive = Duration::from_secs(10),
+        /// Maximum time for the upstream to begin its response to a request without a claim.
+        pub reply_timeout: Duration as Positive = Duration::from_secs(300),
+        /// Maximum time that both sides of an upgraded connection may be silent.
+        pub tunnel_timeout: Duration as Positive = Duration::from_secs(600),
+        /// Maximum number of headers of a request.
+        pub max_headers: usize as AtLeastOne = 100,
+        /// Maximum bytes of all headers of a request.
+        pub max_header_bytes: u64 as HeaderBytes = 64 << 10,
+        /// Maximum number of client connections.
+        pub max_connections: usize as AtLeastOne = 10_000,
+        /// How long a shutdown waits for running operations.
+        pub shutdown: Duration = Duration::from_secs(30),
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct LogSettings {
+        pub format: LogFormat = LogFormat::Text,
+        /// The least severe level that is logged.
+        pub level: LogLevel = LogLevel::Info,
+    }
 }
 
 impl QuotaSettings {
@@ -162,40 +207,6 @@ pub enum JwtKeys {
 /// The text of a PEM file, read at start-up. Never shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pem(pub(super) Secret);
-
-/// The limits of client connections and requests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LimitSettings {
-    /// Maximum time for the head of a request.
-    pub header_timeout: Duration,
-    /// For a request with a key: maximum time for the whole body. Otherwise: maximum time without progress of the body.
-    pub body_timeout: Duration,
-    /// Maximum idle time of a client connection.
-    pub idle_timeout: Duration,
-    /// Maximum time that a client may leave a waiting response unread.
-    pub write_timeout: Duration,
-    /// How long a request without a claim waits for an upstream connection.
-    pub pool_timeout: Duration,
-    /// Maximum time for the upstream to begin its response to a request without a claim.
-    pub reply_timeout: Duration,
-    /// Maximum time that both sides of an upgraded connection may be silent.
-    pub tunnel_timeout: Duration,
-    /// Maximum number of headers of a request.
-    pub max_headers: usize,
-    /// Maximum bytes of all headers of a request.
-    pub max_header_bytes: u64,
-    /// Maximum number of client connections.
-    pub max_connections: usize,
-    /// How long a shutdown waits for running operations.
-    pub shutdown: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogSettings {
-    pub format: LogFormat,
-    /// The least severe level that is logged.
-    pub level: LogLevel,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -316,6 +327,40 @@ impl fmt::Debug for JwtKeys {
 impl Pem {
     pub fn text(&self) -> &str {
         self.0.expose()
+    }
+
+    /// Reads a PEM file. The value is its path or its text. `key` is its key, for errors.
+    pub(super) fn load(key: &str, written: Secret, lookup: &ValueResolver<'_>) -> Result<Self, String> {
+        const BEGIN: &str = "-----BEGIN ";
+        if written.expose().contains(BEGIN) {
+            return Ok(Self(written));
+        }
+        // The value may be the private key itself, in another format, instead of its path.
+        let shown = if key.ends_with("key") { "what it names".into() } else { format!("{:?}", written.expose()) };
+        let text = lookup.read(written.expose()).map_err(|why| format!("cannot read {shown}: {why}"))?;
+        if !text.contains(BEGIN) {
+            return Err(format!("{shown} is no PEM file; it has no line \"-----BEGIN ...\""));
+        }
+        Secret::from_text(&text).map(Self)
+    }
+}
+
+/// A setting that names a PEM file, which is not read yet.
+#[derive(Debug)]
+pub(super) struct PemFile {
+    key: String,
+    written: Secret,
+}
+
+impl PemFile {
+    pub(super) fn load(self, lookup: &ValueResolver<'_>) -> Result<Pem, ConfigError> {
+        Pem::load(&self.key, self.written, lookup).map_err(|what| ConfigError::at(self.key, what))
+    }
+}
+
+impl FromToml for PemFile {
+    fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
+        Ok(Self { key: node.path.clone(), written: Secret::from_toml(node)? })
     }
 }
 

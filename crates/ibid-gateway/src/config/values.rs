@@ -10,50 +10,102 @@ use ibid::{
     grpc::GrpcStatusCode,
     webhook::{SignatureEncoding, SignedContent},
 };
+use ibid_tools::format::{self, ALLOWED_DURATION, MAX_DURATION};
 
 use super::{
     error::{closest_match, quote_list},
-    scalar::Scalar,
+    toml_node::Scalar,
 };
 use crate::routes::Match;
-
-/// `"64KiB"`, in bytes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ByteSize(pub(super) u64);
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct GrpcCode(pub(super) u8);
-
-/// `original` or a status code.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DigestStatus(pub(super) Option<StatusCode>);
-
-/// The name of an existing preset.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Preset(pub(super) &'static str);
 
 /// The preset of a `[policy]` that covers nothing: only routes are covered.
 pub(super) const PRESET_OFF: &str = "off";
 
-/// The origin of a web page.
-#[derive(Debug, Clone)]
-pub(super) struct Origin(pub(super) HeaderValue);
+/// Declares the syntax of settings whose type is another one.
+macro_rules! syntax {
+    ($($(#[$doc:meta])* $name:ident($inner:ty) $(or $other:ty)?;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone)]
+        pub(super) struct $name(pub(super) $inner);
 
-/// A protocol that a connection may be upgraded to, in lower case.
-#[derive(Debug, Clone)]
-pub(super) struct Upgrade(pub(super) String);
+        impl From<$name> for $inner {
+            fn from(value: $name) -> Self {
+                value.0
+            }
+        }
 
-/// The path of an OpenAPI document.
-#[derive(Debug, Clone)]
-pub(super) struct DocumentPath(pub(super) String);
+        $(impl From<$name> for $other {
+            fn from(value: $name) -> Self {
+                Some(value.0)
+            }
+        })?
+    )+};
+}
 
-/// An address to listen on, or `off`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Listen(pub(super) Option<SocketAddr>);
+syntax! {
+    /// `"64KiB"`, in bytes.
+    ByteSize(u64) or Option<u64>;
+    /// `"1GiB/24h"`.
+    ByteLimit(QuotaLimit) or Option<QuotaLimit>;
+    /// From 8 KiB to 16 MiB.
+    HeaderBytes(u64);
+    AtLeastOne(usize);
+    /// A duration that is not zero.
+    Positive(Duration);
+    GrpcCode(u8);
+    /// `original` or a status code.
+    DigestStatus(Option<StatusCode>);
+    /// A status that clients interpret as a refusal.
+    RefusalStatus(StatusCode);
+    /// The name of an existing preset.
+    Preset(&'static str) or Option<&'static str>;
+    /// The origin of a web page.
+    Origin(HeaderValue);
+    /// A protocol that a connection may be upgraded to, in lower case.
+    Upgrade(String);
+    /// The path of an OpenAPI document.
+    DocumentPath(String);
+    /// An address to listen on, or `off`.
+    Listen(Option<SocketAddr>);
+}
 
-pub(super) const ALLOWED_DURATION: &str = "a duration such as \"500ms\" \"30s\" \"5m\" \"24h\" \"7d\"";
-const ALLOWED_SIZE: &str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
-const ALLOWED_STATUS: &str = "a status code such as 409";
+/// For types whose error is `"x" is no NAME; allowed is …`.
+macro_rules! scalars {
+    ($($type:ty: $name:literal, $allowed:expr => |$text:ident| $parse:expr;)+) => {$(
+        impl Scalar for $type {
+            const ALLOWED: &'static str = $allowed;
+
+            fn from_text($text: &str) -> Result<Self, String> {
+                let parse = || -> Option<Self> { $parse };
+                parse().ok_or_else(|| format!("{:?} is no {}; allowed is {}", $text, $name, Self::ALLOWED))
+            }
+        }
+    )+};
+}
+
+scalars! {
+    Duration: "duration", ALLOWED_DURATION => |text| format::parse_duration(text).filter(|duration| *duration <= MAX_DURATION);
+    SocketAddr: "address", "an address and a port such as \"127.0.0.1:8080\"" => |text| text.parse().ok();
+    QuotaLimit: "limit", "so many in so long, such as \"100000/24h\" or \"200/s\"" => |text| {
+        let (most, per) = text.split_once('/')?;
+        let most = most.trim().parse().ok().filter(|most| (1..=1 << 50).contains(most))?;
+        let per = per.trim();
+        let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
+        let per = format::parse_duration(&per).filter(|per| !per.is_zero() && *per <= MAX_DURATION)?;
+        Some(Self { most, per })
+    };
+    ByteLimit: "limit of bytes", "so many bytes in so long, such as \"1GiB/24h\"" => |text| {
+        let (most, per) = text.split_once('/')?;
+        let most = ibid_stores::parse_size(most.trim())?;
+        QuotaLimit::from_text(&format!("{most}/{per}")).ok().map(Self)
+    };
+    DocumentPath: "path", "a path such as \"/swagger/v1/swagger.json\", without a query" => |text| {
+        let is_path = text.starts_with('/')
+            && !text.contains(['?', '#'])
+            && text.parse::<PathAndQuery>().is_ok_and(|parsed| parsed.path() == text);
+        is_path.then(|| Self(text.into()))
+    };
+}
 
 impl Scalar for String {
     const ALLOWED: &'static str = "text";
@@ -87,25 +139,57 @@ impl Scalar for usize {
     }
 }
 
-impl Scalar for Duration {
-    const ALLOWED: &'static str = ALLOWED_DURATION;
+impl Scalar for ByteSize {
+    const ALLOWED: &'static str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let millis = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => 0,
-        };
-        let duration = number.parse::<u64>().ok().filter(|_| millis > 0).and_then(|number| number.checked_mul(millis));
-        let wrong = || format!("{text:?} is no duration; allowed is {ALLOWED_DURATION}");
-        // At most a hundred years, because stores compute in microseconds.
-        duration.map(Self::from_millis).filter(|found| found.as_secs() <= 100 * 366 * 86_400).ok_or_else(wrong)
+        let size = ibid_stores::parse_size(text);
+        size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {}", Self::ALLOWED))
     }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        let size = number.try_into().map(Self);
+        Some(size.map_err(|_| format!("{number} is no size; allowed is {}", Self::ALLOWED)))
+    }
+}
+
+/// For types that are read like another one, and then checked.
+macro_rules! checked {
+    ($($type:ident: $inner:ty => |$value:ident| $check:expr;)+) => {$(
+        impl $type {
+            fn check(value: $inner) -> Result<Self, String> {
+                let check = |$value: $inner| -> Result<_, String> { $check };
+                check(value).map(Self)
+            }
+        }
+
+        impl Scalar for $type {
+            const ALLOWED: &'static str = <$inner as Scalar>::ALLOWED;
+
+            fn from_text(text: &str) -> Result<Self, String> {
+                <$inner as Scalar>::from_text(text).and_then(Self::check)
+            }
+
+            fn from_number(number: i64) -> Option<Result<Self, String>> {
+                <$inner as Scalar>::from_number(number).map(|value| value.and_then(Self::check))
+            }
+        }
+    )+};
+}
+
+checked! {
+    AtLeastOne: usize => |number| match number {
+        0 => Err("found 0; allowed is 1 and more".into()),
+        number => Ok(number),
+    };
+    Positive: Duration => |duration| match duration.is_zero() {
+        true => Err("it is zero; it must be longer, such as \"30s\"".into()),
+        false => Ok(duration),
+    };
+    HeaderBytes: ByteSize => |size| match size.0 {
+        bytes @ 0x2000..=0x100_0000 => Ok(bytes),
+        bytes => Err(format!("found {bytes} bytes; allowed is \"8KiB\" to \"16MiB\"")),
+    };
 }
 
 impl Scalar for Upgrade {
@@ -126,33 +210,8 @@ impl Scalar for Upgrade {
     }
 }
 
-impl Scalar for DocumentPath {
-    const ALLOWED: &'static str = "a path such as \"/swagger/v1/swagger.json\", without a query";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let is_path = text.starts_with('/')
-            && !text.contains(['?', '#'])
-            && text.parse::<PathAndQuery>().is_ok_and(|parsed| parsed.path() == text);
-        if is_path { Ok(Self(text.into())) } else { Err(format!("{text:?} is no path; allowed is {}", Self::ALLOWED)) }
-    }
-}
-
-impl Scalar for ByteSize {
-    const ALLOWED: &'static str = ALLOWED_SIZE;
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let size = ibid_stores::parse_size(text);
-        size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {ALLOWED_SIZE}"))
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        let size = number.try_into().map(Self);
-        Some(size.map_err(|_| format!("{number} is no size; allowed is {ALLOWED_SIZE}")))
-    }
-}
-
 impl Scalar for StatusCode {
-    const ALLOWED: &'static str = ALLOWED_STATUS;
+    const ALLOWED: &'static str = "a status code such as 409";
 
     fn from_text(text: &str) -> Result<Self, String> {
         let code = text.parse().ok().filter(|code| (100..=599).contains(code));
@@ -224,12 +283,6 @@ impl Scalar for GrpcCode {
     }
 }
 
-impl GrpcCode {
-    pub(crate) fn name(code: u8) -> &'static str {
-        GrpcStatusCode::from_number(code.into()).name()
-    }
-}
-
 impl Scalar for Preset {
     const ALLOWED: &'static str = "the name of a preset";
 
@@ -245,40 +298,16 @@ impl Scalar for Preset {
     }
 }
 
-impl Scalar for ScopePart {
-    const ALLOWED: &'static str = "part of a scope such as \"credential\"";
+impl Scalar for RefusalStatus {
+    const ALLOWED: &'static str = "a status code from 400 to 599";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        text.parse()
+        let code = StatusCode::from_text(text).ok().filter(|code| code.as_u16() >= 400);
+        code.map(Self).ok_or_else(|| format!("{text} is no status of a refusal; allowed is 400 to 599"))
     }
-}
 
-impl Scalar for QuotaLimit {
-    const ALLOWED: &'static str = "so many in so long, such as \"100000/24h\" or \"200/s\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no limit; allowed is {}", Self::ALLOWED);
-        let (most, per) = text.split_once('/').ok_or_else(wrong)?;
-        let most = most.trim().parse().ok().filter(|most| (1..=1 << 50).contains(most)).ok_or_else(wrong)?;
-        let per = per.trim();
-        let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
-        let per = Duration::from_text(&per).ok().filter(|per| !per.is_zero()).ok_or_else(wrong)?;
-        Ok(Self { most, per })
-    }
-}
-
-/// `"1GiB/24h"`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ByteLimit(pub(super) QuotaLimit);
-
-impl Scalar for ByteLimit {
-    const ALLOWED: &'static str = "so many bytes in so long, such as \"1GiB/24h\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no limit of bytes; allowed is {}", Self::ALLOWED);
-        let (most, per) = text.split_once('/').ok_or_else(wrong)?;
-        let most = ibid_stores::parse_size(most.trim()).ok_or_else(wrong)?;
-        QuotaLimit::from_text(&format!("{most}/{per}")).map(Self).map_err(|_| wrong())
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        Some(Self::from_text(&number.to_string()))
     }
 }
 
@@ -338,14 +367,6 @@ impl Scalar for Listen {
     }
 }
 
-impl Scalar for SocketAddr {
-    const ALLOWED: &'static str = "an address and a port such as \"127.0.0.1:8080\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| format!("{text:?} is no address; allowed is {}", Self::ALLOWED))
-    }
-}
-
 /// For types whose own `FromStr` names the allowed values.
 macro_rules! parsed {
     ($($type:ty: $allowed:literal),+ $(,)?) => {$(
@@ -360,6 +381,7 @@ macro_rules! parsed {
 }
 
 parsed! {
+    ScopePart: "part of a scope such as \"credential\"",
     OnMismatch: "\"reject\" \"new\" \"ignore\"",
     OnConcurrent: "\"reject\" \"wait\"",
     OnUnknown: "\"hold\" \"retry\"",

@@ -3,8 +3,13 @@
 use http::Method;
 use ibid::{OnConcurrent, PolicyMode, ScopePart, http::Protocol};
 
-use super::{GatewaySettings, JwtKeys, SealSettings, dial_format, is_webhook_preset};
-use crate::{contract_page::describe, routes::RouteEntry};
+use ibid_tools::{
+    describe,
+    format::{format_duration, format_list, format_size},
+};
+
+use super::{GatewaySettings, JwtKeys, SealSettings, is_webhook_preset};
+use crate::routes::RouteEntry;
 
 /// Minimum length of a token that cannot be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
@@ -25,7 +30,7 @@ pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) ->
         }
         found.extend(bare_path_warning(&routes, route).map(|told| format!("{place}: {told}")));
         if policy.lease > policy.ttl {
-            let (lease, ttl) = (dial_format::format_duration(policy.lease), dial_format::format_duration(policy.ttl));
+            let (lease, ttl) = (format_duration(policy.lease), format_duration(policy.ttl));
             found.push(format!(
                 "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
             ));
@@ -49,14 +54,13 @@ pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) ->
             ));
         }
         if policy.max_request > settings.buffer_memory {
-            let (request, memory) =
-                (dial_format::format_size(policy.max_request), dial_format::format_size(settings.buffer_memory));
+            let (request, memory) = (format_size(policy.max_request), format_size(settings.buffer_memory));
             found.push(format!(
                 "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
             ));
         }
         if let Some(most) = largest.filter(|most| policy.max_response > *most) {
-            let (response, most) = (dial_format::format_size(policy.max_response), dial_format::format_size(most));
+            let (response, most) = (format_size(policy.max_response), format_size(most));
             found.push(format!(
                 "{place}: max_response ({response}) is more than the store can hold ({most}); larger answers are \
                  remembered as digests"
@@ -141,7 +145,7 @@ pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {
         if route.policy.mode != PolicyMode::Off && route.policy.scope.contains(&ScopePart::Credential) {
-            let headers = dial_format::format_list(settings.credentials.headers().iter().map(describe::header));
+            let headers = format_list(settings.credentials.headers().iter().map(describe::header));
             found.push(format!(
                 "{}: scope has \"credential\": requests with none of {headers} share one anonymous scope",
                 route_label(at, route)

@@ -4,19 +4,14 @@
 
 use ibid::{
     Policy,
-    webhook::{
-        CustomWebhookScheme, DEFAULT_TOLERANCE, SignatureEncoding, SignedContent, WebhookScheme, WebhookVerifier,
-    },
+    webhook::{CustomWebhookScheme, DEFAULT_TOLERANCE, WebhookScheme, WebhookVerifier},
 };
 
 use super::{
+    error::ConfigError,
     raw::{RawDials, RawSignature},
-    scalar::{List, Single},
     secret::Secret,
 };
-
-/// A key and a message about it.
-type KeyAndMessage = (String, String);
 
 pub(crate) fn is_webhook_preset(preset: &str) -> bool {
     ibid::presets::WEBHOOK_PRESET_NAMES.contains(&preset)
@@ -26,95 +21,84 @@ pub(crate) fn is_webhook_preset(preset: &str) -> bool {
 /// path of the dials, such as `route[2]`.
 pub(super) fn apply_webhook_dials(
     dials: &RawDials, preset: &str, inherits: bool, policy: &mut Policy, place: &str,
-) -> Result<(), KeyAndMessage> {
-    let wrong = |name: &str, what: String| (format!("{place}.{name}"), what);
-    let unsigned = dials.unsigned.as_ref().map(|unsigned| unsigned.0);
+) -> Result<(), ConfigError> {
+    let wrong = |name: &str, what: String| ConfigError::at(format!("{place}.{name}"), what);
     let written = [
         ("secrets", dials.secrets.is_some()),
-        ("unsigned", unsigned.is_some()),
+        ("unsigned", dials.unsigned.is_some()),
         ("tolerance", dials.tolerance.is_some()),
         ("signature", dials.signature.is_some()),
     ];
-    let written = |allowed: &[&str]| {
-        written.iter().find(|(name, there)| *there && !allowed.contains(name)).map(|(name, _)| *name)
-    };
+    let written =
+        |allowed: &str| written.iter().find(|(name, there)| *there && *name != allowed).map(|(name, _)| *name);
     if !is_webhook_preset(preset) {
-        return match written(&[]) {
-            None => Ok(()),
-            Some(name) => Err(wrong(name, format!("only presets for webhooks have it, and this one is {preset:?}"))),
-        };
+        let what = || format!("only presets for webhooks have it, and this one is {preset:?}");
+        return written("").map_or(Ok(()), |name| Err(wrong(name, what())));
     }
-    if inherits && written(&[]).is_none() {
+    if inherits && written("").is_none() {
         return Ok(());
     }
-    if unsigned == Some(true) {
+    if dials.unsigned == Some(true) {
         policy.signature = None;
-        return match written(&["unsigned"]) {
-            None => Ok(()),
-            Some(name) => {
-                Err(wrong(name, "there is nothing to check with it where unsigned is true; leave one out".into()))
-            }
-        };
+        let what = "there is nothing to check with it where unsigned is true; leave one out";
+        return written("unsigned").map_or(Ok(()), |name| Err(wrong(name, what.into())));
     }
-    let scheme = signature_scheme(dials, preset, policy).map_err(|(name, what)| wrong(&name, what))?;
+    let scheme = signature_scheme(dials, preset, policy).map_err(|(name, what)| wrong(name, what))?;
     // A route inherits the signature of `[policy]` unless it sets its own.
     let above = policy.signature.take();
     let secrets = match &dials.secrets {
         None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
-        Some(List(secrets)) => {
+        Some(secrets) => {
             let read = |(at, secret): (usize, &Secret)| {
                 scheme.parse_secret(secret.expose()).map_err(|what| wrong(&format!("secrets[{}]", at + 1), what))
             };
             secrets.iter().enumerate().map(read).collect::<Result<_, _>>()?
         }
     };
-    let tolerance = match &dials.tolerance {
+    let tolerance = match dials.tolerance {
         Some(_) if !scheme.has_timestamp() => {
             let what = format!("{scheme} signs no time, so nothing can be too old; leave it out");
             return Err(wrong("tolerance", what));
         }
-        Some(Single(tolerance)) => *tolerance,
+        Some(tolerance) => tolerance,
         None => above.map_or(DEFAULT_TOLERANCE, |above| above.tolerance),
     };
     policy.signature = Some(WebhookVerifier { scheme, secrets, tolerance });
     Ok(())
 }
 
-/// Returns the signature scheme: that of the preset, or the one written here or in `[policy]`.
-fn signature_scheme(dials: &RawDials, preset: &str, policy: &Policy) -> Result<WebhookScheme, KeyAndMessage> {
+/// Returns the signature scheme: that of the preset, or the one written here or in `[policy]`. An error is a name and a
+/// message.
+fn signature_scheme(dials: &RawDials, preset: &str, policy: &Policy) -> Result<WebhookScheme, (&'static str, String)> {
     let known = WebhookScheme::from_name(preset.trim_start_matches("webhook:"));
     match (&dials.signature, known, &policy.signature) {
         (Some(_), Some(_), _) => {
             let what = format!("{preset:?} has its own; leave it out, or take the preset \"webhook:custom\"");
-            Err(("signature".into(), what))
+            Err(("signature", what))
         }
         (None, Some(scheme), _) => Ok(scheme),
-        (Some(written), None, _) => custom_scheme(written)
-            .map(WebhookScheme::Custom)
-            .map_err(|(name, what)| (format!("signature.{name}"), what)),
+        (Some(written), None, _) => custom_scheme(written).map(WebhookScheme::Custom),
         (None, None, Some(above)) => Ok(above.scheme.clone()),
         (None, None, None) => {
             let what =
                 "missing; say how the sender signs, such as { header = \"X-Signature\" }, or say unsigned = true";
-            Err(("signature".into(), what.into()))
+            Err(("signature", what.into()))
         }
     }
 }
 
 fn custom_scheme(written: &RawSignature) -> Result<CustomWebhookScheme, (&'static str, String)> {
-    let Some(Single(header)) = &written.header else {
-        return Err(("header", "missing; name the header that has the signature, such as \"X-Signature\"".into()));
-    };
+    let RawSignature { header, prefix, encoding, content, timestamp } = written;
+    let missing = "missing; name the header that has the signature, such as \"X-Signature\"";
     let custom = CustomWebhookScheme {
-        header: header.clone(),
-        prefix: written.prefix.as_ref().map(|prefix| prefix.0.clone()).unwrap_or_default(),
-        encoding: written.encoding.as_ref().map_or(SignatureEncoding::Hex, |encoding| encoding.0),
-        content: written.content.as_ref().map_or_else(SignedContent::body, |content| content.0.clone()),
-        timestamp: written.timestamp.as_ref().map(|timestamp| timestamp.0.clone()),
+        header: header.clone().ok_or_else(|| ("signature.header", missing.into()))?,
+        prefix: prefix.clone(),
+        encoding: *encoding,
+        content: content.clone(),
+        timestamp: timestamp.clone(),
     };
-    match custom.check() {
-        Ok(()) => Ok(custom),
-        // The message starts with the setting.
-        Err(what) => Err(("timestamp", what.trim_start_matches("signature.timestamp ").to_owned())),
-    }
+    // The message starts with the setting.
+    let checked = custom.check();
+    checked.map_err(|what| ("signature.timestamp", what.trim_start_matches("signature.timestamp ").to_owned()))?;
+    Ok(custom)
 }

@@ -1,29 +1,19 @@
 //! Describes policy settings in words for API clients.
 
-use http::HeaderName;
 use ibid::{
-    FingerprintPart, KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, Remember,
-    ScopePart, StatusRange,
+    FingerprintPart, KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, Remember, ScopePart,
+    StatusRange,
     grpc::{CallOutcome, GrpcStatusCode},
     http::Protocol,
     webhook::{WebhookScheme, WebhookVerifier},
 };
 
+pub(crate) use ibid_tools::describe::{header, key_format};
+
 use crate::{
     format::{duration_in_words, join_with_and},
     routes::RouteEntry,
 };
-
-/// The header name in its usual spelling, such as `Idempotency-Key`.
-pub(crate) fn header(name: &HeaderName) -> String {
-    let mut upper = true;
-    let letters = name.as_str().chars().map(|letter| {
-        let shown = if upper { letter.to_ascii_uppercase() } else { letter };
-        upper = letter == '-';
-        shown
-    });
-    letters.collect()
-}
 
 /// In the syntax of the configuration file.
 pub(super) fn key_source_code(source: &KeySource) -> String {
@@ -39,18 +29,6 @@ pub(super) fn key_source(source: &KeySource) -> String {
         KeySource::Json(pointer) => format!("{pointer} in the JSON body"),
         KeySource::Query(name) => format!("the query parameter {name}"),
         KeySource::Body => "the request itself: sending it again is a retry".into(),
-    }
-}
-
-pub(crate) fn key_format(format: &KeyFormat) -> String {
-    match format {
-        KeyFormat::Any => "any visible ASCII characters".into(),
-        KeyFormat::Raw => "visible ASCII characters and spaces, taken as they are".into(),
-        KeyFormat::Uuid => "a UUID with hyphens".into(),
-        KeyFormat::Uuid4 => "a UUID of version 4 with hyphens".into(),
-        KeyFormat::Token => "a UUID, or 16 to 255 letters, digits, _ and -".into(),
-        KeyFormat::Operation => "four parts, user:operation:resource:timestamp".into(),
-        KeyFormat::Regex(_) => format!("text that matches {}", format.to_string().trim_start_matches("regex:")),
     }
 }
 

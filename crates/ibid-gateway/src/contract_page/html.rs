@@ -3,7 +3,9 @@
 use askama::Template;
 use ibid::{KeySource, Policy, PolicyMode, RefusalFormat, RefusalReason, http::Protocol};
 
-use super::{describe, grpc_methods, is_possible, published_routes};
+use ibid_tools::describe::is_possible;
+
+use super::{describe, grpc_methods, published_routes};
 use crate::{
     format::{capitalize, duration_in_words, size_in_words},
     routes::{RouteEntry, RouteTable},

@@ -22,7 +22,7 @@ const MAX_UNCHARGED_BODY_BYTES: u64 = 16 << 10;
 const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A body, its trailers, and the memory that is counted until the operation ends.
-pub(super) type WholeBody = (Bytes, Option<HeaderMap>, MemoryReservation);
+pub(super) type ReadBody = (Bytes, Option<HeaderMap>, MemoryReservation);
 
 /// The bytes read so far. Most bodies are a single frame, which is passed on without a copy.
 #[derive(Default)]
@@ -46,7 +46,7 @@ enum BodyEvent {
 
 pub(super) async fn read_body<B>(
     shared: &LayerState, route: &Route, client: &BudgetClient, parts: &Parts, body: B,
-) -> Result<WholeBody, ReadBodyError<Pin<Box<B>>>>
+) -> Result<ReadBody, ReadBodyError<Pin<Box<B>>>>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {

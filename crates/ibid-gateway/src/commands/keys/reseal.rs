@@ -1,16 +1,22 @@
 //! `ibid keys reseal`: seals remembered answers with the first key, directly in a store or through its gateway.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, time::Duration};
 
 use bytes::Bytes;
 use ibid::store::Address;
-use ibid_stores::seal::SealedStore;
+use ibid_tools::CommandError;
 use serde_json::json;
 
-use super::{CommandError, ResealArgs, show::escape_control, target::KeysTarget};
+use super::{
+    ResealArgs,
+    target::{KeysBackend, KeysTarget},
+};
 use crate::{
-    commands::{admin_client::AdminClient, open_store},
-    config::Env,
+    commands::{
+        open_store,
+        print::{escape_control, print_json},
+    },
+    config::{Env, SealSettings},
     format::{format_date, now_ms},
     records::ResealReport,
 };
@@ -18,25 +24,26 @@ use crate::{
 /// Maximum number of entries per call.
 const RESEAL_BATCH: u64 = 500;
 
-enum ResealBackend {
-    Store(Arc<SealedStore>),
-    Admin(AdminClient),
-}
-
 /// Reseals answers that are sealed with another key or not sealed.
 pub(super) fn run(
     args: &ResealArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    let place = KeysTarget::from_args(&args.target, env)?;
-    if matches!(place, KeysTarget::Admin(_)) && args.reason.is_none() {
-        return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
-    }
-    let done = open_store::block_on(async { reseal_all(&ResealBackend::open(place).await?, args, aside).await })?;
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&done).expect("counts have a form"))?;
-    } else {
-        print(&done, out)?;
-    }
+    let target = match KeysTarget::from_args(&args.target, env)? {
+        KeysTarget::Admin(_) if args.reason.is_none() => {
+            return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
+        }
+        KeysTarget::Store(settings, seal) => {
+            let seal = seal?;
+            if seal.as_ref().and_then(SealSettings::sealing).is_none() {
+                let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
+                return Err(CommandError::Usage(what.into()));
+            }
+            KeysTarget::Store(settings, Ok(seal))
+        }
+        target => target,
+    };
+    let done = open_store::block_on(async { reseal_all(&target.open().await?, args, aside).await })?;
+    if args.json { print_json(&done, out) } else { print(&done, out) }?;
     if let Some(next) = &done.next {
         writeln!(aside, "ibid: there are more: --cursor {}", escape_control(next))?;
     }
@@ -51,7 +58,7 @@ pub(super) fn run(
 
 /// Continues to the end, or until the limit of checked entries.
 async fn reseal_all(
-    worker: &ResealBackend, args: &ResealArgs, aside: &mut dyn io::Write,
+    worker: &KeysBackend, args: &ResealArgs, aside: &mut dyn io::Write,
 ) -> Result<ResealReport, CommandError> {
     let mut sum = ResealReport::default();
     let mut from = args.cursor;
@@ -89,28 +96,15 @@ async fn reseal_all(
     }
 }
 
-impl ResealBackend {
-    async fn open(place: KeysTarget) -> Result<Self, CommandError> {
-        match place {
-            KeysTarget::Admin(api) => Ok(Self::Admin(api)),
-            KeysTarget::Store(settings, seal) => {
-                let Some(sealing) = seal?.and_then(|seal| seal.sealing()) else {
-                    let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
-                    return Err(CommandError::Usage(what.into()));
-                };
-                let opened = open_store::open_sealed_store(&settings, Some(sealing)).await?;
-                Ok(Self::Store(opened.sealed.expect("there are keys")))
-            }
-        }
-    }
-
+impl KeysBackend {
     /// Returns what was done, also if it failed on the way.
     async fn reseal_batch(
         &self, from: Option<Address>, at_most: u64, reason: Option<&str>,
     ) -> (ResealReport, Option<CommandError>) {
         let mut done = ResealReport::default();
         match self {
-            Self::Store(sealed) => {
+            Self::Store(opened, _) => {
+                let sealed = opened.sealed.as_ref().expect("there are keys");
                 let failed = done.run_slice(sealed, from, at_most as u32, Duration::MAX).await;
                 (done, failed.err().map(CommandError::from))
             }

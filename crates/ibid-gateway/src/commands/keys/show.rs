@@ -4,9 +4,10 @@ use std::io;
 
 use bytes::Bytes;
 use data_encoding::HEXLOWER_PERMISSIVE;
+use ibid_tools::CommandError;
 
-use super::CommandError;
 use crate::{
+    commands::print::{escape_control, escape_control_lines, print_columns, print_json},
     format::{format_date, format_rough_ms, now_ms},
     records::{AnswerView, BodyView, ChangeReport, RecordView},
 };
@@ -38,21 +39,8 @@ pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io
     print_columns(&rows, out)
 }
 
-/// Prints aligned columns.
-pub(in crate::commands) fn print_columns<const N: usize>(
-    rows: &[[String; N]], out: &mut dyn io::Write,
-) -> io::Result<()> {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
-    }
-    Ok(())
-}
-
 /// Prints each field on its own line, then the answer.
-pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> Result<(), CommandError> {
+pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> io::Result<()> {
     let mut lines = vec![
         ("address", escape_control(&view.address)),
         ("state", escape_control(&view.state)),
@@ -80,31 +68,28 @@ pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> Result<
     for (name, value) in lines {
         writeln!(out, "{name:<13}  {value}")?;
     }
-    if let Some(response) = &view.response {
-        print_answer(response, out)?;
-    }
-    Ok(())
+    view.response.as_ref().map_or(Ok(()), |response| print_answer(response, out))
 }
 
 pub(super) fn answer_body(view: &RecordView) -> Result<Bytes, CommandError> {
-    let not_so = |why: String| Err(CommandError::Conflict(why));
-    match &view.response {
-        None => not_so(format!("it has no answer: it is {}", escape_control(&view.state))),
+    let why = match &view.response {
+        None => format!("it has no answer: it is {}", escape_control(&view.state)),
         Some(AnswerView::Unreadable { unreadable, .. }) => {
-            not_so(format!("its answer cannot be read: {}", escape_control(unreadable)))
+            format!("its answer cannot be read: {}", escape_control(unreadable))
         }
         Some(AnswerView::Whole { body, .. }) => match body {
-            None => not_so("its body was not kept: remember_body is off".into()),
+            None => "its body was not kept: remember_body is off".into(),
             Some(BodyView::Digest { length, .. }) => {
-                not_so(format!("its body of {length} bytes was too large to keep; only its digest is there"))
+                format!("its body of {length} bytes was too large to keep; only its digest is there")
             }
-            Some(BodyView::Text { text, .. }) => Ok(Bytes::copy_from_slice(text.as_bytes())),
+            Some(BodyView::Text { text, .. }) => return Ok(Bytes::copy_from_slice(text.as_bytes())),
             Some(BodyView::Hex { hex, .. }) => match HEXLOWER_PERMISSIVE.decode(hex.as_bytes()) {
-                Ok(bytes) => Ok(bytes.into()),
-                Err(_) => not_so("its body did not arrive as hex".into()),
+                Ok(bytes) => return Ok(bytes.into()),
+                Err(_) => "its body did not arrive as hex".into(),
             },
         },
-    }
+    };
+    Err(CommandError::Conflict(why))
 }
 
 fn print_answer(response: &AnswerView, out: &mut dyn io::Write) -> io::Result<()> {
@@ -115,10 +100,9 @@ fn print_answer(response: &AnswerView, out: &mut dyn io::Write) -> io::Result<()
         }
     };
     for (title, headers) in [("response headers", headers), ("response trailers", trailers)] {
-        if headers.is_empty() {
-            continue;
+        if !headers.is_empty() {
+            writeln!(out, "\n{title}")?;
         }
-        writeln!(out, "\n{title}")?;
         for (name, value) in headers {
             writeln!(out, "  {}: {}", escape_control(name), escape_control(value))?;
         }
@@ -152,7 +136,7 @@ pub(super) fn print_change(
     write_log_line(told, aside)?;
     let known = told.changed == Some(true) || told.refused.is_some();
     if known && json {
-        writeln!(out, "{}", serde_json::to_string_pretty(told).expect("a change has a form"))?;
+        print_json(told, out)?;
     } else if known {
         writeln!(out, "before  {}", describe_entry(&told.before))?;
         writeln!(out, "after   {}", told.after.as_ref().map_or_else(|| absent_message(told), describe_entry))?;
@@ -212,36 +196,7 @@ fn describe_entry(view: &RecordView) -> String {
     )
 }
 
-/// Makes foreign text safe for a terminal.
-pub(in crate::commands) fn escape_control(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() { shown.extend(character.escape_default()) } else { shown.push(character) }
-    }
-    shown
-}
-
-/// Like [`escape_control`], for several lines.
-fn escape_control_lines(text: &str) -> String {
-    text.split_inclusive(['\n', '\r', '\t'])
-        .map(|part| {
-            let end = part.trim_end_matches(['\n', '\r', '\t']).len();
-            escape_control(&part[..end]) + &part[end..]
-        })
-        .collect()
-}
-
 fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { escape_control(text) }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_terminal_gets_no_control_characters_of_others() {
-        assert_eq!(escape_control("a\u{1b}[2Jb\nc\u{9b}é"), "a\\u{1b}[2Jb\\nc\\u{9b}é");
-        assert_eq!(escape_control_lines("a\r\n\tb\u{1b}[2J\n"), "a\r\n\tb\\u{1b}[2J\n");
-    }
-}

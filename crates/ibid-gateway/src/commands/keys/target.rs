@@ -1,23 +1,18 @@
 //! The backend of `ibid keys`: a store, or the admin API of a running gateway. Both give the same results.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, time::Duration};
 
 use bytes::Bytes;
-use ibid::{
-    mask,
-    store::{Address, Store},
-};
+use data_encoding::HEXLOWER;
+use ibid::{mask, store::Address};
+use ibid_stores::OpenedStore;
+use ibid_tools::CommandError;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use super::{
-    super::{
-        CommandError,
-        admin_client::{AdminClient, percent_encode},
-        open_store,
-    },
-    KeysTargetArgs,
-};
+use super::KeysTargetArgs;
 use crate::{
+    commands::{admin_client::AdminClient, open_store},
     config::{self, ConfigError, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
@@ -33,7 +28,7 @@ pub(super) enum KeysTarget {
 
 pub(super) enum KeysBackend {
     /// The text explains why entries may be shown sealed.
-    Store(Arc<dyn Store>, String),
+    Store(OpenedStore, String),
     Admin(AdminClient),
 }
 
@@ -63,7 +58,7 @@ impl KeysTarget {
                     Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
                 };
                 let sealing = seal.ok().flatten().and_then(|seal| seal.sealing());
-                Ok(KeysBackend::Store(open_store::open_sealed_store(&settings, sealing).await?.store, why))
+                Ok(KeysBackend::Store(open_store::open_store(&settings, sealing).await?, why))
             }
             Self::Admin(api) => Ok(KeysBackend::Admin(api)),
         }
@@ -74,10 +69,7 @@ impl KeysBackend {
     /// Warns that entries are shown sealed, and why.
     pub(super) fn warn_if_sealed(&self, views: &[RecordView], aside: &mut dyn io::Write) -> io::Result<()> {
         let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
-        let Self::Store(_, why) = self else { return Ok(()) };
-        if sealed == 0 {
-            return Ok(());
-        }
+        let (Self::Store(_, why), 1..) = (self, sealed) else { return Ok(()) };
         let entries = if sealed == 1 { "1 entry is" } else { &format!("{sealed} entries are") };
         writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
     }
@@ -87,7 +79,7 @@ impl KeysBackend {
         &self, query: RecordQuery, from: Option<Address>, limit: usize,
     ) -> Result<RecordList, CommandError> {
         match self {
-            Self::Store(store, _) => Ok(query.list(&**store, from, limit).await?),
+            Self::Store(opened, _) => Ok(query.list(&*opened.store, from, limit).await?),
             Self::Admin(api) => api.get(&list_path(&query, from, limit)).await,
         }
     }
@@ -95,7 +87,7 @@ impl KeysBackend {
     /// Returns the only matching entry.
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
-            Self::Store(store, _) => Ok(RecordView::from(&query.find_one(&**store).await?)),
+            Self::Store(opened, _) => Ok(RecordView::from(&query.find_one(&*opened.store).await?)),
             Self::Admin(api) => fetch_one(api, &query).await,
         }
     }
@@ -105,7 +97,7 @@ impl KeysBackend {
         &self, query: RecordQuery, change: &ChangeRequest,
     ) -> Result<(ChangeReport, Option<CommandError>), CommandError> {
         match self {
-            Self::Store(store, _) => {
+            Self::Store(OpenedStore { store, .. }, _) => {
                 let before = query.find_one(&**store).await?;
                 let (told, error) = change.execute(&**store, before).await;
                 let refused = told.refused.as_ref();
@@ -140,7 +132,7 @@ fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String
     ];
     for (name, value) in pairs {
         if let Some(value) = value {
-            path += &format!("&{name}={}", percent_encode(&value));
+            path += &format!("&{name}={}", utf8_percent_encode(&value, NON_ALPHANUMERIC));
         }
     }
     path
@@ -155,12 +147,9 @@ async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView,
                 [only] => only.address.clone(),
                 [] => return Err(RecordLookupError::NotFound.into()),
                 [one, other, ..] => {
-                    let [one, other] = [one, other].map(|view| Address::from_hex(&view.address));
-                    let many = |one, other| RecordLookupError::Ambiguous(one, other);
-                    return Err(one
-                        .zip(other)
-                        .map_or(RecordLookupError::KeepsChanging, |(one, other)| many(one, other))
-                        .into());
+                    let both = Address::from_hex(&one.address).zip(Address::from_hex(&other.address));
+                    let many = both.map(|(one, other)| RecordLookupError::Ambiguous(one, other));
+                    return Err(many.unwrap_or(RecordLookupError::KeepsChanging).into());
                 }
             }
         }
@@ -185,7 +174,7 @@ fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
             answer.headers.iter().map(|(name, value)| (name.as_str(), text(value.as_bytes()))).collect();
         let content = match std::str::from_utf8(&answer.body) {
             Ok(text) => json!(text),
-            Err(_) => json!({ "hex": data_encoding::HEXLOWER.encode(&answer.body) }),
+            Err(_) => json!({ "hex": HEXLOWER.encode(&answer.body) }),
         };
         body["as"] = "done".into();
         body["answer"] = json!({ "status": answer.status.as_u16(), "headers": headers, "body": content });

@@ -1,15 +1,42 @@
 //! Tests of the insertions: styles of YAML and JSON, existing content, coverage by routes.
 
+use ibid::PolicyMode;
+
 use super::*;
 
-const ROUTES: &str = "upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /payments\"\n\
-                      [[route]]\nmatch = \"POST|DELETE /payments/:id/*\"\npreset = \"stripe\"\n\
-                      [[route]]\nmatch = \"PUT /v1/things/*\"\npreset = \"membership\"\n\
-                      [[route]]\nmatch = \"POST /leads\"\npreset = \"leads\"\n\
-                      [[route]]\nmatch = \"POST /watched\"\nmode = \"shadow\"\n";
+/// A method or methods, a pattern whose `*` at the end matches the rest, and a policy.
+type TestRoute = (&'static str, &'static str, Policy);
 
-fn routes(text: &str) -> RouteTable {
-    GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap().routes
+fn routes() -> Vec<TestRoute> {
+    let preset = |name| Policy::preset(name).unwrap();
+    let mut watched = Policy::ietf();
+    watched.mode = PolicyMode::Shadow;
+    vec![
+        ("POST", "/payments", Policy::ietf()),
+        ("POST|DELETE", "/payments/:id/*", preset("stripe")),
+        ("PUT", "/v1/things/*", preset("membership")),
+        ("POST", "/leads", preset("leads")),
+        ("POST", "/watched", watched),
+    ]
+}
+
+fn find<'a>(routes: &'a [TestRoute], method: &Method, path: &str) -> Option<CoveringRoute<'a>> {
+    let matches = |pattern: &str| {
+        let (pattern, path): (Vec<_>, Vec<_>) = (pattern.split('/').collect(), path.split('/').collect());
+        let same = |(wanted, found): (&&str, &&str)| wanted == found || wanted.starts_with(':') || *wanted == "*";
+        let open = pattern.last() == Some(&"*");
+        (pattern.len() == path.len() || open && path.len() > pattern.len()) && pattern.iter().zip(&path).all(same)
+    };
+    let found =
+        |(methods, pattern, _): &&TestRoute| methods.split('|').any(|name| name == method.as_str()) && matches(pattern);
+    let (_, _, policy) = routes.iter().find(found)?;
+    Some(CoveringRoute { policy, has_quota: false, is_default_policy: false })
+}
+
+fn annotate_with(
+    text: &str, name: &str, routes: &[TestRoute], base: Option<&str>,
+) -> Result<AnnotateOutcome, DocumentError> {
+    annotate_file(text, name.as_ref(), &|method, path| find(routes, method, path), base)
 }
 
 /// Annotates a document and checks the invariants: lines are only added, and a second run adds none.
@@ -20,9 +47,9 @@ fn annotate(text: &str) -> annotate::AnnotateOutcome {
 
 #[track_caller]
 fn annotate_as(text: &str, name: &str, base: Option<&str>) -> annotate::AnnotateOutcome {
-    let routes = routes(ROUTES);
-    let done = annotate_text(text, name.as_ref(), &routes, base).unwrap_or_else(|why| panic!("{why:?}"));
-    let again = annotate_text(&done.text, name.as_ref(), &routes, base).unwrap();
+    let routes = routes();
+    let done = annotate_with(text, name, &routes, base).unwrap_or_else(|why| panic!("{why:?}"));
+    let again = annotate_with(&done.text, name, &routes, base).unwrap();
     assert_eq!(again.text, done.text);
     let mut rest = done.text.chars();
     for character in text.chars() {
@@ -33,7 +60,7 @@ fn annotate_as(text: &str, name: &str, base: Option<&str>) -> annotate::Annotate
 
 #[track_caller]
 fn wrong(text: &str) -> (usize, String) {
-    let wrong = annotate_text(text, "openapi.yaml".as_ref(), &routes(ROUTES), None).map(|done| done.text).unwrap_err();
+    let wrong = annotate_with(text, "openapi.yaml", &routes(), None).map(|done| done.text).unwrap_err();
     (wrong.line, wrong.why)
 }
 
@@ -354,7 +381,7 @@ fn what_is_no_openapi_is_told_where() {
     }
     let (line, why) = wrong("openapi: 3.0.0\npaths:\n  /a: [\n  b: c\n");
     assert!(line >= 3 && why.starts_with("no YAML: "), "{line}: {why}");
-    let json = annotate_text("{\n  \"openapi\": 3,\n  oops\n}", "a.json".as_ref(), &routes(ROUTES), None).unwrap_err();
+    let json = annotate_with("{\n  \"openapi\": 3,\n  oops\n}", "a.json", &routes(), None).unwrap_err();
     assert!(json.line == 3 && json.why.starts_with("no JSON: "), "{json:?}");
     let deep = format!("openapi: 3.0.0\nx: {}{}\n", "[".repeat(300), "]".repeat(300));
     assert!(wrong(&deep).1.contains("recursion limit"), "{:?}", wrong(&deep));
@@ -374,13 +401,16 @@ fn keys_are_described_as_the_policy_has_them() {
 
 #[test]
 fn headers_of_the_scope_are_parameters() {
-    let config = "upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /api/*\"\npreset = \"appsportal\"\n\
-                  [[route]]\nmatch = \"POST /orders\"\nkey.required = true\n\
-                  scope = [\"credential\", \"header:X-Shop\", \"header:Stripe-Account?\", \"header:Authorization\"]\n";
+    let mut orders = Policy::ietf();
+    orders.key.required = true;
+    orders.scope = ["credential", "header:X-Shop", "header:Stripe-Account?", "header:Authorization"]
+        .map(|part| part.parse().unwrap())
+        .into();
+    let routes = [("POST", "/api/*", Policy::preset("appsportal").unwrap()), ("POST", "/orders", orders)];
     let text = "openapi: 3.0.0\npaths:\n  /api/invoices:\n    post:\n      responses: {}\n  /orders:\n    post:\n      parameters:\n        \
                 - {name: x-shop, in: header, schema: {type: string}}\n      responses: {}\n  /api/other:\n    post:\n      parameters:\n        \
                 - $ref: 'common.yaml#/XTenantId'\n      responses: {}\n";
-    let done = annotate_text(text, "openapi.yaml".as_ref(), &routes(config), None).unwrap();
+    let done = annotate_with(text, "openapi.yaml", &routes, None).unwrap();
     let parameters = |path: &str| {
         let (_, rest) = done.text.split_once(&format!("  {path}:\n")).unwrap();
         rest.split_once("responses").unwrap().0.to_owned()

@@ -35,8 +35,8 @@ impl JsonScanner<'_> {
         self.skip_space();
         let start = self.at;
         let kind = match self.bytes[self.at] {
-            b'{' => NodeKind::Map { flow: true, entries: self.parse_items(b'}', Self::parse_member)? },
-            b'[' => NodeKind::Sequence { flow: true, items: self.parse_items(b']', Self::parse_value)? },
+            b'{' => NodeKind::Map(self.parse_items(b'}', Self::parse_member)?),
+            b'[' => NodeKind::Sequence(self.parse_items(b']', Self::parse_value)?),
             b'"' => return Some(self.parse_string()),
             _ => {
                 let rest = &self.bytes[start..];
@@ -46,7 +46,7 @@ impl JsonScanner<'_> {
                 NodeKind::Scalar { text, style: ScalarQuoting::Plain }
             }
         };
-        Some(DocumentNode { start, end: self.at, kind })
+        Some(DocumentNode { start, end: self.at, flow: !matches!(kind, NodeKind::Scalar { .. }), kind })
     }
 
     fn parse_items<T>(&mut self, close: u8, one: fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
@@ -89,7 +89,7 @@ impl JsonScanner<'_> {
         let source = &self.bytes[start..self.at];
         // A lone surrogate is not valid text; no name that matters here contains one.
         let text = serde_json::from_slice(source).unwrap_or_else(|_| String::from_utf8_lossy(source).into_owned());
-        DocumentNode { start, end: self.at, kind: NodeKind::Scalar { text, style: ScalarQuoting::Quoted } }
+        DocumentNode { start, end: self.at, flow: false, kind: NodeKind::Scalar { text, style: ScalarQuoting::Quoted } }
     }
 
     fn skip_space(&mut self) {

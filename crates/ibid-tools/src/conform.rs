@@ -9,21 +9,17 @@
 
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use clap::Args;
 use http::Uri;
+use rustls::ClientConfig;
 
-use self::{
-    checks::RunAborted,
-    connection::{ExchangeError, TestedServer},
-    profile::ConformProfile,
-    session::{CheckVerdict, ConformPlan, ConformSession, ExecutionCounter, RequestVariant},
-};
-use crate::{config::parse_duration, tls};
+use self::{profile::ConformProfile, session::ConformSession};
+use crate::{CommandError, format};
 
 mod checks;
 mod connection;
@@ -42,7 +38,7 @@ pub struct ConformArgs {
     #[arg(value_name = "URL", required_unless_present = "list")]
     url: Option<String>,
     /// The preset whose promises are checked: ietf, stripe, leads, appsportal, bookings, platform or membership
-    #[arg(long, value_name = "NAME", default_value = "ietf")]
+    #[arg(long, value_name = "NAME", default_value = "ietf", value_parser = ConformProfile::parse)]
     profile: ConformProfile,
     /// Print the profile's checks with their reasons, and send nothing
     #[arg(long)]
@@ -121,171 +117,52 @@ pub struct ConformArgs {
     json: bool,
 }
 
-/// Whether the server keeps the promises of the profile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub enum Conformance {
-    /// No check failed.
-    Met,
-    Violated,
-}
+/// Builds the TLS configuration that trusts these CA certificates in PEM, those of the system, or any certificate.
+pub type TlsBuilder<'a> = &'a dyn Fn(Option<&str>, bool) -> Result<Arc<ClientConfig>, String>;
 
-/// Why there was no run. `Display` is the error message.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConformError {
-    /// The arguments are invalid.
-    #[error("ibid: {0}")]
-    Usage(String),
-    #[error("ibid: {0}")]
-    Unreachable(String),
-    #[error("ibid: cannot print: {0}")]
-    Print(#[from] io::Error),
-}
-
-impl Conformance {
-    pub fn code(self) -> u8 {
-        match self {
-            Self::Met => 0,
-            Self::Violated => 1,
-        }
-    }
-}
-
-impl ConformError {
-    /// The exit code, from sysexits where it defines one.
-    pub fn code(&self) -> u8 {
-        match self {
-            Self::Usage(_) => 64,
-            Self::Unreachable(_) => 69,
-            Self::Print(_) => 1,
-        }
-    }
-}
-
-/// Runs every check of the profile and prints the findings.
+/// Runs every check of the profile and prints the findings. Returns whether none failed.
 ///
 /// # Errors
 /// Returns an error if there was no run.
-pub fn run(args: &ConformArgs, out: &mut dyn io::Write) -> Result<Conformance, ConformError> {
+pub fn run(args: &ConformArgs, tls: TlsBuilder<'_>, out: &mut dyn io::Write) -> Result<bool, CommandError> {
     if args.list {
         report::print_rules(&args.profile, out)?;
-        return Ok(Conformance::Met);
+        return Ok(true);
     }
+    let ca = args.ca.as_deref().map(read_text).transpose()?;
+    let tls = tls(ca.as_deref(), args.insecure).map_err(CommandError::Usage)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let since = Instant::now();
     let (findings, requests) = runtime.block_on(async {
-        let mut session = ConformSession::new(build_plan(args).await?);
-        checks::run_all(&mut session).await.map_err(|stop| match stop {
-            RunAborted::Usage(why) => ConformError::Usage(why),
-            RunAborted::Unreachable(why) => ConformError::Unreachable(format!("no connection to {why}")),
-        })?;
+        let mut session = ConformSession::start(args, &tls).await?;
+        checks::run_all(&mut session).await?;
         let requests = session.requests;
-        Ok::<_, ConformError>((session.into_findings(), requests))
+        Ok::<_, CommandError>((session.into_findings(), requests))
     })?;
-    let run = report::ConformReport {
-        url: args.url.as_deref().unwrap_or_default(),
-        profile: &args.profile,
-        findings: &findings,
-        requests,
-        elapsed: since.elapsed(),
-    };
+    let report = report::ConformReport { args, findings: &findings, requests, elapsed: since.elapsed() };
     match args.json {
-        true => run.print_json(out)?,
-        false => run.print_text(out)?,
+        true => report.print_json(out)?,
+        false => report.print_text(out)?,
     }
     if let Some(path) = &args.junit {
-        std::fs::write(path, run.to_junit(args.strict, args.complete))
+        std::fs::write(path, report.to_junit())
             .map_err(|why| io::Error::new(why.kind(), format!("{}: {why}", path.display())))?;
     }
-    let fails = |verdict: CheckVerdict| match verdict {
-        CheckVerdict::Passed => false,
-        CheckVerdict::Failed => true,
-        CheckVerdict::Advice => args.strict,
-        CheckVerdict::NotPerformed => args.complete,
-    };
-    Ok(if findings.iter().any(|finding| fails(finding.verdict)) { Conformance::Violated } else { Conformance::Met })
-}
-
-async fn build_plan(args: &ConformArgs) -> Result<ConformPlan, ConformError> {
-    let usage = ConformError::Usage;
-    let url = args.url.as_deref().expect("clap asks for it");
-    let uri = parse_url(url).map_err(usage)?;
-    let ca = match &args.ca {
-        None => None,
-        Some(path) => Some(read(path)?),
-    };
-    let tls = tls::for_checks(ca.as_deref(), args.insecure).map_err(usage)?;
-    let find = async |uri: &Uri, tls: &Arc<rustls::ClientConfig>| {
-        TestedServer::find(uri, tls, args.timeout).await.map_err(|why| ConformError::Unreachable(why.to_string()))
-    };
-    let server = find(&uri, &tls).await?;
-    // Checked first, because a wrong URL is the usual mistake.
-    if let Err(ExchangeError::Unreachable(why)) = server.connect().await {
-        return Err(ConformError::Unreachable(format!("no connection to {why}")));
-    }
-    let other_target = match args.other_url.as_deref().map(parse_url).transpose().map_err(usage)? {
-        None => None,
-        Some(other) if other.authority() == uri.authority() && other.scheme() == uri.scheme() => Some(target(&other)),
-        Some(_) => return Err(usage(format!("--other-url must be on the same server as {url}"))),
-    };
-    let counter = match args.count_url.as_deref().map(parse_url).transpose().map_err(usage)? {
-        None => None,
-        Some(uri) => {
-            let server = find(&uri, &tls).await?;
-            Some(ExecutionCounter { server, target: target(&uri), pointer: args.count_pointer.clone() })
-        }
-    };
-    let body = match &args.body {
-        Some(body) => text_of(body)?,
-        None => DEFAULT_BODY.to_owned(),
-    };
-    let other_body = match &args.other_body {
-        Some(body) => Some(text_of(body)?),
-        None => one_more(&body),
-    };
-    Ok(ConformPlan {
-        profile: args.profile.clone(),
-        server,
-        method: args.method.clone(),
-        target: target(&uri),
-        other_target,
-        other_method: args.other_method.clone(),
-        headers: args.header.clone(),
-        other_headers: args.other_header.clone(),
-        body,
-        other_body,
-        slow: variant(args.slow_body.as_deref(), &args.slow_header)?,
-        error: variant(args.error_body.as_deref(), &args.error_header)?,
-        key_required: args.key_required,
-        parallel: args.parallel.into(),
-        rounds: args.rounds.into(),
-        patience: args.timeout,
-        grace: Duration::from_millis(300),
-        until: Instant::now() + args.limit,
-        counter,
-    })
-}
-
-fn variant(body: Option<&str>, headers: &[(String, String)]) -> Result<Option<RequestVariant>, ConformError> {
-    if body.is_none() && headers.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(RequestVariant { body: body.map(text_of).transpose()?, headers: headers.to_vec() }))
+    Ok(!findings.iter().any(|finding| args.fails_run(finding.verdict)))
 }
 
 /// Returns a JSON argument unchanged, or the text of the file that it names.
-fn text_of(given: &str) -> Result<String, ConformError> {
+fn text_of(given: &str) -> Result<String, CommandError> {
     // Checks the JSON with {nonce} replaced, as it will be sent.
     if given.is_empty() || serde_json::from_str::<serde::de::IgnoredAny>(&given.replace("{nonce}", "1")).is_ok() {
         return Ok(given.to_owned());
     }
-    read(given.as_ref())
+    read_text(given.as_ref())
 }
 
-fn read(path: &std::path::Path) -> Result<String, ConformError> {
+fn read_text(path: &Path) -> Result<String, CommandError> {
     std::fs::read_to_string(path).map_err(|why| {
-        ConformError::Usage(format!("{} is neither JSON nor a file that can be read: {why}", path.display()))
+        CommandError::Usage(format!("{} is neither JSON nor a file that can be read: {why}", path.display()))
     })
 }
 
@@ -297,10 +174,6 @@ fn one_more(body: &str) -> Option<String> {
     Some(format!("{inner}{comma}\"conform_other\":true}}"))
 }
 
-fn target(uri: &Uri) -> String {
-    uri.path_and_query().map_or("/", |found| found.as_str()).to_owned()
-}
-
 fn parse_url(text: &str) -> Result<Uri, String> {
     let wrong = |why: &str| {
         format!("{text:?} is no URL that can be checked: {why}; write http://HOST[:PORT]/PATH or https://…")
@@ -309,26 +182,23 @@ fn parse_url(text: &str) -> Result<Uri, String> {
         return Err(wrong("it has no scheme"));
     }
     let uri: Uri = text.parse().map_err(|why: http::uri::InvalidUri| wrong(&why.to_string()))?;
-    match uri.scheme_str() {
-        Some("http" | "https") => {}
-        _ => return Err(wrong("its scheme is neither http nor https")),
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(wrong("its scheme is neither http nor https"));
     }
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => Err(wrong("user and password go into a --header")),
-        Some(authority) if authority.host().is_empty() => Err(wrong("it has no host")),
-        Some(_) => Ok(uri),
-        None => Err(wrong("it has no host")),
+        Some(authority) if !authority.host().is_empty() => Ok(uri),
+        _ => Err(wrong("it has no host")),
     }
 }
 
 fn parse_header(text: &str) -> Result<(String, String), String> {
-    let wrong = || format!("{text:?} is no header; write 'NAME: VALUE'");
-    let (name, value) = text.split_once(':').ok_or_else(wrong)?;
-    let valid = http::HeaderName::try_from(name.trim()).is_ok() && http::HeaderValue::from_str(value.trim()).is_ok();
-    if !valid {
-        return Err(wrong());
-    }
-    Ok((name.trim().to_owned(), value.trim().to_owned()))
+    let parsed = text.split_once(':').map(|(name, value)| (name.trim(), value.trim()));
+    let valid = |(name, value): &(&str, &str)| {
+        http::HeaderName::try_from(*name).is_ok() && http::HeaderValue::from_str(value).is_ok()
+    };
+    let (name, value) = parsed.filter(valid).ok_or_else(|| format!("{text:?} is no header; write 'NAME: VALUE'"))?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn parse_method(text: &str) -> Result<String, String> {
@@ -346,7 +216,8 @@ fn parse_pointer(text: &str) -> Result<String, String> {
 }
 
 fn parse_positive_duration(text: &str) -> Result<Duration, String> {
-    let duration = parse_duration(text)?;
+    let wrong = || format!("{text:?} is no duration; allowed is {}", format::ALLOWED_DURATION);
+    let duration = format::parse_duration(text).ok_or_else(wrong)?;
     match duration.is_zero() {
         false => Ok(duration.min(Duration::from_secs(24 * 3600))),
         true => Err("it must be longer than nothing, such as 10s".into()),

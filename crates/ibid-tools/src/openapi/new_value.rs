@@ -5,40 +5,55 @@ use super::document::{DocumentNode, NodeKind};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NewValue {
     Text(String),
-    Number(u64),
-    Bool(bool),
+    /// A number or a boolean.
+    Literal(String),
     List(Vec<NewValue>),
     Map(Vec<(String, NewValue)>),
 }
 
-pub(super) fn new_map<const N: usize>(entries: [(&str, NewValue); N]) -> NewValue {
-    NewValue::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+/// `object! { "type" => "string", "minLength" => 1u64 }`.
+macro_rules! object {
+    ($($name:expr => $value:expr),* $(,)?) => {
+        $crate::openapi::new_value::NewValue::Map(vec![$(($name.into(), $value.into())),*])
+    };
 }
-
-pub(super) fn new_text(text: impl Into<String>) -> NewValue {
-    NewValue::Text(text.into())
-}
+pub(super) use object;
 
 /// `{$ref: …}`.
 pub(super) fn new_reference(to: impl Into<String>) -> NewValue {
-    new_map([("$ref", new_text(to))])
+    object! { "$ref" => to.into() }
+}
+
+macro_rules! from_values {
+    ($($type:ty => $value:expr;)+) => {$(
+        impl From<$type> for NewValue {
+            fn from(value: $type) -> Self {
+                $value(value)
+            }
+        }
+    )+};
+}
+
+from_values! {
+    &str => |text: &str| Self::Text(text.to_owned());
+    String => Self::Text;
+    u64 => |number: u64| Self::Literal(number.to_string());
+    bool => |value: bool| Self::Literal(value.to_string());
+    Vec<NewValue> => Self::List;
 }
 
 impl NewValue {
     /// Whether the node already has this value.
     pub(super) fn matches_node(&self, node: &DocumentNode) -> bool {
         match (self, &node.kind) {
-            (Self::Text(text), NodeKind::Scalar { text: found, .. }) => text == found,
-            (Self::Number(number), NodeKind::Scalar { text, .. }) => *text == number.to_string(),
-            (Self::Bool(value), NodeKind::Scalar { text, .. }) => *text == value.to_string(),
-            (Self::List(made), NodeKind::Sequence { items, .. }) => {
+            (Self::Text(text) | Self::Literal(text), NodeKind::Scalar { text: found, .. }) => text == found,
+            (Self::List(made), NodeKind::Sequence(items)) => {
                 made.len() == items.len() && made.iter().zip(items).all(|(made, item)| made.matches_node(item))
             }
-            (Self::Map(made), NodeKind::Map { entries, .. }) => {
-                let same = |((name, made), (key, value)): (&(String, Self), &(DocumentNode, DocumentNode))| {
-                    key.scalar() == Some(name) && made.matches_node(value)
-                };
-                made.len() == entries.len() && made.iter().zip(entries).all(same)
+            (Self::Map(made), NodeKind::Map(entries)) => {
+                let mut pairs = made.iter().zip(entries);
+                made.len() == entries.len()
+                    && pairs.all(|((name, made), (key, value))| key.scalar() == Some(name) && made.matches_node(value))
             }
             _ => false,
         }
@@ -47,56 +62,40 @@ impl NewValue {
     /// Writes JSON, which is also valid inside YAML's `{}` and `[]`. `lines` is the current indentation and that of one
     /// level; without it, writes one line.
     pub(super) fn to_json(&self, lines: Option<(&str, &str)>, newline: &str) -> String {
+        let inner = lines.map(|(indent, unit)| (format!("{indent}{unit}"), unit));
+        let inner = inner.as_ref().map(|(indent, unit)| (indent.as_str(), *unit));
         let (open, close, inside): (_, _, Vec<String>) = match self {
             Self::Text(text) => return quote_json(text),
-            Self::Number(number) => return number.to_string(),
-            Self::Bool(value) => return value.to_string(),
-            Self::List(items) => (
-                '[',
-                ']',
-                items.iter().map(|item| item.to_json(increase_indent(lines).as_ref().map(as_strs), newline)).collect(),
-            ),
+            Self::Literal(text) => return text.clone(),
+            Self::List(items) => ('[', ']', items.iter().map(|item| item.to_json(inner, newline)).collect()),
             Self::Map(entries) => {
-                let member = |(name, value): &(String, Self)| {
-                    format!(
-                        "{}: {}",
-                        quote_json(name),
-                        value.to_json(increase_indent(lines).as_ref().map(as_strs), newline)
-                    )
-                };
+                let member =
+                    |(name, value): &(String, Self)| format!("{}: {}", quote_json(name), value.to_json(inner, newline));
                 ('{', '}', entries.iter().map(member).collect())
             }
         };
-        match lines {
+        match lines.zip(inner) {
             None => format!("{open}{}{close}", inside.join(", ")),
-            Some((indent, unit)) => {
-                let glue = format!(",{newline}{indent}{unit}");
-                format!("{open}{newline}{indent}{unit}{}{newline}{indent}{close}", inside.join(&glue))
+            Some(((outer, _), (indent, _))) => {
+                let inside = inside.join(&format!(",{newline}{indent}"));
+                format!("{open}{newline}{indent}{inside}{newline}{outer}{close}")
             }
         }
     }
 
     /// Writes the value of a member of a YAML block at `indent`: the text after the colon.
     pub(super) fn to_yaml_block(&self, indent: usize, unit: usize, newline: &str) -> String {
-        let pad = |width: usize| format!("{newline}{}", " ".repeat(width));
+        let inner = indent + unit;
+        let line = |text: String| format!("{newline}{}{text}", " ".repeat(inner));
         match self {
             Self::Text(text) => format!(" {}", plain_or_quoted(text)),
-            Self::Number(number) => format!(" {number}"),
-            Self::Bool(value) => format!(" {value}"),
+            Self::Literal(text) => format!(" {text}"),
             Self::List(items) if items.iter().all(|item| matches!(item, Self::Text(_))) => {
-                let items: Vec<_> = items.iter().map(|item| item.to_json(None, newline).replace('"', "'")).collect();
-                format!(" [{}]", items.join(", "))
+                format!(" {}", self.to_json(None, newline).replace('"', "'"))
             }
-            Self::List(items) => {
-                let inner = indent + unit;
-                items.iter().map(|item| format!("{}{}", pad(inner), item.to_yaml_item(inner, unit, newline))).collect()
-            }
+            Self::List(items) => items.iter().map(|item| line(item.to_yaml_item(inner, unit, newline))).collect(),
             Self::Map(entries) => {
-                let inner = indent + unit;
-                entries
-                    .iter()
-                    .map(|(key, value)| format!("{}{}", pad(inner), value.to_yaml_member(key, inner, unit, newline)))
-                    .collect()
+                entries.iter().map(|(key, value)| line(value.to_yaml_member(key, inner, unit, newline))).collect()
             }
         }
     }
@@ -112,14 +111,6 @@ impl NewValue {
         let members = entries.iter().map(|(key, value)| value.to_yaml_member(key, indent + 2, unit, newline));
         format!("- {}", members.collect::<Vec<_>>().join(&format!("{newline}{}", " ".repeat(indent + 2))))
     }
-}
-
-fn increase_indent(lines: Option<(&str, &str)>) -> Option<(String, String)> {
-    lines.map(|(indent, unit)| (format!("{indent}{unit}"), unit.to_owned()))
-}
-
-fn as_strs((indent, unit): &(String, String)) -> (&str, &str) {
-    (indent, unit)
 }
 
 pub(super) fn quote_json(text: &str) -> String {
@@ -159,7 +150,7 @@ mod tests {
         ] {
             assert_eq!(plain_or_quoted(given), written);
         }
-        let made = new_map([("a", NewValue::List(vec![new_reference("#/x")])), ("b", NewValue::Number(1))]);
+        let made = object! { "a" => vec![new_reference("#/x")], "b" => 1u64 };
         assert_eq!(made.to_json(None, "\n"), r##"{"a": [{"$ref": "#/x"}], "b": 1}"##);
         assert_eq!(
             made.to_json(Some(("", "  ")), "\n"),

@@ -4,8 +4,9 @@
 //! gave.
 
 use bytes::Bytes;
+use http::Response;
 
-use super::connection::{ExchangeError, RawResponse};
+use super::connection::ExchangeError;
 
 /// Maximum bytes of a body to show.
 const MAX_BODY_SHOWN: usize = 300;
@@ -24,10 +25,14 @@ pub(super) struct RawRequest {
 #[derive(Debug, Clone)]
 pub(super) struct RawExchange {
     pub(super) request: String,
-    pub(super) response: Result<RawResponse, ExchangeError>,
+    pub(super) response: Result<Response<Bytes>, ExchangeError>,
 }
 
 impl RawRequest {
+    pub(super) fn has_header(&self, name: &str) -> bool {
+        self.headers.iter().any(|(found, _)| found.eq_ignore_ascii_case(name))
+    }
+
     pub(super) fn with_headers(mut self, headers: &[(String, String)]) -> Self {
         self.headers.retain(|(name, _)| !headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name)));
         self.headers.extend_from_slice(headers);
@@ -43,8 +48,7 @@ impl RawRequest {
             self.connection
         )
         .into_bytes();
-        let has = |name: &str| self.headers.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
-        if !has("accept") {
+        if !self.has_header("accept") {
             bytes.extend(b"accept: */*\r\n");
         }
         for (name, value) in &self.headers {
@@ -54,7 +58,7 @@ impl RawRequest {
             bytes.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
         }
         if let Some(body) = &self.body {
-            if !has("content-type") {
+            if !self.has_header("content-type") {
                 bytes.extend(b"content-type: application/json\r\n");
             }
             bytes.extend(format!("content-length: {}\r\n\r\n", body.len()).into_bytes());
@@ -87,11 +91,12 @@ impl RawRequest {
 
 impl RawExchange {
     pub(super) fn status(&self) -> Option<u16> {
-        self.response.as_ref().ok().map(|answer| answer.status)
+        self.response.as_ref().ok().map(|answer| answer.status().as_u16())
     }
 
-    pub(super) fn is_success(&self) -> bool {
-        self.response.as_ref().is_ok_and(RawResponse::is_success)
+    /// The response, if it is a success.
+    pub(super) fn success(&self) -> Option<&Response<Bytes>> {
+        self.response.as_ref().ok().filter(|answer| answer.status().is_success())
     }
 
     /// Describes the response in one line.
@@ -100,19 +105,23 @@ impl RawExchange {
             Ok(answer) => answer,
             Err(broken) => return broken.to_string(),
         };
-        let told = |name: &str| {
-            ["content-type", "location", "etag", "retry-after", "link", "set-cookie"].contains(&name)
-                || name.contains("idempoten")
-        };
-        let mut came = answer.status.to_string();
-        for (name, value) in answer.headers.iter().filter(|(name, _)| told(&name.to_lowercase())) {
-            came.push_str(&format!(", {}: {}", name.to_lowercase(), printable(value.as_bytes())));
+        let told = ["content-type", "location", "etag", "retry-after", "link", "set-cookie"];
+        let mut came = answer.status().as_u16().to_string();
+        for (name, value) in answer.headers() {
+            if told.contains(&name.as_str()) || name.as_str().contains("idempoten") {
+                came.push_str(&format!(", {name}: {}", printable(value.as_bytes())));
+            }
         }
-        if !answer.body.is_empty() {
-            came.push_str(&format!(", body {}", printable(&answer.body)));
+        if !answer.body().is_empty() {
+            came.push_str(&format!(", body {}", printable(answer.body())));
         }
         came
     }
+}
+
+/// Returns a header of a response, if it is text.
+pub(super) fn header_of<'a>(answer: &'a Response<Bytes>, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
 }
 
 /// Makes foreign bytes safe for a terminal: no control characters, limited length.

@@ -71,7 +71,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
     fn parse_node(&mut self, event: Event<'a>, span: Span, least: usize) -> Result<DocumentNode, DocumentError> {
         let (start, end) = (self.byte_offset(span.start.index()), self.byte_offset(span.end.index()));
         let (anchor, node) = match event {
-            Event::Alias(id) => return Ok(DocumentNode { start, end, kind: NodeKind::Alias(id) }),
+            Event::Alias(id) => return Ok(DocumentNode { start, end, flow: false, kind: NodeKind::Alias(id) }),
             Event::Scalar(text, style, anchor, _) => (anchor, self.scalar_node(&text, style, (start, end), least)),
             Event::SequenceStart(anchor, _) => (anchor, self.parse_list(span, start)?),
             Event::MappingStart(anchor, _) => (anchor, self.parse_map(span, start)?),
@@ -96,7 +96,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
             ScalarQuoting::Plain => (start, start + source.trim_end().len()),
             _ => (start, end),
         };
-        DocumentNode { start, end, kind: NodeKind::Scalar { text: text.to_owned(), style } }
+        DocumentNode { start, end, flow: false, kind: NodeKind::Scalar { text: text.to_owned(), style } }
     }
 
     fn enter_level(&mut self, span: Span) -> Result<(), DocumentError> {
@@ -129,7 +129,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         items.shrink_to_fit();
         let end = if flow { self.flow_end(least) } else { items.last().map_or(start, |last| last.end) };
         let start = if flow { start } else { items.first().map_or(start, |first| self.first_dash(start, first.start)) };
-        Ok(DocumentNode { start, end, kind: NodeKind::Sequence { flow, items } })
+        Ok(DocumentNode { start, end, flow, kind: NodeKind::Sequence(items) })
     }
 
     /// Skips an anchor and a tag.
@@ -199,6 +199,6 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
             (false, Some((first, _)), Some((_, last))) => (first.start, last.end),
             (false, ..) => (start, start),
         };
-        Ok(DocumentNode { start, end, kind: NodeKind::Map { flow, entries } })
+        Ok(DocumentNode { start, end, flow, kind: NodeKind::Map(entries) })
     }
 }

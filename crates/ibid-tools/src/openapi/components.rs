@@ -1,10 +1,12 @@
 //! Describes a policy in OpenAPI.
 
+use std::collections::BTreeMap;
+
 use http::{HeaderName, header};
 use ibid::{KeyFormat, KeySource, Policy, RefusalFormat, RefusalReason, ResponseEnvelope, ScopePart};
 
-use super::new_value::{NewValue, new_map, new_reference, new_text};
-use crate::contract_page::{describe, is_possible};
+use super::new_value::{NewValue, new_reference, object};
+use crate::describe::{self, is_possible};
 
 /// A character of an unquoted header value: visible ASCII without quotes, commas and semicolons; then also without
 /// colons.
@@ -41,16 +43,15 @@ pub(super) fn key_parameters(policy: &Policy) -> Vec<KeyParameter> {
 /// A header of the scope. It is required only with a key.
 fn scope(policy: &Policy, header: &HeaderName, is_optional: bool) -> KeyParameter {
     let needed = if is_optional || policy.key.required { "" } else { " Required with a key." };
-    let told = format!("Whose key it is: the same key with another value names another operation.{needed}");
     let name = describe::header(header);
-    let made = new_map([
-        ("name", new_text(&name)),
-        ("in", new_text("header")),
-        ("required", NewValue::Bool(policy.key.required && !is_optional)),
-        ("description", new_text(told)),
-        ("schema", new_map([("type", new_text("string")), ("minLength", NewValue::Number(1))])),
-    ]);
-    KeyParameter { name, location: "header", known_by: header.as_str().replace('-', ""), value: made }
+    let value = object! {
+        "name" => name.as_str(),
+        "in" => "header",
+        "required" => policy.key.required && !is_optional,
+        "description" => format!("Whose key it is: the same key with another value names another operation.{needed}"),
+        "schema" => object! { "type" => "string", "minLength" => 1u64 },
+    };
+    KeyParameter { name, location: "header", known_by: header.as_str().replace('-', ""), value }
 }
 
 /// Keys from the body have no parameter.
@@ -63,14 +64,14 @@ fn keys(policy: &Policy) -> Vec<KeyParameter> {
     // If there are several sources, no single one is required.
     let required = policy.key.required && policy.key.from.len() == 1;
     let parameter = |(name, place): (String, &'static str)| {
-        let made = new_map([
-            ("name", new_text(&name)),
-            ("in", new_text(place)),
-            ("required", NewValue::Bool(required)),
-            ("description", new_text(key_description(policy))),
-            ("schema", key_schema(policy, place)),
-        ]);
-        KeyParameter { name, location: place, known_by: "idempotency".into(), value: made }
+        let value = object! {
+            "name" => name.as_str(),
+            "in" => place,
+            "required" => required,
+            "description" => key_description(policy),
+            "schema" => key_schema(policy, place),
+        };
+        KeyParameter { name, location: place, known_by: "idempotency".into(), value }
     };
     sources.map(parameter).collect()
 }
@@ -81,7 +82,7 @@ fn key_description(policy: &Policy) -> String {
     format!(
         "Names one operation: make it once, send the same one with every retry. A retry gets the first answer and has no \
          second effect, for {}. The key is {form}.{without}",
-        crate::format::duration_in_words(policy.ttl)
+        crate::describe::duration(policy.ttl)
     )
 }
 
@@ -101,76 +102,52 @@ fn key_schema(policy: &Policy, place: &str) -> NewValue {
         KeyFormat::Regex(_) => format!("^(?:{})$", policy.key.format.to_string().trim_start_matches("regex:")),
     };
     let is_uuid = matches!(policy.key.format, KeyFormat::Uuid | KeyFormat::Uuid4);
-    let mut schema = vec![("type".to_owned(), new_text("string"))];
-    if is_uuid {
-        schema.push(("format".into(), new_text("uuid")));
+    let longest = if is_uuid { policy.key.max_length.min(36) } else { policy.key.max_length } as u64;
+    match is_uuid {
+        true => object! {
+            "type" => "string", "format" => "uuid", "minLength" => 1u64, "maxLength" => longest, "pattern" => pattern,
+        },
+        false => object! { "type" => "string", "minLength" => 1u64, "maxLength" => longest, "pattern" => pattern },
     }
-    let longest = if is_uuid { policy.key.max_length.min(36) } else { policy.key.max_length };
-    schema.push(("minLength".into(), NewValue::Number(1)));
-    schema.push(("maxLength".into(), NewValue::Number(longest as u64)));
-    schema.push(("pattern".into(), new_text(pattern)));
-    NewValue::Map(schema)
 }
 
-/// Returns the refusals of a policy by status, in order.
-pub(super) fn refusal_responses(policy: &Policy, is_limited: bool) -> Vec<(u16, NewValue)> {
-    let mut by_status: Vec<(u16, Vec<RefusalReason>)> = Vec::new();
+/// Returns the refusals of a policy by status, in order. `schema` is the component that describes their bodies.
+pub(super) fn refusal_responses(policy: &Policy, is_limited: bool, schema: &str) -> Vec<(u16, NewValue)> {
+    let mut by_status: BTreeMap<u16, Vec<RefusalReason>> = BTreeMap::new();
     for reason in RefusalReason::all().filter(|reason| is_possible(policy, is_limited, *reason)) {
-        let status = policy.status_of(reason).as_u16();
-        match by_status.iter_mut().find(|(found, _)| *found == status) {
-            Some((_, reasons)) => reasons.push(reason),
-            None => by_status.push((status, vec![reason])),
-        }
+        by_status.entry(policy.status_of(reason).as_u16()).or_default().push(reason);
     }
-    by_status.sort_by_key(|(status, _)| *status);
-    by_status.into_iter().map(|(status, reasons)| (status, refusal_response(&reasons, policy.refusals))).collect()
+    let media_type = policy.refusals.media_type();
+    by_status.into_iter().map(|(status, reasons)| (status, refusal_response(&reasons, media_type, schema))).collect()
 }
 
-fn refusal_response(reasons: &[RefusalReason], refusals: RefusalFormat) -> NewValue {
+fn refusal_response(reasons: &[RefusalReason], media_type: &str, schema: &str) -> NewValue {
     let told: Vec<_> = reasons.iter().map(|reason| format!("{}: {}.", reason.name(), reason.title())).collect();
     let mut headers = Vec::new();
     let later = |reason: &RefusalReason| {
-        matches!(
-            reason,
-            RefusalReason::StoreUnavailable
-                | RefusalReason::Overloaded
-                | RefusalReason::InProgress
-                | RefusalReason::QuotaExceeded
-        )
+        use RefusalReason::{InProgress, Overloaded, QuotaExceeded, StoreUnavailable};
+        matches!(reason, StoreUnavailable | Overloaded | InProgress | QuotaExceeded)
     };
     if reasons.iter().any(later) {
-        headers.push((
-            "Retry-After".to_owned(),
-            new_map([
-                (
-                    "description",
-                    new_text("Seconds after which the same request, with the same key, may be sent again."),
-                ),
-                ("schema", new_map([("type", new_text("integer")), ("minimum", NewValue::Number(1))])),
-            ]),
-        ));
+        let told = "Seconds after which the same request, with the same key, may be sent again.";
+        let schema = object! { "type" => "integer", "minimum" => 1u64 };
+        headers.push(("Retry-After".to_owned(), object! { "description" => told, "schema" => schema }));
     }
     if reasons.iter().any(|reason| reason.links_to_contract()) {
-        headers.push((
-            "Link".to_owned(),
-            new_map([
-                ("description", new_text("Where the rules for keys are published.")),
-                ("schema", new_map([("type", new_text("string"))])),
-            ]),
-        ));
+        let told = "Where the rules for keys are published.";
+        headers.push(("Link".to_owned(), object! { "description" => told, "schema" => string() }));
     }
-    let mut response = vec![("description".to_owned(), new_text(told.join(" ")))];
+    let mut response = vec![("description".to_owned(), NewValue::from(told.join(" ")))];
     if !headers.is_empty() {
         response.push(("headers".into(), NewValue::Map(headers)));
     }
-    let (name, _) = refusal_body_schema(refusals);
-    response.push(("content".into(), new_map([(refusals.media_type(), media_type_for(name))])));
+    response.push(("content".into(), object! { media_type => media_type_for(schema) }));
     NewValue::Map(response)
 }
 
 /// The media type object of a response with this schema.
 pub(super) fn media_type_for(component: &str) -> NewValue {
-    new_map([("schema", new_reference(format!("#/components/schemas/{component}")))])
+    object! { "schema" => new_reference(format!("#/components/schemas/{component}")) }
 }
 
 /// The schema of all refusals in a format.
@@ -181,39 +158,38 @@ pub(super) fn refusal_body_schema(refusals: RefusalFormat) -> (&'static str, New
     }
 }
 
+fn string() -> NewValue {
+    object! { "type" => "string" }
+}
+
+fn names(names: &[&str]) -> NewValue {
+    NewValue::List(names.iter().map(|name| NewValue::from(*name)).collect())
+}
+
 fn stripe_error_schema() -> NewValue {
-    let string = || new_map([("type", new_text("string"))]);
-    let error = new_map([
-        ("type", new_text("object")),
-        ("required", NewValue::List(["type", "message"].map(new_text).to_vec())),
-        ("properties", new_map([("type", string()), ("code", string()), ("message", string()), ("doc_url", string())])),
-    ]);
-    new_map([
-        ("type", new_text("object")),
-        ("description", new_text("Why a request was refused, as Stripe writes errors.")),
-        ("required", NewValue::List(vec![new_text("error")])),
-        ("properties", new_map([("error", error)])),
-    ])
+    let properties = object! { "type" => string(), "code" => string(), "message" => string(), "doc_url" => string() };
+    let error = object! { "type" => "object", "required" => names(&["type", "message"]), "properties" => properties };
+    object! {
+        "type" => "object",
+        "description" => "Why a request was refused, as Stripe writes errors.",
+        "required" => names(&["error"]),
+        "properties" => object! { "error" => error },
+    }
 }
 
 fn problem_schema() -> NewValue {
-    let string = || new_map([("type", new_text("string"))]);
-    let required = ["type", "title", "status", "detail"].map(new_text).to_vec();
-    new_map([
-        ("type", new_text("object")),
-        ("description", new_text("Why a request was refused, as RFC 9457 has it.")),
-        ("required", NewValue::List(required)),
-        (
-            "properties",
-            new_map([
-                ("type", new_map([("type", new_text("string")), ("format", new_text("uri-reference"))])),
-                ("title", string()),
-                ("status", new_map([("type", new_text("integer"))])),
-                ("detail", string()),
-                ("key", new_map([("type", new_text("string")), ("description", new_text("The key, masked."))])),
-            ]),
-        ),
-    ])
+    object! {
+        "type" => "object",
+        "description" => "Why a request was refused, as RFC 9457 has it.",
+        "required" => names(&["type", "title", "status", "detail"]),
+        "properties" => object! {
+            "type" => object! { "type" => "string", "format" => "uri-reference" },
+            "title" => string(),
+            "status" => object! { "type" => "integer" },
+            "detail" => string(),
+            "key" => object! { "type" => "string", "description" => "The key, masked." },
+        },
+    }
 }
 
 /// The headers that mark replays.
@@ -238,17 +214,16 @@ fn replay_header(first: Option<&str>, replayed: Option<&str>) -> NewValue {
         (Some(first), Some(replayed)) if first == replayed => "On first answers and on replays.",
         _ => "Whether this answer is a replay.",
     };
-    let values: Vec<&str> = [first, replayed].into_iter().flatten().collect();
+    let mut values: Vec<&str> = [first, replayed].into_iter().flatten().collect();
     let schema = if values.iter().any(|value| value.contains("{original_time}")) {
-        new_map([("type", new_text("string")), ("format", new_text("date-time"))])
+        object! { "type" => "string", "format" => "date-time" }
     } else if values.iter().any(|value| value.contains('{')) {
-        new_map([("type", new_text("string"))])
+        string()
     } else {
-        let mut values: Vec<NewValue> = values.into_iter().map(new_text).collect();
         values.dedup();
-        new_map([("type", new_text("string")), ("enum", NewValue::List(values))])
+        object! { "type" => "string", "enum" => names(&values) }
     };
-    new_map([("description", new_text(when)), ("schema", schema)])
+    object! { "description" => when, "schema" => schema }
 }
 
 /// Further remarks about a policy, for the reader.

@@ -118,37 +118,19 @@ impl<'a> Additions<'a> {
         members.chain(node.items()).for_each(|child| self.depths(child, level + 1, found));
     }
 
-    fn indent_before(&self, at: usize) -> Option<String> {
-        indent_before(self.document, at)
-    }
-
-    /// The indentation of the line at a position.
-    fn indent_of_line(&self, at: usize) -> String {
-        let start = self.document.text[..at].rfind('\n').map_or(0, |found| found + 1);
-        self.document.text[start..].chars().take_while(|space| matches!(space, ' ' | '\t')).collect()
-    }
-
-    fn column(&self, at: usize) -> usize {
-        let before = &self.document.text[..at];
-        before[before.rfind('\n').map_or(0, |found| found + 1)..].chars().count()
-    }
-
     fn insert_before(&self, to: &DocumentNode, next: &DocumentNode, name: &str, made: &NewValue) -> (usize, String) {
-        let (newline, unit) = (self.newline, &self.unit);
-        if let NodeKind::Map { flow: true, .. } = to.kind {
-            return match self.indent_before(next.start) {
-                Some(indent) => {
-                    let value = made.to_json(Some((&indent, unit)), newline);
-                    (next.start, format!("{}: {value},{newline}{indent}", quote_json(name)))
-                }
-                None => (next.start, format!("{}: {}, ", quote_json(name), made.to_json(None, newline))),
-            };
+        let (text, newline, unit) = (&self.document.text, self.newline, &self.unit);
+        let indent = indent_before(text, next.start);
+        if to.flow {
+            let value = made.to_json(indent.map(|indent| (indent, unit.as_str())), newline);
+            let gap = indent.map_or(" ".into(), |indent| format!("{newline}{indent}"));
+            return (next.start, format!("{}: {value},{gap}", quote_json(name)));
         }
-        let column = self.column(next.start);
+        let column = column(text, next.start);
         let member = made.to_yaml_member(name, column, unit.len(), newline);
-        match self.indent_before(next.start) {
+        match indent {
             // Comments directly above the next member stay with it.
-            Some(indent) => (self.above_comments(next.start, &indent), format!("{indent}{member}{newline}")),
+            Some(indent) => (self.above_comments(next.start, indent), format!("{indent}{member}{newline}")),
             None => (next.start, format!("{member}{newline}{}", " ".repeat(column))),
         }
     }
@@ -156,9 +138,9 @@ impl<'a> Additions<'a> {
     /// The start of the line at a position, or of the comments directly above it.
     fn above_comments(&self, at: usize, indent: &str) -> usize {
         let text = &self.document.text;
-        let mut start = text[..at].rfind('\n').map_or(0, |found| found + 1);
+        let mut start = line_start(text, at);
         while start > 0 {
-            let above = text[..start - 1].rfind('\n').map_or(0, |found| found + 1);
+            let above = line_start(text, start - 1);
             let line = &text[above..start - 1];
             if !line.strip_prefix(indent).is_some_and(|line| line.starts_with('#')) {
                 break;
@@ -170,69 +152,51 @@ impl<'a> Additions<'a> {
 
     /// Appends members or items.
     fn append(&self, addition: &Addition<'_>) -> Result<(usize, String), DocumentError> {
-        match &addition.node.kind {
-            NodeKind::Map { flow: true, entries } => {
-                let last = entries.last().map(|(_, value)| value.end);
-                Ok(self.append_in_flow(addition, entries.first().map(|(key, _)| key.start), last))
+        let (text, node) = (&self.document.text, addition.node);
+        match &node.kind {
+            _ if node.flow => Ok(self.append_in_flow(addition)),
+            NodeKind::Map(entries) if !entries.is_empty() => {
+                Ok(self.append_in_block(addition, column(text, node.start)))
             }
-            NodeKind::Sequence { flow: true, items } => Ok(self.append_in_flow(
-                addition,
-                items.first().map(|item| item.start),
-                items.last().map(|item| item.end),
-            )),
-            NodeKind::Map { entries, .. } => {
-                let (first, _) = entries.first().ok_or_else(|| self.cannot_insert(addition.node))?;
-                Ok(self.append_in_block(addition, self.column(first.start)))
+            NodeKind::Sequence(_) if text[node.start..].starts_with('-') => {
+                Ok(self.append_in_block(addition, column(text, node.start)))
             }
-            NodeKind::Sequence { .. } => {
-                if !self.document.text[addition.node.start..].starts_with('-') {
-                    return Err(self.cannot_insert(addition.node));
-                }
-                Ok(self.append_in_block(addition, self.column(addition.node.start)))
+            _ => {
+                let why = "nothing can be added to what is written here; write it as a mapping or a list";
+                Err(self.document.error_at(node, why))
             }
-            _ => Err(self.cannot_insert(addition.node)),
         }
     }
 
-    fn cannot_insert(&self, node: &DocumentNode) -> DocumentError {
-        self.document.error_at(node, "nothing can be added to what is written here; write it as a mapping or a list")
-    }
-
-    fn append_in_flow(&self, addition: &Addition<'_>, first: Option<usize>, last: Option<usize>) -> (usize, String) {
-        let (newline, unit) = (self.newline, &self.unit);
-        let close = addition.node.end - 1;
-        let write = |lines: Option<(&str, &str)>| -> Vec<String> {
+    fn append_in_flow(&self, addition: &Addition<'_>) -> (usize, String) {
+        let (text, newline, unit, node) = (&self.document.text, self.newline, &self.unit, addition.node);
+        let write = |indent: Option<&str>| {
+            let lines = indent.map(|indent| (indent, unit.as_str()));
             let one = |(name, made): &(Option<String>, NewValue)| match name {
                 Some(name) => format!("{}: {}", quote_json(name), made.to_json(lines, newline)),
                 None => made.to_json(lines, newline),
             };
-            addition.last.iter().map(one).collect()
+            let glue = indent.map_or(", ".into(), |indent| format!(",{newline}{indent}"));
+            addition.last.iter().map(one).collect::<Vec<_>>().join(&glue)
         };
-        let (Some(first), Some(last)) = (first, last) else {
+        let (Some(first), Some(last)) = (node.first_child(), node.last_child()) else {
             // An empty collection is written on several lines only if the rest of the document is.
-            let root = &self.document.root;
             let lines = self.document.syntax == DocumentSyntax::Json
-                && root.entries().first().is_some_and(|(key, _)| self.indent_before(key.start).is_some());
+                && self.document.root.first_child().is_some_and(|key| indent_before(text, key.start).is_some());
             if !lines {
-                return (addition.node.start + 1, write(None).join(", "));
+                return (node.start + 1, write(None));
             }
-            let outer = self.indent_of_line(addition.node.start);
+            let line = &text[line_start(text, node.start)..];
+            let outer = &line[..line.len() - line.trim_start_matches([' ', '\t']).len()];
             let indent = format!("{outer}{unit}");
-            let inside = write(Some((&indent, unit))).join(&format!(",{newline}{indent}"));
-            return (addition.node.start + 1, format!("{newline}{indent}{inside}{newline}{outer}"));
+            return (node.start + 1, format!("{newline}{indent}{}{newline}{outer}", write(Some(&indent))));
         };
+        let indent = indent_before(text, first.start);
+        let gap = indent.map_or(" ".into(), |indent| format!("{newline}{indent}"));
         // YAML allows a trailing comma.
-        let comma = if has_comma(&self.document.text[last..close]) { "" } else { "," };
-        match self.indent_before(first) {
-            Some(indent) => {
-                let inside = write(Some((&indent, unit))).join(&format!(",{newline}{indent}"));
-                let place = if comma.is_empty() { after_comma(&self.document.text, last) } else { last };
-                (place, format!("{comma}{newline}{indent}{inside}"))
-            }
-            None => {
-                let place = if comma.is_empty() { after_comma(&self.document.text, last) } else { last };
-                (place, format!("{comma} {}", write(None).join(", ")))
-            }
+        match find_comma(&text[last.end..node.end - 1]) {
+            Some(comma) => (last.end + comma + 1, format!("{gap}{}", write(indent))),
+            None => (last.end, format!(",{gap}{}", write(indent))),
         }
     }
 
@@ -248,22 +212,14 @@ impl<'a> Additions<'a> {
     }
 
     /// The end of the last line of a block collection, before its line break.
-    fn end_of_lines(&self, node: &DocumentNode, column: usize) -> usize {
+    fn end_of_lines(&self, node: &DocumentNode, column_of_node: usize) -> usize {
         let text = &self.document.text;
-        let last = match &node.kind {
-            NodeKind::Map { entries, .. } => entries.last().map(|(_, value)| value),
-            NodeKind::Sequence { items, .. } => items.last(),
-            _ => None,
-        };
-        match last.map(|last| (last, &last.kind)) {
-            Some((last, NodeKind::Map { flow: false, entries })) if !entries.is_empty() => {
-                self.end_of_lines(last, self.column(last.start))
+        match node.last_child() {
+            Some(last) if !last.flow && last.first_child().is_some() => {
+                self.end_of_lines(last, column(text, last.start))
             }
-            Some((last, NodeKind::Sequence { flow: false, items })) if !items.is_empty() => {
-                self.end_of_lines(last, self.column(last.start))
-            }
-            Some((last, NodeKind::Scalar { style: ScalarQuoting::Block, .. })) => {
-                self.end_of_block_text(last.start, column)
+            Some(DocumentNode { start, kind: NodeKind::Scalar { style: ScalarQuoting::Block, .. }, .. }) => {
+                self.end_of_block_text(*start, column_of_node)
             }
             _ => end_of_line(text, node.end),
         }
@@ -296,20 +252,29 @@ impl<'a> Additions<'a> {
 /// The indentation of one level of a document.
 fn indent_unit(document: &OpenapiDocument) -> String {
     let root = &document.root;
-    let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
     let first = match document.syntax {
-        DocumentSyntax::Json => root.entries().first().map(|(key, _)| key),
-        DocumentSyntax::Yaml => inner.filter(|key| document.line_of(key.start) > 1),
+        DocumentSyntax::Json => root.first_child(),
+        DocumentSyntax::Yaml => {
+            let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
+            inner.filter(|key| document.line_of(key.start) > 1)
+        }
     };
-    let found = first.and_then(|key| indent_before(document, key.start));
-    found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or_else(|| "  ".into())
+    let found = first.and_then(|key| indent_before(&document.text, key.start));
+    found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or("  ").to_owned()
+}
+
+fn line_start(text: &str, at: usize) -> usize {
+    text[..at].rfind('\n').map_or(0, |found| found + 1)
+}
+
+fn column(text: &str, at: usize) -> usize {
+    text[line_start(text, at)..at].chars().count()
 }
 
 /// The text before a position in its line, if it is only white space.
-fn indent_before(document: &OpenapiDocument, at: usize) -> Option<String> {
-    let before = &document.text[..at];
-    let line = &before[before.rfind('\n').map_or(0, |found| found + 1)..];
-    line.bytes().all(|byte| byte == b' ' || byte == b'\t').then(|| line.to_owned())
+fn indent_before(text: &str, at: usize) -> Option<&str> {
+    let line = &text[line_start(text, at)..at];
+    line.bytes().all(|byte| byte == b' ' || byte == b'\t').then_some(line)
 }
 
 fn end_of_line(text: &str, at: usize) -> usize {
@@ -321,11 +286,8 @@ fn next_line(text: &str, at: usize) -> Option<usize> {
     text[at..].find('\n').map(|found| at + found + 1).filter(|start| *start < text.len())
 }
 
-/// Whether there is a comma outside of comments.
-fn has_comma(between: &str) -> bool {
-    between.lines().any(|line| line.split('#').next().is_some_and(|line| line.contains(',')))
-}
-
-fn after_comma(text: &str, at: usize) -> usize {
-    text[at..].find(',').map_or(at, |found| at + found + 1)
+/// The position of a comma outside of comments.
+fn find_comma(between: &str) -> Option<usize> {
+    let has_comma = between.lines().any(|line| line.split('#').next().is_some_and(|line| line.contains(',')));
+    between.find(',').filter(|_| has_comma)
 }

@@ -28,6 +28,8 @@ pub(super) enum DocumentSyntax {
 pub(super) struct DocumentNode {
     pub(super) start: usize,
     pub(super) end: usize,
+    /// Whether it is a collection in `{}` or `[]`.
+    pub(super) flow: bool,
     pub(super) kind: NodeKind,
 }
 
@@ -37,14 +39,8 @@ pub(super) enum NodeKind {
         text: String,
         style: ScalarQuoting,
     },
-    Map {
-        flow: bool,
-        entries: Vec<(DocumentNode, DocumentNode)>,
-    },
-    Sequence {
-        flow: bool,
-        items: Vec<DocumentNode>,
-    },
+    Map(Vec<(DocumentNode, DocumentNode)>),
+    Sequence(Vec<DocumentNode>),
     /// A reference to a YAML anchor.
     Alias(usize),
 }
@@ -58,9 +54,9 @@ pub(super) enum ScalarQuoting {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DocumentError {
-    pub(crate) line: usize,
-    pub(crate) why: String,
+pub struct DocumentError {
+    pub line: usize,
+    pub why: String,
 }
 
 impl OpenapiDocument {
@@ -87,19 +83,24 @@ impl OpenapiDocument {
         }
     }
 
-    /// Returns a member, including members that were merged with `<<`.
-    pub(super) fn member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a DocumentNode> {
+    /// Returns a member as it is written, including members that were merged with `<<`.
+    pub(super) fn written_member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a DocumentNode> {
         let node = self.resolve_alias(node);
         node.own_member(name).map(|(_, value)| value).or_else(|| self.merged_member(node, name, 0))
+    }
+
+    /// Like [`written_member`](Self::written_member), with the value of an alias.
+    pub(super) fn member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a DocumentNode> {
+        self.written_member(node, name).map(|value| self.resolve_alias(value))
     }
 
     fn merged_member<'a>(&'a self, node: &'a DocumentNode, name: &str, depth: usize) -> Option<&'a DocumentNode> {
         let (_, sources) = node.own_member("<<")?;
         let sources = match &sources.kind {
-            NodeKind::Sequence { items, .. } => items.iter().collect(),
-            _ => vec![sources],
+            NodeKind::Sequence(items) => items,
+            _ => std::slice::from_ref(sources),
         };
-        sources.into_iter().find_map(|source| {
+        sources.iter().find_map(|source| {
             let source = self.resolve_alias(source);
             let found = source.own_member(name).map(|(_, value)| value);
             found.or_else(|| if depth < MAX_DEPTH { self.merged_member(source, name, depth + 1) } else { None })
@@ -108,7 +109,7 @@ impl OpenapiDocument {
 
     /// Returns a scalar member.
     pub(super) fn text_member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a str> {
-        self.member(node, name).and_then(|value| self.resolve_alias(value).scalar())
+        self.member(node, name).and_then(DocumentNode::scalar)
     }
 
     /// Returns the target of `#/components/responses/Conflict`. `None` for other documents and missing targets.
@@ -116,7 +117,7 @@ impl OpenapiDocument {
         let path = reference.strip_prefix("#/")?;
         path.split('/').try_fold(&self.root, |node, step| {
             let step = step.replace("~1", "/").replace("~0", "~");
-            self.member(node, &step).map(|found| self.resolve_alias(found))
+            self.member(node, &step)
         })
     }
 }
@@ -130,7 +131,7 @@ impl DocumentNode {
     /// The members of a mapping; empty for other nodes.
     pub(super) fn entries(&self) -> &[(Self, Self)] {
         match &self.kind {
-            NodeKind::Map { entries, .. } => entries,
+            NodeKind::Map(entries) => entries,
             _ => &[],
         }
     }
@@ -138,9 +139,23 @@ impl DocumentNode {
     /// The items of a list; empty for other nodes.
     pub(super) fn items(&self) -> &[Self] {
         match &self.kind {
-            NodeKind::Sequence { items, .. } => items,
+            NodeKind::Sequence(items) => items,
             _ => &[],
         }
+    }
+
+    pub(super) fn is_map(&self) -> bool {
+        matches!(self.kind, NodeKind::Map(_))
+    }
+
+    /// The first item, or the name of the first member.
+    pub(super) fn first_child(&self) -> Option<&Self> {
+        self.entries().first().map(|(key, _)| key).or(self.items().first())
+    }
+
+    /// The last item, or the value of the last member.
+    pub(super) fn last_child(&self) -> Option<&Self> {
+        self.entries().last().map(|(_, value)| value).or(self.items().last())
     }
 
     pub(super) fn scalar(&self) -> Option<&str> {
@@ -160,30 +175,25 @@ impl DocumentNode {
 }
 
 /// Whether `new` is `old` with additional members and items, and everything else has the same order and spelling.
-pub(super) fn is_only_extended(old: (&OpenapiDocument, &DocumentNode), new: (&OpenapiDocument, &DocumentNode)) -> bool {
-    let (old_in, old_node) = old;
-    let (new_in, new_node) = new;
-    match (&old_node.kind, &new_node.kind) {
-        (NodeKind::Scalar { text: old_text, style: old_style }, NodeKind::Scalar { text, style }) => {
-            let source = |document: &OpenapiDocument, node: &DocumentNode| {
-                document.text[node.start..node.end].trim_end().to_owned()
-            };
-            old_text == text
-                && old_style == style
-                && (*style == ScalarQuoting::Block || source(old_in, old_node) == source(new_in, new_node))
+pub(super) fn is_only_extended(
+    (old_in, old): (&OpenapiDocument, &DocumentNode), (new_in, new): (&OpenapiDocument, &DocumentNode),
+) -> bool {
+    let extended = |old: &DocumentNode, new: &DocumentNode| is_only_extended((old_in, old), (new_in, new));
+    let same_source = || {
+        let source = old_in.text[old.start..old.end].trim_end();
+        source == new_in.text[new.start..new.end].trim_end()
+    };
+    old.flow == new.flow
+        && match (&old.kind, &new.kind) {
+            (NodeKind::Scalar { style: ScalarQuoting::Block, .. }, _) => old.kind == new.kind,
+            (NodeKind::Scalar { .. }, _) => old.kind == new.kind && same_source(),
+            (NodeKind::Map(old), NodeKind::Map(new)) => {
+                is_subsequence(old, new, |old, new| extended(&old.0, &new.0) && extended(&old.1, &new.1))
+            }
+            (NodeKind::Sequence(old), NodeKind::Sequence(new)) => is_subsequence(old, new, extended),
+            (NodeKind::Alias(old), NodeKind::Alias(new)) => old == new,
+            _ => false,
         }
-        (NodeKind::Alias(old), NodeKind::Alias(new)) => old == new,
-        (NodeKind::Map { flow: old_flow, entries: old }, NodeKind::Map { flow, entries }) => {
-            let same = |(old_key, old): &(DocumentNode, DocumentNode), (key, value): &(DocumentNode, DocumentNode)| {
-                is_only_extended((old_in, old_key), (new_in, key)) && is_only_extended((old_in, old), (new_in, value))
-            };
-            old_flow == flow && is_subsequence(old, entries, same)
-        }
-        (NodeKind::Sequence { flow: old_flow, items: old }, NodeKind::Sequence { flow, items }) => {
-            old_flow == flow && is_subsequence(old, items, |old, new| is_only_extended((old_in, old), (new_in, new)))
-        }
-        _ => false,
-    }
 }
 
 fn is_subsequence<T>(old: &[T], new: &[T], same: impl Fn(&T, &T) -> bool) -> bool {

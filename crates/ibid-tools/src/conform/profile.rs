@@ -4,11 +4,9 @@
 //! `ietf` and `stripe` describe third-party servers: a check is required only where the draft, or Stripe's
 //! documentation, requires it; the others are advice.
 
-use std::{fmt, str::FromStr};
-
 use ibid::{KeyFormat, KeySource, OnConcurrent, Policy, ResponseEnvelope, ScopePart, presets::PRESET_NAMES};
 
-use crate::config::dial_format;
+use crate::describe;
 
 const IETF_SOURCE: &str = "draft-ietf-httpapi-idempotency-key-header-07";
 const STRIPE_SOURCE: &str = "Stripe API reference, \"Idempotent requests\"";
@@ -28,9 +26,9 @@ pub(super) enum CheckLevel {
     Advised,
 }
 
-pub(super) struct CheckCase {
-    pub(super) id: &'static str,
-    pub(super) title: &'static str,
+struct CheckCase {
+    id: &'static str,
+    title: &'static str,
     /// The section of the draft.
     ietf: Option<(CheckLevel, &'static str)>,
     /// The sentence of Stripe's documentation.
@@ -48,37 +46,22 @@ pub(super) struct CheckRule {
     pub(super) citation: String,
 }
 
-impl FromStr for ConformProfile {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+impl ConformProfile {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let name = PRESET_NAMES.into_iter().find(|name| *name == text);
         let name = name.ok_or_else(|| format!("{text:?} is no profile; allowed are {}", PRESET_NAMES.join(", ")))?;
         Ok(Self { name, policy: Policy::preset(name).expect("it has a name") })
     }
-}
 
-impl fmt::Display for ConformProfile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-impl ConformProfile {
     /// Whether the profile describes third-party servers.
     pub(super) fn is_third_party(&self) -> bool {
         matches!(self.name, "ietf" | "stripe")
     }
 
-    /// Whether a header marks replays.
-    pub(super) fn has_replay_marker(&self) -> bool {
-        !self.policy.replay_headers.is_empty()
-    }
-
     /// The usual spelling of the key's header.
     pub(super) fn key_header(&self) -> String {
         let KeySource::Header(name) = &self.policy.key.from[0] else { unreachable!("all these presets name a header") };
-        name.as_str().split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect::<Vec<_>>().join("-")
+        describe::header(name)
     }
 
     /// The header in which a proxy names the caller.
@@ -106,7 +89,7 @@ impl ConformProfile {
             })?,
             preset => {
                 let dial = case.promising_dial?;
-                let value = dial_format::dial_values(&self.policy).into_iter().find(|(name, _)| *name == dial);
+                let value = describe::dial_values(&self.policy).into_iter().find(|(name, _)| *name == dial);
                 let promise = value.map_or_else(|| dial.to_owned(), |(name, value)| format!("{name} = {value}"));
                 (CheckLevel::Required, format!("ibid preset {preset} (docs/presets/{preset}.md): {promise}"))
             }
@@ -234,7 +217,7 @@ mod tests {
     #[test]
     fn every_profile_cites_a_rule_for_every_check() {
         for name in PRESET_NAMES {
-            let profile: ConformProfile = name.parse().unwrap();
+            let profile: ConformProfile = ConformProfile::parse(name).unwrap();
             let rules = profile.rules();
             assert!(rules.len() > 20, "{name}: {}", rules.len());
             assert!(rules.iter().all(|rule| rule.citation.len() > 10), "{rules:#?}");
@@ -243,7 +226,7 @@ mod tests {
                 assert!(rules.iter().all(|rule| rule.level == Required && rule.citation.contains(name)), "{rules:#?}");
             }
         }
-        assert!("nope".parse::<ConformProfile>().unwrap_err().ends_with("ietf, stripe"));
+        assert!(ConformProfile::parse("nope").unwrap_err().ends_with("ietf, stripe"));
     }
 
     #[test]
