@@ -38,14 +38,14 @@ use std::{
 
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
-    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+    Store, StoreAdmin, StoreError, StoreFuture, SweepResult, transitions,
 };
-use tokio::{sync::oneshot, time::timeout};
+use tokio::sync::oneshot;
 
 use self::{
     clock::StoreClock,
     compactor::Compactor,
-    entry::{LogEntryPhase, UnixMicros, micros},
+    entry::UnixMicros,
     log::{STORE_NAME, SharedLog, store_error},
     quota_counters::QuotaCounters,
     recovery::{RecoveredLog, RecoveryMode, repair},
@@ -63,7 +63,6 @@ pub use self::{
 mod admin;
 mod clock;
 mod compactor;
-mod decisions;
 mod disk;
 mod entry;
 mod format;
@@ -243,7 +242,8 @@ impl Embedded {
     /// Answers a claim that changes nothing from durable data, without the writer.
     fn claim_unchanged(&self, ask: &Arc<ClaimRequest>, now: UnixMicros) -> Result<Option<ClaimOutcome>, StoreError> {
         let current = self.log.load(&ask.address)?;
-        let (answer, granted) = decisions::claim(current.as_deref(), ask, Fence::UNSEEN, now);
+        let current = current.as_deref().map(|current| &current.entry);
+        let (answer, granted) = transitions::claim(current, ask, Fence::UNSEEN, now);
         Ok(granted.is_none().then_some(answer))
     }
 }
@@ -266,47 +266,16 @@ impl Store for Embedded {
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-        StoreFuture::boxed(async move {
-            let clock = &self.log.clock;
-            let deadline = clock.now().saturating_add(micros(limit));
-            loop {
-                let (waiters, lapses) = {
-                    let now = clock.now();
-                    let mut shard = self.log.index.shard(at);
-                    let running = shard.running_entries.get(at).and_then(|entry| entry.running_lease_end(seen, now));
-                    let Some(lapses) = running else { return Ok(()) };
-                    (shard.waiters.entry(*at).or_default().clone(), lapses)
-                };
-                // `notify_waiters` reaches only a `Notified` that exists already, so check once more after creating it.
-                let notified = waiters.notified();
-                tokio::pin!(notified);
-                notified.as_mut().enable();
-                if !self.log.index.shard(at).is_listed(at, &waiters) {
-                    return Ok(());
-                }
-                let silence = Duration::from_micros(lapses.min(deadline).saturating_sub(clock.now()));
-                let woken = timeout(silence, notified).await.is_ok();
-                let mut shard = self.log.index.shard(at);
-                // Two references: the table's and this one. The last waiter removes the table's entry, unless that now
-                // belongs to waiters of the next holder.
-                if Arc::strong_count(&waiters) == 2 && shard.is_listed(at, &waiters) {
-                    shard.waiters.remove(at);
-                }
-                if woken || clock.now() >= deadline {
-                    return Ok(());
-                }
-            }
-        })
+        let index = &self.log.index;
+        StoreFuture::boxed(index.waits.wait(at, seen, limit, move || async move {
+            let now = self.log.clock.now();
+            Ok(index.shard(at).running_entries.get(at).and_then(|entry| entry.runs_for(seen, now)))
+        }))
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         let now = self.log.clock.now();
-        let found = self.log.load(at).map(|entry| {
-            entry
-                .filter(|entry| entry.is_live(now) && entry.phase != LogEntryPhase::Released)
-                .map(|entry| entry.claim_outcome(now))
-        });
-        StoreFuture::ready(found)
+        StoreFuture::ready(self.log.load(at).map(|entry| entry.and_then(|entry| entry.read(now))))
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {

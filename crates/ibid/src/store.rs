@@ -30,17 +30,22 @@ use std::{
 use bytes::Bytes;
 
 pub use self::{
+    address_hasher::AddressHashBuilder,
     admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},
     counters::{CounterUsage, Counters, InMemoryCounters},
     error::{ErrorKind, StoreError},
     memory::{Memory, MemoryLimits},
+    shared_map::{HolderWaits, SharedMap, SharedValue},
     types::{Address, ClaimToken, Fence, Fingerprint, Tags, key_hash},
 };
 
+mod address_hasher;
 mod admin;
 pub(crate) mod counters;
 mod error;
 mod memory;
+mod shared_map;
+pub mod transitions;
 mod types;
 
 /// The minimum time for which a store remembers the token of a released or forgotten claim, so that a delayed copy of

@@ -86,7 +86,7 @@ impl SharedLog {
     ) -> Result<Option<LogEntry>, (IndexSlot, EntryReadError)> {
         for slot in slots {
             let entry = self.segments.read(slot).map_err(|error| (*slot, error))?;
-            if entry.ask.address == *at {
+            if entry.request.address == *at {
                 return Ok(Some(entry));
             }
         }

@@ -14,7 +14,7 @@ use super::{
     clock::StoreClock,
     compactor::Compactor,
     disk::{Directory, Disk},
-    entry::{LogEntry, LogEntryKind, LogEntryPhase},
+    entry::{EntryPhase, LogEntry, LogEntryKind},
     index::{IndexSlot, SHARD_COUNT},
     recover_log,
     recovery::{RecoveredLog, RecoveryMode},
@@ -66,7 +66,7 @@ pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, 
             let segment = recovered.segments.iter().find(|segment| segment.header.id == slot.segment);
             entries.extend(segment.and_then(|segment| segment.read(&slot).ok()));
         }
-        entries.sort_unstable_by_key(|entry| entry.ask.address);
+        entries.sort_unstable_by_key(|entry| entry.request.address);
         for entry in entries {
             out.write_all(dump_line(&entry).as_bytes())?;
         }
@@ -118,7 +118,7 @@ fn open_existing(path: &Path) -> Result<Directory, OpenError> {
 }
 
 fn dump_line(entry: &LogEntry) -> String {
-    let ask = &*entry.ask;
+    let ask = &*entry.request;
     let kind = match entry.kind() {
         LogEntryKind::Running => "claim",
         LogEntryKind::Completed => "done",
@@ -140,8 +140,8 @@ fn dump_line(entry: &LogEntry) -> String {
         let _ = write!(line, r#","{name}":"#);
         write_json_string(value, &mut line);
     }
-    if let LogEntryPhase::Completed { record, outline, .. } = &entry.phase {
-        let _ = write!(line, r#","status":{},"record_bytes":{}"#, outline.status, record.len());
+    if let EntryPhase::Completed { record, summary, .. } = &entry.phase {
+        let _ = write!(line, r#","status":{},"record_bytes":{}"#, summary.status, record.len());
     }
     line.push_str("}\n");
     line

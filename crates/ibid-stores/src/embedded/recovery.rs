@@ -260,13 +260,13 @@ impl RecoveredLog {
                 if (self.last_log_time + 1..=self.opened_at).contains(&entry.expires_at) {
                     entry.renew_retention(self.opened_at);
                     self.index.swap(&slot, IndexSlot::new(&entry, slot.segment, slot.offset, slot.length()));
-                    self.report.overdue_claims.push(entry.ask.address);
+                    self.report.overdue_claims.push(entry.request.address);
                     self.renewed.push(entry.clone());
                 }
                 if entry.dies_at <= self.opened_at {
                     continue;
                 }
-                self.index.shard_by_number(nth).running_entries.insert(entry.ask.address, Arc::new(entry));
+                self.index.shard_by_number(nth).running_entries.insert(entry.request.address, Arc::new(entry));
             }
         }
     }

@@ -134,7 +134,7 @@ impl SegmentReader<'_> {
             }
             let slot = IndexSlot::new(&entry, segment.header.id, offset as u32, length);
             segment.add_slot(&slot);
-            let is_same = |known: &IndexSlot| self.read_address(known) == Some(entry.ask.address);
+            let is_same = |known: &IndexSlot| self.read_address(known) == Some(entry.request.address);
             if let Some(not_needed) = self.index.insert_recovered(&entry, slot, is_same) {
                 self.by_id[&not_needed.segment].remove_slot(&not_needed);
             }

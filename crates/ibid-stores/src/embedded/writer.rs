@@ -14,12 +14,11 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError,
+    Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError, transitions,
 };
 use tokio::sync::oneshot;
 
 use super::{
-    decisions,
     entry::{LogEntry, UnixMicros},
     format::{BATCH_HEADER_LEN, BatchHeader, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, pad_to_sector, salted_crc},
     index::IndexSlot,
@@ -216,10 +215,11 @@ impl LogWriter {
     fn decide_claim(&mut self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
         let (current, supersedes) = self.current_entry(&ask.address)?;
         let fence = Fence((self.highest_fence + 1).max(self.now));
-        let (answer, granted) = decisions::claim(current.as_deref(), ask, fence, self.now);
+        let before = current.as_deref();
+        let (answer, granted) = transitions::claim(before.map(|before| &before.entry), ask, fence, self.now);
         if let Some(granted) = granted {
             self.check_claim_space()?;
-            self.stage_entry(granted, supersedes)?;
+            self.stage_entry(LogEntry::new(granted, before), supersedes)?;
             self.highest_fence = fence.0;
         }
         Ok(answer)
@@ -227,18 +227,19 @@ impl LogWriter {
 
     fn decide_change(&mut self, at: &Address, change: &EntryChange) -> Result<SettleOutcome, StoreError> {
         let (current, supersedes) = self.current_entry(at)?;
-        let (there, now) = (current.as_deref(), self.now);
+        let before = current.as_deref();
+        let (there, now) = (before.map(|before| &before.entry), self.now);
         let (answer, changed) = match change {
-            EntryChange::Extend(lease, hold) => decisions::extend(there, lease, *hold, now),
-            EntryChange::Settle(lease, end) => decisions::settle(there, lease, end, now),
-            EntryChange::Resolve(seen, end) => decisions::resolve(there, *seen, end, now),
-            EntryChange::Forget(seen) => decisions::forget(there, *seen, now),
-            EntryChange::Replace(seen, record) => decisions::replace(there, *seen, record, now),
+            EntryChange::Extend(lease, hold) => transitions::extend(there, lease, *hold, now),
+            EntryChange::Settle(lease, end) => transitions::settle(there, lease, end, now),
+            EntryChange::Resolve(seen, end) => transitions::resolve(there, *seen, end, now),
+            EntryChange::Forget(seen) => transitions::forget(there, *seen, now),
+            EntryChange::Replace(seen, record) => transitions::replace_record(there, *seen, record, now),
         };
         if let Some(changed) = changed {
             // A restored holder may have a higher fence than a log that has lost its entry.
             let fence = changed.fence.0;
-            self.stage_entry(changed, supersedes)?;
+            self.stage_entry(LogEntry::new(changed, before), supersedes)?;
             self.highest_fence = self.highest_fence.max(fence);
         }
         Ok(answer)
@@ -282,7 +283,7 @@ impl LogWriter {
         entry.version = version;
         let begin = self.batch.len();
         let length = entry.encode(&mut self.batch);
-        let at = entry.ask.address;
+        let at = entry.request.address;
         self.entry_spans.push((begin, length));
         self.staged_entries.insert(at, StagedEntry { entry: Arc::new(entry), offset: begin, length, supersedes });
     }
