@@ -78,12 +78,12 @@ impl Postgres {
         let certificates = place.tls.reloading_config()?;
         let pool = PostgresPool::new(place, certificates, with.timeout);
         pool.wait_until_tried().await;
-        let waiting = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
-        let tasks = [tokio::spawn(waiting.clone().run_poller()), tokio::spawn(waiting.clone().run_listener())];
+        let (waiters, awaited) = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
+        let tasks = [tokio::spawn(waiters.clone().run_poller(awaited)), tokio::spawn(waiters.clone().run_listener())];
         Ok(Self {
             claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
             settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
-            waiters: waiting,
+            waiters,
             answer_cache: with.answer_cache,
             tasks: tasks.map(|task| task.abort_handle()),
             pool,
@@ -137,10 +137,7 @@ impl Store for Postgres {
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-        StoreFuture::boxed(async move {
-            self.waiters.wait(at, seen, limit).await;
-            Ok(())
-        })
+        StoreFuture::boxed(self.waiters.wait(at, seen, limit))
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {

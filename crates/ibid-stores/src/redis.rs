@@ -19,10 +19,7 @@ use ibid::store::{
 };
 use parking_lot::Mutex;
 use redis::Value;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::{task::JoinSet, time::sleep};
 
 use self::{
     admin::number_arg,
@@ -35,7 +32,6 @@ use self::{
     scripts::{RedisScript, ScriptCall},
     topology::RedisTopology,
     url::RedisUrl,
-    waiters::ObservedLease,
 };
 use crate::{breaker::with_jitter, remote::RemoteOptions};
 
@@ -52,7 +48,6 @@ mod sentinel;
 mod server;
 mod topology;
 mod url;
-mod waiters;
 
 /// Poll interval of waiters while they are subscribed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -62,8 +57,6 @@ const POLL_INTERVAL_UNSUBSCRIBED: Duration = Duration::from_millis(200);
 const MAX_DURATION_US: u64 = 1_500_000_000_000_000;
 /// Upper limit of fences that Lua counts exactly.
 const MAX_FENCE: u64 = 1 << 52;
-/// Maximum duration of a wait, so that adding it does not overflow the clock.
-const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
@@ -280,47 +273,15 @@ impl RedisInner {
     }
 
     async fn wait(&self, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
-        let deadline = Instant::now() + limit.min(MAX_WAIT);
         let bucket = at.0[0];
-        let seat = self.pubsub.waiters.register(at, seen);
         let _listener = self.pubsub.register_listener(bucket);
-        loop {
-            let heard =
-                timeout_at(deadline, self.pubsub.ensure_subscribed(bucket, PubSubChannel::Wake)).await.unwrap_or(false);
-            let bell = seat.watch.changed.notified();
-            tokio::pin!(bell);
-            bell.as_mut().enable();
-            if seat.watch.has_ended() {
-                return Ok(());
-            }
+        let check = || async move {
+            let heard = self.pubsub.ensure_subscribed(bucket, PubSubChannel::Wake).await;
             let polled = if heard { POLL_INTERVAL } else { POLL_INTERVAL_UNSUBSCRIBED };
-            let Ok(mut learned) = timeout_at(deadline, seat.watch.observed.lock()).await else { return Ok(()) };
-            let (now, epoch) = (Instant::now(), self.pubsub.waiters.epoch());
-            let known = learned.filter(|known| {
-                known.epoch == epoch && now < known.lease_until && now < known.observed_at + polled / 2
-            });
-            let until = match known {
-                Some(known) => known.lease_until,
-                None => match self.remaining_lease(at, seen).await? {
-                    Some(left) => {
-                        let until = now + left.min(MAX_WAIT);
-                        *learned = Some(ObservedLease { observed_at: now, lease_until: until, epoch });
-                        until
-                    }
-                    None => {
-                        drop(learned);
-                        self.pubsub.waiters.notify_ended(at, seen);
-                        return Ok(());
-                    }
-                },
-            };
-            drop(learned);
-            let next_look = (Instant::now() + with_jitter(polled)).min(until).min(deadline);
-            let _ = timeout_at(next_look, bell).await;
-            if seat.watch.has_ended() || Instant::now() >= deadline {
-                return Ok(());
-            }
-        }
+            let left = self.remaining_lease(at, seen).await?;
+            Ok(left.map(|left| left.min(with_jitter(polled))))
+        };
+        self.pubsub.waits.wait(at, seen, limit, check).await
     }
 
     async fn reserve(&self, who: &Address, n: u64, window: Duration) -> Result<CounterUsage, StoreError> {
