@@ -31,7 +31,7 @@ use self::{
     url::PostgresUrl,
     waiters::PostgresWaiters,
 };
-use crate::{local_cache::AnswerCache, remote::RemoteOptions};
+use crate::{StoreSetupError, local_cache::AnswerCache, remote::RemoteOptions};
 
 mod admin;
 mod batcher;
@@ -60,12 +60,9 @@ pub struct Postgres {
     tasks: [AbortHandle; 2],
 }
 
-/// Checks that a URL names a PostgreSQL store, without connecting.
-///
-/// # Errors
-/// Returns what is wrong with the URL, and what is allowed.
-pub fn check(url: &str) -> Result<(), String> {
-    url.parse::<PostgresUrl>().map(drop)
+/// Checks that a URL names a PostgreSQL store. Errors do not contain its password.
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
+    PostgresUrl::parse(url).map(drop)
 }
 
 impl Postgres {
@@ -73,8 +70,8 @@ impl Postgres {
     ///
     /// # Errors
     /// Returns an error if the URL, or a file that it names, cannot be used.
-    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
-        let place: PostgresUrl = url.parse()?;
+    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
+        let place = PostgresUrl::parse(url)?;
         let certificates = place.tls.reloading_config()?;
         let pool = PostgresPool::new(place, certificates, with.timeout);
         pool.wait_until_tried().await;

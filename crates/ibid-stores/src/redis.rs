@@ -33,7 +33,7 @@ use self::{
     topology::RedisTopology,
     url::RedisUrl,
 };
-use crate::{breaker::with_jitter, remote::RemoteOptions};
+use crate::{StoreSetupError, breaker::with_jitter, remote::RemoteOptions};
 
 mod admin;
 mod checks;
@@ -63,7 +63,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// A store on Redis that many processes share.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), String> {
+/// # async fn example() -> Result<(), ibid_stores::StoreSetupError> {
 /// use ibid_stores::{RemoteOptions, redis::Redis};
 ///
 /// let store = Redis::open("redis://127.0.0.1:6379/0", RemoteOptions::default()).await?;
@@ -88,11 +88,11 @@ impl Redis {
     ///
     /// # Errors
     /// Returns an error if the URL, the prefix or a certificate is invalid.
-    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
+    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
         let place = RedisUrl::parse(url)?;
         let names = Arc::new(KeyNames::new(&with.prefix)?);
         if with.timeout.is_zero() {
-            return Err("the deadline of a call is zero; write one such as 500ms".into());
+            return Err("the deadline of a call is zero; write one such as 500ms".to_owned().into());
         }
         let dialer = Arc::new(RedisConnector::new(place, with.timeout)?);
         let nodes = Arc::new(RedisTopology::new(dialer));
@@ -129,11 +129,8 @@ impl Redis {
     }
 }
 
-/// Checks that a URL names a Redis store, without connecting.
-///
-/// # Errors
-/// Returns what is wrong with the URL, without its password.
-pub fn check(url: &str) -> Result<(), String> {
+/// Checks that a URL names a Redis store. Errors do not contain its password.
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
     RedisUrl::parse(url).map(drop)
 }
 

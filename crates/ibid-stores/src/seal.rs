@@ -39,7 +39,7 @@ use ibid::{
 use self::format::{AssociatedData, SealedKind};
 pub use self::{
     format::{UnsealError, sealing_key_id},
-    keys::{SealKey, SealOptions, Sealer},
+    keys::{SealKey, SealKeyIdError, SealOptions, Sealer},
 };
 
 mod blind_index;

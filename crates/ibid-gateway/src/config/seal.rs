@@ -160,7 +160,7 @@ pub(super) fn build_seal(
             ));
         };
         let bytes = decode_key(&key).map_err(|what| wrong(&name("key"), &what))?;
-        let key = SealKey::new(&id, bytes).map_err(|what| wrong(&name("id"), &what))?;
+        let key = SealKey::new(&id, bytes).map_err(|what| wrong(&name("id"), &what.to_string()))?;
         if let Some(known) = keys.iter().find(|known| known.id() == id) {
             return Err(wrong(&name("id"), &format!("{:?} is there twice; each key has its own", known.id())));
         }

@@ -146,6 +146,8 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use ibid::store::Memory;
 
     use super::{super::AnswerCache, *};
