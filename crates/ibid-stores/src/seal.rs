@@ -143,15 +143,9 @@ impl SealedStore {
     }
 
     fn seal_settlement(&self, at: &Address, fingerprint: &Fingerprint, attempt: u32, end: &Settlement) -> Settlement {
-        match end {
-            Settlement::Complete { failed, record, summary: outline, ttl: keep } => {
-                let place =
-                    AssociatedData { kind: SealedKind::Record, address: at, fingerprint, attempt, failed: *failed };
-                let record = self.sealer.seal(&place, record);
-                Settlement::Complete { failed: *failed, record, summary: *outline, ttl: *keep }
-            }
-            Settlement::Release | Settlement::Park { .. } => end.clone(),
-        }
+        let failed = matches!(end, Settlement::Complete { failed: true, .. });
+        let place = AssociatedData { kind: SealedKind::Record, address: at, fingerprint, attempt, failed };
+        end.map_record(|record| self.sealer.seal(&place, record))
     }
 
     /// Decrypts the outcome of a claim or read.

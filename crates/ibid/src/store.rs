@@ -207,6 +207,16 @@ impl Settlement {
             Self::Release => SPENT_TOKEN_TTL,
         }
     }
+
+    /// Returns the same settlement with another record, if it has one.
+    pub fn map_record(&self, map: impl FnOnce(&Bytes) -> Bytes) -> Self {
+        match self {
+            Self::Complete { failed, record, summary, ttl } => {
+                Self::Complete { failed: *failed, record: map(record), summary: *summary, ttl: *ttl }
+            }
+            other => other.clone(),
+        }
+    }
 }
 
 /// A summary of a completed entry, for queries by people. The engine never decides by it.

@@ -86,13 +86,11 @@ impl Postgres {
         params.push((&limit, Type::INT8));
         sql += &format!(" ORDER BY k.address LIMIT ${}", params.len());
         let found = self.pool.read(&sql, &params, LIST_TIMEOUT).await?;
-        let mut entries = found.iter().map(rows::read_entry_info).collect::<Result<Vec<_>, _>>()?;
-        let more = entries.len() > at_most as usize;
-        entries.truncate(at_most as usize);
-        let next = if more { entries.last().map(|last| ListCursor(Some(last.address))) } else { None };
+        let entries = found.iter().map(rows::read_entry_info).collect::<Result<Vec<_>, _>>()?;
+        let mut page = EntryPage::truncated(entries, at_most as usize);
         // Tags with zero bytes are stored with a replacement character: compare their exact form.
-        entries.retain(|entry| filter.matches(entry));
-        Ok(EntryPage { entries, next })
+        page.entries.retain(|entry| filter.matches(entry));
+        Ok(page)
     }
 }
 
