@@ -25,8 +25,7 @@
 //! ```
 
 use std::{
-    collections::HashSet,
-    fmt, io,
+    fmt, io, mem,
     path::Path,
     sync::{
         Arc,
@@ -46,11 +45,13 @@ use self::{
     clock::StoreClock,
     compactor::Compactor,
     entry::UnixMicros,
+    format::MAIN_LANE,
+    lane::LaneTail,
     log::{STORE_NAME, SharedLog, store_error},
     quota_counters::QuotaCounters,
     recovery::{RecoveredLog, RecoveryMode, repair},
-    segments::{LogLimits, LogSegment, SegmentError, SegmentSet},
-    writer::{EntryChange, LogTail, LogWriter, WriterCall, WriterReply, WriterRequest},
+    segments::{LogLimits, SegmentError, SegmentSet},
+    writer::{EntryChange, LogWriter, WriterCall, WriterReply, WriterRequest},
 };
 pub use self::{
     clock::TimeSource,
@@ -67,6 +68,7 @@ mod disk;
 mod entry;
 mod format;
 mod index;
+mod lane;
 mod log;
 mod maintenance;
 mod quota_counters;
@@ -178,32 +180,26 @@ impl Embedded {
     /// As [`Self::open`].
     pub fn open_on(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
-        let OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report } =
-            recover_log(disk.clone(), options)?;
+        let (log, mut recovered) = recover_log(disk.clone(), options)?;
+        let report = mem::take(&mut recovered.report);
         warn_overdue(&report.overdue_claims);
-        let log = Arc::new(log);
-        let counts = QuotaCounters::open(log.clone(), disk, found.opened_at);
-        let mut keeper = Compactor::new(log.clone(), cold + 1, covered);
-        keeper.compact_before_start();
-        let tail = match (log.segments.prepare_segment(format::MAIN_LANE, log.position(), None), any) {
-            (Ok(segment), _) => LogTail::new(segment, log.position().sequence + 1),
+        let quotas = QuotaCounters::open(log.clone(), disk, recovered.opened_at);
+        let mut compactor = Compactor::new(log.clone(), &recovered);
+        compactor.compact_before_start();
+        let position = log.position();
+        let tail = match (log.segments.prepare_segment(MAIN_LANE, position, None), recovered.segments.first()) {
+            (Ok(segment), _) => LaneTail::new(MAIN_LANE, segment, position.sequence + 1),
             // Without free space the store serves replays, and accepts claims again once there is room.
-            (Err(_), Some(any)) => LogTail::full(any),
+            (Err(_), Some(any)) => LaneTail::full(MAIN_LANE, any.clone()),
             (Err(SegmentError::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoSpace(full.to_string())),
         };
-        Self::start(log, keeper, tail, found, report, counts, lock)
-    }
-
-    fn start(
-        log: Arc<SharedLog>, keeper: Compactor, tail: LogTail, found: writer::WriterStart, report: StoreReport,
-        counts: QuotaCounters, lock: Box<dyn fmt::Debug + Send + Sync>,
-    ) -> Result<Self, OpenError> {
-        let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
+        let compactor = thread::Builder::new().name("ibid-keeper".into()).spawn(move || compactor.run())?;
         let (queue, calls) = mpsc::channel();
+        // From here on, dropping the store ends its threads.
         let mut store =
-            Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, quotas: counts, _lock: lock };
-        let writer = LogWriter::new(log, calls, tail, found)?;
+            Self { log: log.clone(), queue: Some(queue), threads: vec![compactor], report, quotas, _lock: lock };
+        let writer = LogWriter::new(log, calls, tail, recovered)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
         Ok(store)
@@ -324,43 +320,16 @@ impl fmt::Debug for Embedded {
     }
 }
 
-/// A log that was read and repaired, before anything is written to it.
-struct OpenedLog {
-    log: SharedLog,
-    any_segment: Option<Arc<LogSegment>>,
-    writer_start: writer::WriterStart,
-    cold_sequence: u64,
-    covered: HashSet<u32>,
-    report: StoreReport,
-}
-
-fn recover_log(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<OpenedLog, OpenError> {
+/// Reads and repairs the log, before anything is written to it.
+fn recover_log(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<(Arc<SharedLog>, RecoveredLog), OpenError> {
     let now = StoreClock::new(options.time.clone(), 0).now();
     let (mut recovered, unsealed) = RecoveredLog::read(&*disk, now, RecoveryMode::UseSnapshot)?;
     repair(&*disk, &mut recovered, unsealed)?;
-    let RecoveredLog {
-        index,
-        segments,
-        store_id: store,
-        next_id,
-        sequences,
-        version,
-        opened_at: opened,
-        last_log_time: seen,
-        highest_fence: fences,
-        snapshot_segments: covered,
-        last_written: last,
-        renewed,
-        report,
-    } = recovered;
-    let store = store.map_or_else(random_bytes, Ok)?;
-    let any = segments.first().cloned();
-    let segments = SegmentSet::new(disk, options.limits(), store, segments, next_id);
-    let synced = options.durability == Durability::Power;
-    let [main, cold] = sequences;
-    let log = SharedLog::new(index, segments, StoreClock::new(options.time, seen), synced, (main, fences, version));
-    let found = writer::WriterStart { opened_at: opened, version, last_written: last, renewed };
-    Ok(OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report })
+    let store_id = recovered.store_id.map_or_else(random_bytes, Ok)?;
+    let segments = SegmentSet::new(disk, options.limits(), store_id, recovered.segments.clone(), recovered.next_id);
+    let clock = StoreClock::new(options.time, recovered.last_log_time);
+    let log = SharedLog::new(&mut recovered, segments, clock, options.durability == Durability::Power);
+    Ok((Arc::new(log), recovered))
 }
 
 /// Logs the unfinished claims whose ttl ended while the store was closed.

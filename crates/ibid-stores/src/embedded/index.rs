@@ -148,10 +148,6 @@ pub(super) enum IndexLookup {
 }
 
 impl Index {
-    pub(super) fn new() -> Self {
-        Self { shards: (0..SHARD_COUNT).map(|_| Mutex::default()).collect(), waits: HolderWaits::default() }
-    }
-
     pub(super) fn shard(&self, at: &Address) -> MutexGuard<'_, IndexShard> {
         self.shards[shard_of(&at.0)].lock()
     }
@@ -286,6 +282,12 @@ impl IndexShard {
             self.slots.shrink_to(self.slots.len() * 2, |slot| hash_prefix(slot.prefix));
         }
         dead
+    }
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self { shards: (0..SHARD_COUNT).map(|_| Mutex::default()).collect(), waits: HolderWaits::default() }
     }
 }
 
