@@ -55,6 +55,7 @@ async fn open(database: &BenchDatabase) -> Result<Postgres, String> {
         RemoteOptions { timeout: STORE_CALL_TIMEOUT, ..RemoteOptions::default() },
     )
     .await
+    .map_err(String::from)
 }
 
 async fn finish(store: &Postgres, n: u64) -> Result<(), String> {

@@ -49,7 +49,8 @@ pub const DEAD_LETTER_SUBJECT_HEADER: &str = "Ibid-Dead-Letter-Subject";
 pub const DEAD_LETTER_MESSAGE_ID_HEADER: &str = "Ibid-Dead-Letter-Msg-Id";
 
 /// An error of the broker or the connection. Unconfirmed messages are delivered again.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("NATS: {action}: {source}")]
 pub struct NatsError {
     action: &'static str,
     source: Box<dyn Error + Send + Sync>,
@@ -104,13 +105,10 @@ impl NatsDeliveries {
         // The server's default, if none is set.
         let wait = if info.config.ack_wait.is_zero() { Duration::from_secs(30) } else { info.config.ack_wait };
         let messages = consumer.messages().await.map_err(NatsError::context("nothing can be pulled"))?;
-        let to = NatsDeliveryContext {
-            jetstream: context.clone(),
-            consumer: name.into(),
-            dead_letters: dead_letters.into(),
-            progress_interval: (wait / 3).max(Duration::from_millis(50)),
-        };
-        Ok(Self { messages, context: to })
+        let progress_interval = (wait / 3).max(Duration::from_millis(50));
+        let (jetstream, consumer, dead_letters) = (context.clone(), name.into(), dead_letters.into());
+        let context = NatsDeliveryContext { jetstream, consumer, dead_letters, progress_interval };
+        Ok(Self { messages, context })
     }
 
     /// Waits for the next delivery. A message without an event identity is dead-lettered, and the next delivery is
@@ -123,13 +121,8 @@ impl NatsDeliveries {
             };
             match identify(&self.context.consumer, &message) {
                 Ok(event) => {
-                    let beating = spawn_progress_task(&message, self.context.progress_interval);
-                    return Some(Ok(NatsDelivery {
-                        message,
-                        event,
-                        context: self.context.clone(),
-                        progress_task: beating,
-                    }));
+                    let progress_task = spawn_progress_task(&message, self.context.progress_interval);
+                    return Some(Ok(NatsDelivery { message, event, context: self.context.clone(), progress_task }));
                 }
                 Err(why) => {
                     tracing::warn!(subject = %message.subject, %why, "a message without an identity");
@@ -259,17 +252,9 @@ pub fn identify(consumer: &str, message: &jetstream::Message) -> Result<InboxEve
     let id = message.headers.as_ref().and_then(|headers| headers.get(MESSAGE_ID_HEADER));
     let source = info.as_ref().map(|info| format!("nats:{}", info.stream));
     let broker = id.zip(source.as_ref()).map(|(id, source)| BrokerMessageId { source, id: id.as_str() });
-    let published = info.as_ref().map(|info| SystemTime::from(info.published));
-    InboxEvent::of(
-        consumer,
-        &DeliveredMessage {
-            headers: &headers,
-            content_type: None,
-            body: &message.payload,
-            broker,
-            published_at: published,
-        },
-    )
+    let published_at = info.as_ref().map(|info| SystemTime::from(info.published));
+    let body = &message.payload;
+    InboxEvent::of(consumer, &DeliveredMessage { headers: &headers, content_type: None, body, broker, published_at })
 }
 
 fn spawn_progress_task(message: &Message, every: Duration) -> AckProgressTask {
@@ -287,18 +272,6 @@ fn spawn_progress_task(message: &Message, every: Duration) -> AckProgressTask {
 impl NatsError {
     fn context<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self { action: what, source: source.into() }
-    }
-}
-
-impl fmt::Display for NatsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NATS: {}: {}", self.action, self.source)
-    }
-}
-
-impl Error for NatsError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&*self.source)
     }
 }
 

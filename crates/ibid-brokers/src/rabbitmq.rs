@@ -25,7 +25,6 @@
 //! ```
 
 use std::{
-    error::Error,
     fmt,
     time::{Duration, SystemTime},
 };
@@ -47,7 +46,8 @@ use tokio::time::sleep;
 pub const MAX_REQUEUE_DELAY: Duration = Duration::from_secs(5 * 60);
 
 /// An error of the broker or the connection. Unacknowledged messages are delivered again.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("RabbitMQ: {action}: {}", source.as_ref().map_or("the channel that it came on is gone".into(), ToString::to_string))]
 pub struct RabbitmqError {
     action: &'static str,
     /// `None` if the delivery's channel is closed.
@@ -211,12 +211,11 @@ pub fn identify(consumer: &str, queue: &str, message: &Message) -> Result<InboxE
         .collect();
     let source = format!("rabbitmq:{queue}");
     let broker = properties.message_id().as_ref().map(|id| BrokerMessageId { source: &source, id: id.as_str() });
-    let published = properties.timestamp().and_then(|at| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at)));
+    let published_at =
+        properties.timestamp().and_then(|at| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at)));
     let content_type = properties.content_type().as_ref().map(|content_type| content_type.as_str());
-    InboxEvent::of(
-        consumer,
-        &DeliveredMessage { headers: &headers, content_type, body: &message.data, broker, published_at: published },
-    )
+    let body = &message.data;
+    InboxEvent::of(consumer, &DeliveredMessage { headers: &headers, content_type, body, broker, published_at })
 }
 
 async fn reject(acker: &Acker) -> Result<(), RabbitmqError> {
@@ -235,21 +234,6 @@ fn check_sent(what: &'static str, told: lapin::Result<bool>) -> Result<(), Rabbi
 impl RabbitmqError {
     fn context(what: &'static str) -> impl Fn(lapin::Error) -> Self + Copy {
         move |source| Self { action: what, source: Some(source) }
-    }
-}
-
-impl fmt::Display for RabbitmqError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.source {
-            Some(source) => write!(f, "RabbitMQ: {}: {source}", self.action),
-            None => write!(f, "RabbitMQ: {}: the channel that it came on is gone", self.action),
-        }
-    }
-}
-
-impl Error for RabbitmqError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
     }
 }
 

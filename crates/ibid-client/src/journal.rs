@@ -185,8 +185,8 @@ impl KeyJournal for MemoryJournal {
     fn pending(&self) -> JournalFuture<'_, Vec<PendingOperation>> {
         let kept = &self.entries.lock().keys;
         let entries = kept.iter().filter(|(_, kept)| kept.expires_at.is_none()).map(|(operation, kept)| {
-            let StoredKey { key, created_at: since, .. } = kept.clone();
-            PendingOperation { operation: operation.clone(), key, created_at: since }
+            let StoredKey { key, created_at, .. } = kept.clone();
+            PendingOperation { operation: operation.clone(), key, created_at }
         });
         let mut entries: Vec<_> = entries.collect();
         entries.sort_by(|a, b| (a.created_at, &a.operation).cmp(&(b.created_at, &b.operation)));

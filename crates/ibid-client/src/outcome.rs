@@ -41,24 +41,43 @@ pub struct SendError {
 }
 
 /// Why a call gave up.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendErrorReason {
     /// The operation started once, and its outcome is unknown. Never retried.
+    #[error(
+        "it is not known whether the operation happened. Do not send it with a fresh key: look up whether it happened, or \
+         ask the operator to resolve it"
+    )]
     OutcomeUnknown,
     /// The key was first used for a different request.
+    #[error(
+        "the key was used for a different request. Send the first request unchanged, or give the new operation a name and \
+         a key of its own"
+    )]
     KeyReused,
     /// The server refuses the request; a retry would not change that.
+    #[error("the server refuses the request as it is")]
     Refused,
     /// The first attempt was still in progress after the last retry.
+    #[error("the first request with this key is still running. Send it again later, with the same key")]
     StillInProgress,
     /// After the last attempt the server was still overloaded, or could not reach its store or the app.
+    #[error("the server could not take it at the moment. Send it again later, with the same key")]
     Unavailable,
     /// The last attempt still got a 5xx.
+    #[error("the server failed each time")]
     ServerError,
     /// The last attempt failed on the network. The request may have arrived.
+    #[error(
+        "no whole answer arrived. It may have happened all the same: send it again with the same key, never with a fresh one"
+    )]
     Network,
     /// `Retry-After` exceeds the configured maximum.
+    #[error(
+        "the server asks to wait for {asked:?}, and at most {allowed:?} is allowed here (max_retry_after). Send it again \
+         then, with the same key"
+    )]
     RetryAfterTooLong {
         /// The value of `Retry-After`.
         asked: Duration,
@@ -66,8 +85,13 @@ pub enum SendErrorReason {
         allowed: Duration,
     },
     /// The deadline, given here, leaves no time for another attempt.
+    #[error("there is no time left for another attempt within {0:?}. Send it again with the same key")]
     DeadlineExceeded(Duration),
     /// The key is so old that the server may have forgotten it. Nothing was sent.
+    #[error(
+        "the operation was begun {age:?} ago, and the server remembers keys for {lifetime:?} (lifetime): it might run a \
+         second time. Look up whether it happened, then forget its key in the journal"
+    )]
     KeyExpired {
         /// Age of the key.
         age: Duration,
@@ -75,12 +99,16 @@ pub enum SendErrorReason {
         lifetime: Duration,
     },
     /// The body is a stream and cannot be sent twice. Nothing was sent.
+    #[error("the body is a stream and can be sent only once; read it into bytes first, so that it can be sent again")]
     BodyNotReplayable,
     /// The key is invalid. Nothing was sent.
+    #[error("{0}")]
     BadKey(InvalidKey),
     /// The journal failed. Nothing was sent.
+    #[error("{}", ErrorChain(.0.as_ref()))]
     Journal(Box<JournalError>),
     /// The request is invalid, redirects too often, or another layer rejected it: a retry would fail too.
+    #[error("the request cannot be sent as it is")]
     InvalidRequest,
 }
 
@@ -170,53 +198,6 @@ impl Error for SendError {
             (SendErrorReason::BadKey(error), _) => Some(error),
             (_, LastAttempt::Failed(error)) => Some(error.as_ref()),
             _ => None,
-        }
-    }
-}
-
-impl fmt::Display for SendErrorReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutcomeUnknown => f.write_str(
-                "it is not known whether the operation happened. Do not send it with a fresh key: look up whether it \
-                 happened, or ask the operator to resolve it",
-            ),
-            Self::KeyReused => f.write_str(
-                "the key was used for a different request. Send the first request unchanged, or give the new operation \
-                 a name and a key of its own",
-            ),
-            Self::Refused => f.write_str("the server refuses the request as it is"),
-            Self::StillInProgress => {
-                f.write_str("the first request with this key is still running. Send it again later, with the same key")
-            }
-            Self::Unavailable => {
-                f.write_str("the server could not take it at the moment. Send it again later, with the same key")
-            }
-            Self::ServerError => f.write_str("the server failed each time"),
-            Self::Network => f.write_str(
-                "no whole answer arrived. It may have happened all the same: send it again with the same key, never with \
-                 a fresh one",
-            ),
-            Self::RetryAfterTooLong { asked, allowed } => write!(
-                f,
-                "the server asks to wait for {asked:?}, and at most {allowed:?} is allowed here (max_retry_after). Send it \
-                 again then, with the same key"
-            ),
-            Self::DeadlineExceeded(deadline) => write!(
-                f,
-                "there is no time left for another attempt within {deadline:?}. Send it again with the same key"
-            ),
-            Self::KeyExpired { age, lifetime } => write!(
-                f,
-                "the operation was begun {age:?} ago, and the server remembers keys for {lifetime:?} (lifetime): it might \
-                 run a second time. Look up whether it happened, then forget its key in the journal"
-            ),
-            Self::BodyNotReplayable => f.write_str(
-                "the body is a stream and can be sent only once; read it into bytes first, so that it can be sent again",
-            ),
-            Self::BadKey(error) => error.fmt(f),
-            Self::Journal(error) => ErrorChain(error.as_ref()).fmt(f),
-            Self::InvalidRequest => f.write_str("the request cannot be sent as it is"),
         }
     }
 }

@@ -55,11 +55,10 @@ pub(crate) async fn send_with_retries(
         let mut attempt = request.try_clone().expect("it could be cloned before");
         attempt.headers_mut().insert(options.header.clone(), value.clone());
         course.attempts += 1;
-        let (reason, after, last) = match course.attempt(attempt, sender).await {
+        match course.attempt(attempt, sender).await {
             SendAttemptOutcome::Finished(end) => return end,
-            SendAttemptOutcome::Retry { reason, after, last } => (reason, after, last),
-        };
-        course.wait_before_retry(reason, after, last).await?;
+            SendAttemptOutcome::Retry { reason, after, last } => course.wait_before_retry(reason, after, last).await?,
+        }
     }
 }
 
@@ -88,25 +87,21 @@ async fn prepare_key<'a>(
 
 impl CallState<'_> {
     async fn store_key(&mut self, name: &str) -> Result<(), SendError> {
-        let keeping = self.options.journal.load_or_store(name, self.key.clone());
-        let kept = match self.within_deadline(keeping).await {
-            Some(kept) => kept.map_err(|error| error_before_send(SendErrorReason::Journal(Box::new(error))))?,
-            None => {
-                return Err(error_before_send(SendErrorReason::DeadlineExceeded(
-                    self.options.deadline.unwrap_or_default(),
-                )));
-            }
+        let storing = self.options.journal.load_or_store(name, self.key.clone());
+        let stored = match self.deadline {
+            Some(until) => timeout_at(until, storing).await,
+            None => Ok(storing.await),
         };
+        let stored = stored.map_err(|_| error_before_send(self.deadline_exceeded()))?;
+        let kept = stored.map_err(|error| error_before_send(SendErrorReason::Journal(Box::new(error))))?;
         self.key_is_new = kept.key == self.key;
         self.key = kept.key;
         // If the clock was set back, the key counts as new, and the server decides whether it remembers it.
         let age = SystemTime::now().duration_since(kept.created_at).unwrap_or_default();
         // A finished operation is not checked: the server replays it.
         if kept.expires_at.is_none() && age > self.options.server_ttl {
-            return Err(self.send_error(
-                SendErrorReason::KeyExpired { age, lifetime: self.options.server_ttl },
-                LastAttempt::NotMade,
-            ));
+            let reason = SendErrorReason::KeyExpired { age, lifetime: self.options.server_ttl };
+            return Err(self.send_error(reason, LastAttempt::NotMade));
         }
         Ok(())
     }
@@ -127,52 +122,30 @@ impl CallState<'_> {
             Ok(Err(TransportError { error, is_permanent: true })) => SendAttemptOutcome::Finished(Err(
                 self.send_error(SendErrorReason::InvalidRequest, LastAttempt::Failed(error))
             )),
-            Ok(Err(failure)) => SendAttemptOutcome::Retry {
-                reason: SendErrorReason::Network,
-                after: None,
-                last: LastAttempt::Failed(failure.error),
-            },
-            Err(_) => {
-                let error = match limit == self.deadline {
-                    true => "no whole answer before the deadline".to_owned(),
-                    false => format!("no whole answer within {:?}", self.options.attempt_timeout),
-                };
-                SendAttemptOutcome::Retry {
-                    reason: SendErrorReason::Network,
-                    after: None,
-                    last: LastAttempt::Failed(error.into()),
-                }
-            }
+            Ok(Err(failure)) => network_failure(failure.error),
+            Err(_) if limit == self.deadline => network_failure("no whole answer before the deadline".into()),
+            Err(_) => network_failure(format!("no whole answer within {:?}", self.options.attempt_timeout).into()),
         }
     }
 
     async fn handle_response(&self, whole: BufferedResponse) -> SendAttemptOutcome {
         let BufferedResponse { response, body } = whole;
         let seen = ReceivedResponse { status: response.status(), headers: response.headers(), body: body.as_deref() };
-        let (verdict, replayed, degraded) = (
-            classify_response(&seen, self.options.retry_5xx, SystemTime::now()),
-            seen.is_replayed(),
-            seen.is_degraded(),
-        );
+        let verdict = classify_response(&seen, self.options.retry_5xx, SystemTime::now());
+        let (replayed, degraded) = (seen.is_replayed(), seen.is_degraded());
         let problem = seen.problem().map(Box::new);
         let last = |response| LastAttempt::Response { response: Box::new(response), problem };
         match verdict {
             ResponseAction::Answer { settled } => {
-                let not_forgotten = match settled {
+                let journal_error = match settled {
                     false => None,
                     // The app refused and nothing happened, so the next call is a new operation.
                     true if response.status().is_client_error() => self.forget().await,
                     true => self.finish().await,
                 };
                 let (key, attempts) = (self.key.clone(), self.attempts);
-                SendAttemptOutcome::Finished(Ok(SentResponse {
-                    response,
-                    replayed,
-                    degraded,
-                    key,
-                    attempts,
-                    journal_error: not_forgotten,
-                }))
+                let sent = SentResponse { response, replayed, degraded, key, attempts, journal_error };
+                SendAttemptOutcome::Finished(Ok(sent))
             }
             ResponseAction::Retry { why, after } => {
                 SendAttemptOutcome::Retry { reason: why.into(), after, last: last(response) }
@@ -205,9 +178,7 @@ impl CallState<'_> {
         let wait = schedule.with_jitter(wait.max(after.unwrap_or_default()));
         let next = Instant::now() + wait;
         if self.deadline.is_some_and(|until| next >= until) {
-            return Err(
-                self.send_error(SendErrorReason::DeadlineExceeded(self.options.deadline.unwrap_or_default()), last)
-            );
+            return Err(self.send_error(self.deadline_exceeded(), last));
         }
         sleep_until(next).await;
         Ok(())
@@ -225,17 +196,18 @@ impl CallState<'_> {
         self.options.journal.finish(self.name?, &self.key, until).await.err()
     }
 
-    async fn within_deadline<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        match self.deadline {
-            Some(until) => timeout_at(until, work).await.ok(),
-            None => Some(work.await),
-        }
+    fn deadline_exceeded(&self) -> SendErrorReason {
+        SendErrorReason::DeadlineExceeded(self.options.deadline.unwrap_or_default())
     }
 
     fn send_error(&self, reason: SendErrorReason, last: LastAttempt) -> SendError {
-        let (key, kept_for) = (Some(self.key.clone()), self.name.map(str::to_owned));
-        SendError { reason, attempts: self.attempts, last_attempt: last, key, operation: kept_for }
+        let (key, operation) = (Some(self.key.clone()), self.name.map(str::to_owned));
+        SendError { reason, attempts: self.attempts, last_attempt: last, key, operation }
     }
+}
+
+fn network_failure(error: Box<dyn Error + Send + Sync>) -> SendAttemptOutcome {
+    SendAttemptOutcome::Retry { reason: SendErrorReason::Network, after: None, last: LastAttempt::Failed(error) }
 }
 
 fn error_before_send(reason: SendErrorReason) -> SendError {

@@ -5,9 +5,8 @@
 //! be cached, framed, or read by pages of other origins.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
 use axum::{
@@ -26,10 +25,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     sync::{oneshot, watch},
-    task::JoinSet,
-    time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
 use tower_service::Service as _;
 
 pub use self::problem::{AdminProblem, UnavailablePart};
@@ -38,6 +34,7 @@ use crate::{
     config,
     console::{self, Attention},
     format::now_ms,
+    listener::{AcceptedConnection, ConnectionHandler, accept_connections},
     live_config::LiveConfig,
     metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
 };
@@ -58,8 +55,6 @@ pub(crate) mod store_state;
 
 /// Concurrent connections; more wait in the listen backlog.
 const MAX_CONNECTIONS: usize = 1024;
-/// A TLS handshake that takes longer is aborted.
-const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The bound admin port.
 pub struct AdminServer {
@@ -145,48 +140,40 @@ impl AdminServer {
 
     /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
     /// the listener and the audit trail's lock are released, so another gateway can use them.
-    pub async fn run(self, stop: watch::Receiver<bool>, mut ended: oneshot::Receiver<()>) {
+    pub async fn run(self, stop: watch::Receiver<bool>, ended: oneshot::Receiver<()>) {
         let Self { listener, secure, state } = self;
         tokio::spawn(state.history.clone().run_sampler(state.metrics.clone(), stop.clone()));
-        let router = router(state.clone(), stop);
-        let mut connections = JoinSet::new();
-        loop {
-            let accepted = tokio::select! {
-                _ = &mut ended => break,
-                Some(_) = connections.join_next() => continue,
-                accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => accepted,
-            };
-            let Ok((socket, peer)) = accepted else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            // The current certificates: a reload applies to new connections.
-            let tls = if secure { state.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
-            let connected_to = socket.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
-            let client = ClientInfo { client: peer.ip(), secure: tls.is_some(), connected_to };
-            let router = router.clone();
-            connections.spawn(async move {
-                match tls {
-                    None => serve_connection(socket, router, client).await,
-                    Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.accept(socket)).await {
-                        Ok(Ok(socket)) => serve_connection(socket, router, client).await,
-                        Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection to the admin port"),
-                        Err(_) => tracing::debug!(%peer, "the TLS handshake with the admin port took too long"),
-                    },
-                }
-            });
-        }
-        connections.shutdown().await;
+        let handler = AdminConnections { router: router(state.clone(), stop), live: state.live.clone(), secure };
+        let ended = async move { drop(ended.await) };
+        accept_connections(listener, Arc::new(handler), MAX_CONNECTIONS, ended).await.shutdown().await;
     }
 }
 
-async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(socket: S, router: Router, client: ClientInfo) {
-    idle::serve(socket, |mut request| {
-        request.extensions_mut().insert(client);
-        let answer = router.clone().call(request);
-        async { answer.await.unwrap_or_else(|never| match never {}) }
-    })
-    .await;
+/// Serves the connections to the admin port.
+struct AdminConnections {
+    router: Router,
+    live: Arc<LiveConfig>,
+    secure: bool,
+}
+
+impl ConnectionHandler for AdminConnections {
+    fn tls(&self) -> Option<Arc<rustls::ServerConfig>> {
+        if self.secure { self.live.now().admin_tls.clone() } else { None }
+    }
+
+    async fn serve<S>(self: Arc<Self>, socket: S, connection: AcceptedConnection)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let AcceptedConnection { peer, local, is_secure, .. } = connection;
+        let client = ClientInfo { client: peer.ip(), secure: is_secure, connected_to: local };
+        idle::serve(socket, |mut request| {
+            request.extensions_mut().insert(client);
+            let answer = self.router.clone().call(request);
+            async { answer.await.unwrap_or_else(|never| match never {}) }
+        })
+        .await;
+    }
 }
 
 /// All routes of the port.

@@ -8,7 +8,9 @@ use std::{
 
 pub(crate) use ibid_tools::{
     describe::duration as duration_in_words,
-    format::{format_duration as format_exact_duration, format_size as format_exact_size, MAX_DURATION, parse_duration},
+    format::{
+        MAX_DURATION, format_duration as format_exact_duration, format_size as format_exact_size, parse_duration,
+    },
 };
 
 /// The last millisecond of the year 9999, the limit of RFC 3339.

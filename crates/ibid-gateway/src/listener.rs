@@ -46,8 +46,7 @@ pub(crate) struct AcceptedConnection {
 /// Accepts connections until `stop`, at most `max_connections` at a time; further ones wait in the system's backlog.
 /// Closes the listener and returns the connections that are still open.
 pub(crate) async fn accept_connections(
-    listener: TcpListener, handler: Arc<impl ConnectionHandler>, max_connections: usize,
-    stop: impl Future<Output = ()>,
+    listener: TcpListener, handler: Arc<impl ConnectionHandler>, max_connections: usize, stop: impl Future<Output = ()>,
 ) -> JoinSet<()> {
     let (mut connections, mut stop) = (JoinSet::new(), pin!(stop));
     let room = Arc::new(Semaphore::new(max_connections));

@@ -163,9 +163,8 @@ impl ServerState {
         }
     }
 
-    async fn serve_connection<S>(
-        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<ProxyClient>,
-    ) where
+    async fn serve_connection<S>(self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<ProxyClient>)
+    where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let interim = client.interim.clone();

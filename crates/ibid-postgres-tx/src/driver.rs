@@ -13,22 +13,36 @@ mod tokio_postgres_driver;
 /// An open transaction: `sqlx::Transaction<'_, Postgres>`, `tokio_postgres::Transaction<'_>` or deadpool's.
 ///
 /// Sealed, and implemented for nothing else: a write through a pool or a bare connection would commit by itself.
-pub trait Transaction: sealed::StatementExecutor {}
+pub trait Transaction: sealed::Sealed + Send {
+    /// Runs one statement and returns its rows. `values` has one value per parameter.
+    #[doc(hidden)]
+    fn query_rows<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> impl Future<Output = Result<Vec<SqlRow>, DriverError>> + Send + 'a;
+}
 
 /// A source of transactions: `sqlx::PgPool` or `deadpool_postgres::Pool`. Sealed.
-pub trait TxPool: sealed::ConnectionSource<Connection = Self::Conn> + Send + Sync {
+pub trait TxPool: sealed::Sealed + Send + Sync {
     /// The pool's connection type.
     type Conn: TxConnection;
+
+    /// Waits for a free connection.
+    #[doc(hidden)]
+    fn connection(&self) -> impl Future<Output = Result<Self::Conn, DriverError>> + Send;
 }
 
 /// A connection of a [`TxPool`]. Sealed.
-pub trait TxConnection: sealed::DiscardableConnection + Send + 'static {
+pub trait TxConnection: sealed::Sealed + Send + 'static {
     /// The connection's transaction type.
     type Tx<'c>: Transaction + sealed::TransactionEnd + Send;
 
     #[doc(hidden)]
     fn begin(&mut self, isolation: Option<Isolation>)
     -> impl Future<Output = Result<Self::Tx<'_>, DriverError>> + Send;
+
+    /// Closes the connection instead of returning it to its pool.
+    #[doc(hidden)]
+    fn discard(self);
 }
 
 /// Isolation level of a transaction: which commits of others it sees.
@@ -43,29 +57,10 @@ pub enum Isolation {
 }
 
 pub(crate) mod sealed {
-    use super::{DriverError, SqlRow, SqlValue};
+    use super::DriverError;
 
-    /// Runs statements.
-    pub trait StatementExecutor: Send {
-        /// Runs one statement and returns its rows. `values` has one value per parameter.
-        fn query_rows<'a>(
-            &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
-        ) -> impl Future<Output = Result<Vec<SqlRow>, DriverError>> + Send + 'a;
-    }
-
-    /// Provides connections.
-    pub trait ConnectionSource {
-        /// The connection type.
-        type Connection;
-        /// Waits for a free connection.
-        fn connection(&self) -> impl Future<Output = Result<Self::Connection, DriverError>> + Send;
-    }
-
-    /// A connection that can be closed instead of returned to its pool.
-    pub trait DiscardableConnection {
-        /// Closes the connection.
-        fn discard(self);
-    }
+    /// Implemented for the types of the supported drivers only.
+    pub trait Sealed {}
 
     /// Ends a transaction.
     pub trait TransactionEnd: Sized {
@@ -156,12 +151,23 @@ impl DriverError {
     }
 
     pub(crate) fn timed_out(what: &str) -> Self {
-        Self {
-            kind: DriverErrorKind::ConnectionLost,
-            code: None,
-            message: format!("no answer to {what} in time"),
-            source: None,
-        }
+        let message = format!("no answer to {what} in time");
+        Self { kind: DriverErrorKind::ConnectionLost, code: None, message, source: None }
+    }
+
+    /// Error of a driver. `reply` is the server's: whether it is an ERROR, which rolls back, its SQLSTATE and its message.
+    fn from_driver(
+        error: impl std::error::Error + Send + Sync + 'static, reply: Option<(bool, String, String)>,
+    ) -> Self {
+        let (kind, code, message) = match reply {
+            Some((is_error, code, message)) => {
+                let kind = if is_error { DriverErrorKind::RolledBack } else { DriverErrorKind::ConnectionLost };
+                let message = format!("{message} (SQLSTATE {code})");
+                (kind, Some(code), message)
+            }
+            None => (DriverErrorKind::ConnectionLost, None, error.to_string()),
+        };
+        Self { kind, code, message, source: Some(Box::new(error)) }
     }
 }
 
@@ -197,9 +203,8 @@ pub(crate) fn has_transient_sqlstate(error: &(dyn std::error::Error + 'static)) 
 }
 
 macro_rules! getters {
-    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
-        $($(#[$doc])*
-        pub(crate) fn $name(&self, at: usize) -> Result<Option<$type>, DriverError> {
+    ($($name:ident: $type:ty;)*) => {
+        $(pub(crate) fn $name(&self, at: usize) -> Result<Option<$type>, DriverError> {
             match &self.0 {
                 #[cfg(feature = "sqlx")]
                 DriverRow::Sqlx(row) => sqlx_driver::column(row, at),
@@ -220,16 +225,11 @@ impl SqlRow {
         boolean: bool;
         text: String;
         texts: Vec<String>;
+        byte_vec: Vec<u8>;
     }
 
     pub(crate) fn bytea(&self, at: usize) -> Result<Option<Bytes>, DriverError> {
-        let found: Option<Vec<u8>> = match &self.0 {
-            #[cfg(feature = "sqlx")]
-            DriverRow::Sqlx(row) => sqlx_driver::column(row, at)?,
-            #[cfg(feature = "tokio-postgres")]
-            DriverRow::TokioPostgres(row) => tokio_postgres_driver::column(row, at)?,
-        };
-        Ok(found.map(Bytes::from))
+        Ok(self.byte_vec(at)?.map(Bytes::from))
     }
 
     /// Rejects NULL.

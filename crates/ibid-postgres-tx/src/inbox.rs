@@ -35,8 +35,7 @@ use ibid::inbox::{InboxEvent, RedeliveryBackoff};
 use tokio::time::timeout;
 
 use crate::driver::{
-    DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxConnection, TxPool,
-    sealed::{StatementExecutor, TransactionEnd},
+    DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed::TransactionEnd,
 };
 
 pub use self::handle::{TxEventFailure, TxEventOutcome};

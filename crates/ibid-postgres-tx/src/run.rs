@@ -15,6 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use data_encoding::HEXLOWER;
 use http::{Response, header};
 use ibid::{
     FingerprintComparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
@@ -28,8 +29,8 @@ use crate::{
     claim_outcome::{CLAIM_SQL, StoredAnswer, TxClaimOutcome},
     complete::{AnswerWrite, clamp_micros},
     driver::{
-        DriverError, DriverErrorKind, SqlValue, TxConnection, TxPool, has_transient_sqlstate,
-        sealed::{DiscardableConnection as _, StatementExecutor as _, TransactionEnd as _},
+        DriverError, DriverErrorKind, SqlValue, Transaction as _, TxConnection, TxPool, has_transient_sqlstate,
+        sealed::TransactionEnd as _,
     },
     error::{TxBoxError, TxError},
 };
@@ -82,8 +83,7 @@ impl TxOutcome {
             RecordBody::Digest { length, sha256 } => {
                 let json = http::HeaderValue::from_static("application/json");
                 response.headers_mut().insert(header::CONTENT_TYPE, json);
-                let hex: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
-                format!("{{\"length\":{length},\"sha256\":\"{hex}\"}}").into()
+                format!("{{\"length\":{length},\"sha256\":\"{}\"}}", HEXLOWER.encode(&sha256)).into()
             }
             RecordBody::None => Bytes::new(),
         };

@@ -6,13 +6,17 @@
 
 use std::{
     fmt, io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use rustls::ClientConfig;
+use rustls::{
+    ClientConfig, ConfigBuilder, RootCertStore,
+    client::WantsClientCert,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
 use sha2::{Digest, Sha256};
 
 /// Interval at which the files are checked between connections, so that a change is logged soon after it is made.
@@ -27,12 +31,12 @@ pub(crate) struct TlsPaths {
 
 /// Contents of the files, or the error of reading them.
 pub(crate) struct TlsMaterial {
-    pub(crate) ca: Option<TlsFile>,
-    pub(crate) cert: Option<TlsFile>,
-    pub(crate) key: Option<TlsFile>,
+    ca: Option<TlsFile>,
+    cert: Option<TlsFile>,
+    key: Option<TlsFile>,
 }
 
-pub(crate) struct TlsFile {
+struct TlsFile {
     path: PathBuf,
     contents: io::Result<Vec<u8>>,
 }
@@ -128,6 +132,33 @@ impl TlsPaths {
 }
 
 impl TlsMaterial {
+    /// Returns the certificates that verify the server: those in the file, or those of the system. `option` names the
+    /// file in the URL.
+    pub(crate) fn root_certificates(&self, option: &str) -> Result<RootCertStore, String> {
+        let mut roots = RootCertStore::empty();
+        match &self.ca {
+            Some(ca) => {
+                for certificate in ca.certificates()? {
+                    roots.add(certificate).map_err(|error| ca.unusable(error))?;
+                }
+            }
+            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+        }
+        if roots.is_empty() {
+            return Err(format!("there is no certificate authority to trust; name a file with {option}=FILE"));
+        }
+        Ok(roots)
+    }
+
+    /// Adds the client certificate, if there is one.
+    pub(crate) fn with_client_certificate(
+        &self, config: ConfigBuilder<ClientConfig, WantsClientCert>,
+    ) -> Result<ClientConfig, String> {
+        let (Some(cert), Some(key)) = (&self.cert, &self.key) else { return Ok(config.with_no_client_auth()) };
+        let secret = PrivateKeyDer::from_pem_slice(key.bytes()?).map_err(|error| key.unusable(error))?;
+        config.with_client_auth_cert(cert.certificates()?, secret).map_err(|error| cert.unusable(error))
+    }
+
     /// Identifies the contents without keeping a copy of the private key.
     fn hash(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
@@ -148,14 +179,20 @@ impl TlsMaterial {
 }
 
 impl TlsFile {
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    fn bytes(&self) -> Result<&[u8], String> {
+        self.contents.as_deref().map_err(|error| self.unusable(error))
     }
 
-    /// # Errors
-    /// Returns the error of reading the file.
-    pub(crate) fn bytes(&self) -> Result<&[u8], &io::Error> {
-        self.contents.as_deref()
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, String> {
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(self.bytes()?).collect();
+        match found.map_err(|error| self.unusable(error))? {
+            none if none.is_empty() => Err(self.unusable("it holds no certificate in PEM form")),
+            some => Ok(some),
+        }
+    }
+
+    fn unusable(&self, error: impl fmt::Display) -> String {
+        format!("{} cannot be used: {error}", self.path.display())
     }
 }
 

@@ -26,8 +26,7 @@
 //! ```
 
 use std::{
-    collections::HashSet,
-    fmt, io,
+    fmt, io, mem,
     path::Path,
     sync::{
         Arc,
@@ -39,19 +38,21 @@ use std::{
 
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
-    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+    Store, StoreAdmin, StoreError, StoreFuture, SweepResult, transitions,
 };
-use tokio::{sync::oneshot, time::timeout};
+use tokio::sync::oneshot;
 
 use self::{
     clock::StoreClock,
     compactor::Compactor,
-    entry::{LogEntryPhase, UnixMicros, micros},
+    entry::UnixMicros,
+    format::MAIN_LANE,
+    lane::LaneTail,
     log::{STORE_NAME, SharedLog, store_error},
     quota_counters::QuotaCounters,
     recovery::{RecoveredLog, RecoveryMode, repair},
-    segments::{LogLimits, LogSegment, SegmentError, SegmentSet},
-    writer::{EntryChange, LogTail, LogWriter, WriterCall, WriterReply, WriterRequest},
+    segments::{LogLimits, SegmentError, SegmentSet},
+    writer::{EntryChange, LogWriter, WriterCall, WriterReply, WriterRequest},
 };
 pub use self::{
     clock::TimeSource,
@@ -64,11 +65,11 @@ pub use self::{
 mod admin;
 mod clock;
 mod compactor;
-mod decisions;
 mod disk;
 mod entry;
 mod format;
 mod index;
+mod lane;
 mod log;
 mod maintenance;
 mod quota_counters;
@@ -180,32 +181,26 @@ impl Embedded {
     /// As [`Self::open`].
     pub fn open_on(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
-        let OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report } =
-            recover_log(disk.clone(), options)?;
+        let (log, mut recovered) = recover_log(disk.clone(), options)?;
+        let report = mem::take(&mut recovered.report);
         warn_overdue(&report.overdue_claims);
-        let log = Arc::new(log);
-        let counts = QuotaCounters::open(log.clone(), disk, found.opened_at);
-        let mut keeper = Compactor::new(log.clone(), cold + 1, covered);
-        keeper.compact_before_start();
-        let tail = match (log.segments.prepare_segment(format::MAIN_LANE, log.position(), None), any) {
-            (Ok(segment), _) => LogTail::new(segment, log.position().sequence + 1),
+        let quotas = QuotaCounters::open(log.clone(), disk, recovered.opened_at);
+        let mut compactor = Compactor::new(log.clone(), &recovered);
+        compactor.compact_before_start();
+        let position = log.position();
+        let tail = match (log.segments.prepare_segment(MAIN_LANE, position, None), recovered.segments.first()) {
+            (Ok(segment), _) => LaneTail::new(MAIN_LANE, segment, position.sequence + 1),
             // Without free space the store serves replays, and accepts claims again once there is room.
-            (Err(_), Some(any)) => LogTail::full(any),
+            (Err(_), Some(any)) => LaneTail::full(MAIN_LANE, any.clone()),
             (Err(SegmentError::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoSpace(full.to_string())),
         };
-        Self::start(log, keeper, tail, found, report, counts, lock)
-    }
-
-    fn start(
-        log: Arc<SharedLog>, keeper: Compactor, tail: LogTail, found: writer::WriterStart, report: StoreReport,
-        counts: QuotaCounters, lock: Box<dyn fmt::Debug + Send + Sync>,
-    ) -> Result<Self, OpenError> {
-        let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
+        let compactor = thread::Builder::new().name("ibid-keeper".into()).spawn(move || compactor.run())?;
         let (queue, calls) = mpsc::channel();
+        // From here on, dropping the store ends its threads.
         let mut store =
-            Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, quotas: counts, _lock: lock };
-        let writer = LogWriter::new(log, calls, tail, found)?;
+            Self { log: log.clone(), queue: Some(queue), threads: vec![compactor], report, quotas, _lock: lock };
+        let writer = LogWriter::new(log, calls, tail, recovered)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
         Ok(store)
@@ -244,7 +239,8 @@ impl Embedded {
     /// Answers a claim that changes nothing from durable data, without the writer.
     fn claim_unchanged(&self, ask: &Arc<ClaimRequest>, now: UnixMicros) -> Result<Option<ClaimOutcome>, StoreError> {
         let current = self.log.load(&ask.address)?;
-        let (answer, granted) = decisions::claim(current.as_deref(), ask, Fence::UNSEEN, now);
+        let current = current.as_deref().map(|current| &current.entry);
+        let (answer, granted) = transitions::claim(current, ask, Fence::UNSEEN, now);
         Ok(granted.is_none().then_some(answer))
     }
 }
@@ -267,47 +263,16 @@ impl Store for Embedded {
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-        StoreFuture::boxed(async move {
-            let clock = &self.log.clock;
-            let deadline = clock.now().saturating_add(micros(limit));
-            loop {
-                let (waiters, lapses) = {
-                    let now = clock.now();
-                    let mut shard = self.log.index.shard(at);
-                    let running = shard.running_entries.get(at).and_then(|entry| entry.running_lease_end(seen, now));
-                    let Some(lapses) = running else { return Ok(()) };
-                    (shard.waiters.entry(*at).or_default().clone(), lapses)
-                };
-                // `notify_waiters` reaches only a `Notified` that exists already, so check once more after creating it.
-                let notified = waiters.notified();
-                tokio::pin!(notified);
-                notified.as_mut().enable();
-                if !self.log.index.shard(at).is_listed(at, &waiters) {
-                    return Ok(());
-                }
-                let silence = Duration::from_micros(lapses.min(deadline).saturating_sub(clock.now()));
-                let woken = timeout(silence, notified).await.is_ok();
-                let mut shard = self.log.index.shard(at);
-                // Two references: the table's and this one. The last waiter removes the table's entry, unless that now
-                // belongs to waiters of the next holder.
-                if Arc::strong_count(&waiters) == 2 && shard.is_listed(at, &waiters) {
-                    shard.waiters.remove(at);
-                }
-                if woken || clock.now() >= deadline {
-                    return Ok(());
-                }
-            }
-        })
+        let index = &self.log.index;
+        StoreFuture::boxed(index.waits.wait(at, seen, limit, move || async move {
+            let now = self.log.clock.now();
+            Ok(index.shard(at).running_entries.get(at).and_then(|entry| entry.runs_for(seen, now)))
+        }))
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         let now = self.log.clock.now();
-        let found = self.log.load(at).map(|entry| {
-            entry
-                .filter(|entry| entry.is_live(now) && entry.phase != LogEntryPhase::Released)
-                .map(|entry| entry.claim_outcome(now))
-        });
-        StoreFuture::ready(found)
+        StoreFuture::ready(self.log.load(at).map(|entry| entry.and_then(|entry| entry.read(now))))
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
@@ -356,43 +321,16 @@ impl fmt::Debug for Embedded {
     }
 }
 
-/// A log that was read and repaired, before anything is written to it.
-struct OpenedLog {
-    log: SharedLog,
-    any_segment: Option<Arc<LogSegment>>,
-    writer_start: writer::WriterStart,
-    cold_sequence: u64,
-    covered: HashSet<u32>,
-    report: StoreReport,
-}
-
-fn recover_log(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<OpenedLog, OpenError> {
+/// Reads and repairs the log, before anything is written to it.
+fn recover_log(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<(Arc<SharedLog>, RecoveredLog), OpenError> {
     let now = StoreClock::new(options.time.clone(), 0).now();
     let (mut recovered, unsealed) = RecoveredLog::read(&*disk, now, RecoveryMode::UseSnapshot)?;
     repair(&*disk, &mut recovered, unsealed)?;
-    let RecoveredLog {
-        index,
-        segments,
-        store_id: store,
-        next_id,
-        sequences,
-        version,
-        opened_at: opened,
-        last_log_time: seen,
-        highest_fence: fences,
-        snapshot_segments: covered,
-        last_written: last,
-        renewed,
-        report,
-    } = recovered;
-    let store = store.map_or_else(random_bytes, Ok)?;
-    let any = segments.first().cloned();
-    let segments = SegmentSet::new(disk, options.limits(), store, segments, next_id);
-    let synced = options.durability == Durability::Power;
-    let [main, cold] = sequences;
-    let log = SharedLog::new(index, segments, StoreClock::new(options.time, seen), synced, (main, fences, version));
-    let found = writer::WriterStart { opened_at: opened, version, last_written: last, renewed };
-    Ok(OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report })
+    let store_id = recovered.store_id.map_or_else(random_bytes, Ok)?;
+    let segments = SegmentSet::new(disk, options.limits(), store_id, recovered.segments.clone(), recovered.next_id);
+    let clock = StoreClock::new(options.time, recovered.last_log_time);
+    let log = SharedLog::new(&mut recovered, segments, clock, options.durability == Durability::Power);
+    Ok((Arc::new(log), recovered))
 }
 
 /// Logs the unfinished claims whose ttl ended while the store was closed.

@@ -10,24 +10,31 @@
 //! [`StoreConfig`] describes a complete setup: one store or two tiered stores, an optional local cache of completed
 //! answers, and optional encryption.
 
+#[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod local_cache;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "seal")]
 pub mod seal;
 pub mod tiered;
 
+#[cfg(unix)]
 pub use lock::ProcessLock;
 pub use remote::RemoteOptions;
 pub use store_config::{OpenedStore, StoreConfig, StoreConfigError, StoreMember, StoreOptions, StoreRole};
-pub use url::{ServerUrl, StoreKind, StoreUrl, UrlError, open, parse_size};
+pub use url::{ServerUrl, StoreKind, StoreSetupError, StoreUrl, UrlError, open, parse_size};
+
+#[cfg(all(feature = "embedded", not(unix)))]
+compile_error!("the feature \"embedded\" of ibid-stores needs Unix");
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod breaker;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod certificates;
+#[cfg(unix)]
 mod lock;
 mod remote;
 mod store_config;

@@ -56,7 +56,7 @@ impl LocalCache {
 
     async fn claim_at_store(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
         let visit = self.gates.visit(&ask.address);
-        let (_pass, stood_in_line) = visit.pass().await;
+        let (_pass, stood_in_line) = claim_limiter::pass(&visit).await;
         if stood_in_line && let Some(finished) = self.answers.find(&ask.address) {
             return Ok(ClaimOutcome::Completed(finished));
         }

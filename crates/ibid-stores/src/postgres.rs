@@ -31,7 +31,7 @@ use self::{
     url::PostgresUrl,
     waiters::PostgresWaiters,
 };
-use crate::{local_cache::AnswerCache, remote::RemoteOptions};
+use crate::{StoreSetupError, local_cache::AnswerCache, remote::RemoteOptions};
 
 mod admin;
 mod batcher;
@@ -60,12 +60,9 @@ pub struct Postgres {
     tasks: [AbortHandle; 2],
 }
 
-/// Checks that a URL names a PostgreSQL store, without connecting.
-///
-/// # Errors
-/// Returns what is wrong with the URL, and what is allowed.
-pub fn check(url: &str) -> Result<(), String> {
-    url.parse::<PostgresUrl>().map(drop)
+/// Checks that a URL names a PostgreSQL store. Errors do not contain its password.
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
+    PostgresUrl::parse(url).map(drop)
 }
 
 impl Postgres {
@@ -73,17 +70,17 @@ impl Postgres {
     ///
     /// # Errors
     /// Returns an error if the URL, or a file that it names, cannot be used.
-    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
-        let place: PostgresUrl = url.parse()?;
+    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
+        let place = PostgresUrl::parse(url)?;
         let certificates = place.tls.reloading_config()?;
         let pool = PostgresPool::new(place, certificates, with.timeout);
         pool.wait_until_tried().await;
-        let waiting = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
-        let tasks = [tokio::spawn(waiting.clone().run_poller()), tokio::spawn(waiting.clone().run_listener())];
+        let (waiters, awaited) = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
+        let tasks = [tokio::spawn(waiters.clone().run_poller(awaited)), tokio::spawn(waiters.clone().run_listener())];
         Ok(Self {
             claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
             settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
-            waiters: waiting,
+            waiters,
             answer_cache: with.answer_cache,
             tasks: tasks.map(|task| task.abort_handle()),
             pool,
@@ -137,10 +134,7 @@ impl Store for Postgres {
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-        StoreFuture::boxed(async move {
-            self.waiters.wait(at, seen, limit).await;
-            Ok(())
-        })
+        StoreFuture::boxed(self.waiters.wait(at, seen, limit))
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {

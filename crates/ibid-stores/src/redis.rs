@@ -19,10 +19,7 @@ use ibid::store::{
 };
 use parking_lot::Mutex;
 use redis::Value;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::{task::JoinSet, time::sleep};
 
 use self::{
     admin::number_arg,
@@ -31,13 +28,12 @@ use self::{
     error::{STORE_NAME, corrupt_reply},
     key_names::KeyNames,
     pubsub::{PubSub, PubSubChannel},
-    replies::{fingerprint_bytes, summary_text},
+    replies::{ReplyParts, fingerprint_bytes, summary_text},
     scripts::{RedisScript, ScriptCall},
     topology::RedisTopology,
     url::RedisUrl,
-    waiters::ObservedLease,
 };
-use crate::{breaker::with_jitter, remote::RemoteOptions};
+use crate::{StoreSetupError, breaker::with_jitter, remote::RemoteOptions};
 
 mod admin;
 mod checks;
@@ -52,7 +48,6 @@ mod sentinel;
 mod server;
 mod topology;
 mod url;
-mod waiters;
 
 /// Poll interval of waiters while they are subscribed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -62,15 +57,13 @@ const POLL_INTERVAL_UNSUBSCRIBED: Duration = Duration::from_millis(200);
 const MAX_DURATION_US: u64 = 1_500_000_000_000_000;
 /// Upper limit of fences that Lua counts exactly.
 const MAX_FENCE: u64 = 1 << 52;
-/// Maximum duration of a wait, so that adding it does not overflow the clock.
-const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// A store on Redis that many processes share.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), String> {
+/// # async fn example() -> Result<(), ibid_stores::StoreSetupError> {
 /// use ibid_stores::{RemoteOptions, redis::Redis};
 ///
 /// let store = Redis::open("redis://127.0.0.1:6379/0", RemoteOptions::default()).await?;
@@ -95,11 +88,11 @@ impl Redis {
     ///
     /// # Errors
     /// Returns an error if the URL, the prefix or a certificate is invalid.
-    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
+    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
         let place = RedisUrl::parse(url)?;
         let names = Arc::new(KeyNames::new(&with.prefix)?);
         if with.timeout.is_zero() {
-            return Err("the deadline of a call is zero; write one such as 500ms".into());
+            return Err("the deadline of a call is zero; write one such as 500ms".to_owned().into());
         }
         let dialer = Arc::new(RedisConnector::new(place, with.timeout)?);
         let nodes = Arc::new(RedisTopology::new(dialer));
@@ -136,11 +129,8 @@ impl Redis {
     }
 }
 
-/// Checks that a URL names a Redis store, without connecting.
-///
-/// # Errors
-/// Returns what is wrong with the URL, without its password.
-pub fn check(url: &str) -> Result<(), String> {
+/// Checks that a URL names a Redis store. Errors do not contain its password.
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
     RedisUrl::parse(url).map(drop)
 }
 
@@ -194,20 +184,6 @@ impl RedisInner {
         }
     }
 
-    async fn claim(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
-        let mut call = self.call(&scripts::CLAIM, &ask.address, self.wait_replicas > 0);
-        let over = ask.take_over.map(|fence| fence.to_string()).unwrap_or_default();
-        call.args.extend([
-            Bytes::copy_from_slice(&ask.token.0),
-            micros_arg(ask.lease),
-            micros_arg(ask.ttl),
-            over.into(),
-        ]);
-        call.args.extend([fingerprint_bytes(&ask.fingerprint), ask.tags.as_bytes().clone(), ask.label.clone()]);
-        let answer = self.run_replicated(&call, |answer| has_tag(answer, b"G")).await?;
-        replies::parse_claim_outcome(answer, Some(ask))
-    }
-
     /// Builds a call of a script about a lease, with the arguments for restoring the entry.
     fn lease_script_call(
         &self, script: &'static RedisScript, lease: &Lease, replicated: bool,
@@ -229,123 +205,38 @@ impl RedisInner {
         Ok(call)
     }
 
-    async fn extend(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
-        let mut call = self.lease_script_call(&scripts::EXTEND, lease, false)?;
-        call.args.push(micros_arg(hold));
-        replies::parse_settle_outcome(self.run(&call).await?)
-    }
-
-    async fn settle(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
-        let completes = matches!(end, Settlement::Complete { .. });
-        let mut call = self.lease_script_call(&scripts::SETTLE, lease, completes && self.wait_replicas > 0)?;
-        call.args.extend(settlement_args(end));
-        let answer = if completes {
-            self.run_replicated(&call, |answer| has_tag(answer, b"H") || has_tag(answer, b"R")).await?
-        } else {
-            self.run(&call).await?
-        };
-        replies::parse_settle_outcome(answer)
-    }
-
-    async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
-        match self.run(&self.call(&scripts::GET, at, false)).await? {
-            Value::Nil => Ok(None),
-            found => replies::parse_claim_outcome(found, None).map(Some),
-        }
-    }
-
-    async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
-        let completes = matches!(end, Settlement::Complete { .. });
-        let mut call = self.call(&scripts::RESOLVE, at, completes && self.wait_replicas > 0);
+    /// Builds a call of a script that changes the entry of the holder `seen`.
+    fn admin_script_call(
+        &self, script: &'static RedisScript, at: &Address, seen: Fence, replicated: bool,
+    ) -> ScriptCall {
+        let mut call = self.call(script, at, replicated);
         call.args.push(number_arg(seen.0));
+        call
+    }
+
+    async fn run_change(&self, call: ScriptCall) -> Result<SettleOutcome, StoreError> {
+        replies::parse_settle_outcome(self.run(&call).await?)
+    }
+
+    /// Runs a settlement. A completed answer must reach the replicas.
+    async fn run_settlement(&self, mut call: ScriptCall, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         call.args.extend(settlement_args(end));
-        let answer = if completes {
-            self.run_replicated(&call, |answer| has_tag(answer, b"H")).await?
-        } else {
-            self.run(&call).await?
-        };
-        replies::parse_settle_outcome(answer)
-    }
-
-    async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {
-        let mut call = self.call(&scripts::FORGET, at, false);
-        call.args.push(number_arg(seen.0));
-        replies::parse_settle_outcome(self.run(&call).await?)
-    }
-
-    async fn replace(&self, at: &Address, seen: Fence, record: Bytes) -> Result<SettleOutcome, StoreError> {
-        let mut call = self.call(&scripts::REPLACE, at, false);
-        call.args.extend([number_arg(seen.0), record]);
-        replies::parse_settle_outcome(self.run(&call).await?)
-    }
-
-    async fn wait(&self, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
-        let deadline = Instant::now() + limit.min(MAX_WAIT);
-        let bucket = at.0[0];
-        let seat = self.pubsub.waiters.register(at, seen);
-        let _listener = self.pubsub.register_listener(bucket);
-        loop {
-            let heard =
-                timeout_at(deadline, self.pubsub.ensure_subscribed(bucket, PubSubChannel::Wake)).await.unwrap_or(false);
-            let bell = seat.watch.changed.notified();
-            tokio::pin!(bell);
-            bell.as_mut().enable();
-            if seat.watch.has_ended() {
-                return Ok(());
-            }
-            let polled = if heard { POLL_INTERVAL } else { POLL_INTERVAL_UNSUBSCRIBED };
-            let Ok(mut learned) = timeout_at(deadline, seat.watch.observed.lock()).await else { return Ok(()) };
-            let (now, epoch) = (Instant::now(), self.pubsub.waiters.epoch());
-            let known = learned.filter(|known| {
-                known.epoch == epoch && now < known.lease_until && now < known.observed_at + polled / 2
-            });
-            let until = match known {
-                Some(known) => known.lease_until,
-                None => match self.remaining_lease(at, seen).await? {
-                    Some(left) => {
-                        let until = now + left.min(MAX_WAIT);
-                        *learned = Some(ObservedLease { observed_at: now, lease_until: until, epoch });
-                        until
-                    }
-                    None => {
-                        drop(learned);
-                        self.pubsub.waiters.notify_ended(at, seen);
-                        return Ok(());
-                    }
-                },
-            };
-            drop(learned);
-            let next_look = (Instant::now() + with_jitter(polled)).min(until).min(deadline);
-            let _ = timeout_at(next_look, bell).await;
-            if seat.watch.has_ended() || Instant::now() >= deadline {
-                return Ok(());
-            }
+        if !matches!(end, Settlement::Complete { .. }) {
+            return self.run_change(call).await;
         }
+        let changed = |answer: &Value| has_tag(answer, b"H") || has_tag(answer, b"R");
+        replies::parse_settle_outcome(self.run_replicated(&call, changed).await?)
     }
 
-    async fn reserve(&self, who: &Address, n: u64, window: Duration) -> Result<CounterUsage, StoreError> {
-        let millis = window.as_millis().clamp(1, u128::from(MAX_DURATION_US / 1000)) as u64;
-        let call = ScriptCall {
-            script: &scripts::RESERVE,
-            bucket: who.0[0],
-            keys: vec![self.key_names.quota_key(who)],
-            args: vec![number_arg(n.min(MAX_FENCE)), number_arg(millis)],
-        };
-        let Value::Array(parts) = self.run(&call).await? else { return Err(corrupt_reply("no list")) };
-        match parts[..] {
-            [Value::Int(total), Value::Int(left)] => Ok(CounterUsage {
-                total: total.max(0).unsigned_abs(),
-                resets_in: Duration::from_millis(left.max(1).unsigned_abs()),
-            }),
-            _ => Err(corrupt_reply("no two numbers")),
-        }
+    /// Whether a settlement waits for replicas.
+    fn is_replicated(&self, end: &Settlement) -> bool {
+        matches!(end, Settlement::Complete { .. }) && self.wait_replicas > 0
     }
 
     /// Returns the remaining lease of `seen`, or `None` if it no longer runs. The script also requests a message at its
     /// settlement.
     async fn remaining_lease(&self, at: &Address, seen: Fence) -> Result<Option<Duration>, StoreError> {
-        let mut call = self.call(&scripts::WAIT, at, false);
-        call.args.push(number_arg(seen.0));
+        let call = self.admin_script_call(&scripts::WAIT, at, seen, false);
         match self.run(&call).await? {
             Value::Int(-1) => Ok(None),
             Value::Int(left) => Ok(Some(Duration::from_micros(left.max(0).unsigned_abs()) + Duration::from_millis(1))),
@@ -361,13 +252,13 @@ fn has_tag(answer: &Value, tag: &[u8]) -> bool {
 fn settlement_args(end: &Settlement) -> [Bytes; 6] {
     let none = Bytes::new;
     match end {
-        Settlement::Complete { failed, record, summary: outline, ttl: keep } => {
+        Settlement::Complete { failed, record, summary, ttl } => {
             let failed = if *failed { "1" } else { "0" };
-            ["c".into(), micros_arg(*keep), number_arg(0), failed.into(), record.clone(), summary_text(outline).into()]
+            ["c".into(), micros_arg(*ttl), number_arg(0), failed.into(), record.clone(), summary_text(summary).into()]
         }
         Settlement::Release => ["r".into(), number_arg(0), number_arg(0), "0".into(), none(), none()],
-        Settlement::Park { ttl: keep, retry_in } => {
-            ["p".into(), micros_arg(*keep), micros_arg(*retry_in), "0".into(), none(), none()]
+        Settlement::Park { ttl, retry_in } => {
+            ["p".into(), micros_arg(*ttl), micros_arg(*retry_in), "0".into(), none(), none()]
         }
     }
 }
@@ -378,23 +269,57 @@ fn micros_arg(duration: Duration) -> Bytes {
 
 impl Store for Redis {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
-        StoreFuture::boxed(self.inner.claim(ask))
+        StoreFuture::boxed(async move {
+            let mut call = self.inner.call(&scripts::CLAIM, &ask.address, self.inner.wait_replicas > 0);
+            let over = ask.take_over.map(|fence| fence.to_string()).unwrap_or_default();
+            call.args.extend([
+                Bytes::copy_from_slice(&ask.token.0),
+                micros_arg(ask.lease),
+                micros_arg(ask.ttl),
+                over.into(),
+            ]);
+            call.args.extend([fingerprint_bytes(&ask.fingerprint), ask.tags.as_bytes().clone(), ask.label.clone()]);
+            let answer = self.inner.run_replicated(&call, |answer| has_tag(answer, b"G")).await?;
+            replies::parse_claim_outcome(answer, Some(ask))
+        })
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.inner.extend(lease, hold))
+        StoreFuture::boxed(async move {
+            let mut call = self.inner.lease_script_call(&scripts::EXTEND, lease, false)?;
+            call.args.push(micros_arg(hold));
+            self.inner.run_change(call).await
+        })
     }
 
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.inner.settle(lease, end))
+        StoreFuture::boxed(async move {
+            let call = self.inner.lease_script_call(&scripts::SETTLE, lease, self.inner.is_replicated(end))?;
+            self.inner.run_settlement(call, end).await
+        })
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-        StoreFuture::boxed(self.inner.wait(at, seen, limit))
+        let (inner, bucket) = (&*self.inner, at.0[0]);
+        let check = move || async move {
+            let heard = inner.pubsub.ensure_subscribed(bucket, PubSubChannel::Wake).await;
+            let polled = if heard { POLL_INTERVAL } else { POLL_INTERVAL_UNSUBSCRIBED };
+            let left = inner.remaining_lease(at, seen).await?;
+            Ok(left.map(|left| left.min(with_jitter(polled))))
+        };
+        StoreFuture::boxed(async move {
+            let _listener = inner.pubsub.register_listener(bucket);
+            inner.pubsub.waits.wait(at, seen, limit, check).await
+        })
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
-        StoreFuture::boxed(self.inner.get(at))
+        StoreFuture::boxed(async move {
+            match self.inner.run(&self.inner.call(&scripts::GET, at, false)).await? {
+                Value::Nil => Ok(None),
+                found => replies::parse_claim_outcome(found, None).map(Some),
+            }
+        })
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
@@ -421,15 +346,18 @@ impl StoreAdmin for Redis {
     }
 
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.inner.resolve(at, seen, end))
+        let call = self.inner.admin_script_call(&scripts::RESOLVE, at, seen, self.inner.is_replicated(end));
+        StoreFuture::boxed(self.inner.run_settlement(call, end))
     }
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.inner.forget(at, seen))
+        StoreFuture::boxed(self.inner.run_change(self.inner.admin_script_call(&scripts::FORGET, at, seen, false)))
     }
 
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.inner.replace(at, seen, record))
+        let mut call = self.inner.admin_script_call(&scripts::REPLACE, at, seen, false);
+        call.args.push(record);
+        StoreFuture::boxed(self.inner.run_change(call))
     }
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
@@ -439,7 +367,18 @@ impl StoreAdmin for Redis {
 
 impl Counters for Redis {
     fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
-        StoreFuture::boxed(self.inner.reserve(who, n, window))
+        let millis = window.as_millis().clamp(1, u128::from(MAX_DURATION_US / 1000)) as u64;
+        let call = ScriptCall {
+            script: &scripts::RESERVE,
+            bucket: who.0[0],
+            keys: vec![self.inner.key_names.quota_key(who)],
+            args: vec![number_arg(n.min(MAX_FENCE)), number_arg(millis)],
+        };
+        StoreFuture::boxed(async move {
+            let mut parts = ReplyParts::from_value(self.inner.run(&call).await?)?;
+            let (total, left) = (parts.number()?, parts.number()?.max(1));
+            Ok(CounterUsage { total, resets_in: Duration::from_millis(left) })
+        })
     }
 }
 

@@ -39,7 +39,7 @@ use ibid::{
 use self::format::{AssociatedData, SealedKind};
 pub use self::{
     format::{UnsealError, sealing_key_id},
-    keys::{SealKey, SealOptions, Sealer},
+    keys::{SealKey, SealKeyIdError, SealOptions, Sealer},
 };
 
 mod blind_index;
@@ -143,15 +143,9 @@ impl SealedStore {
     }
 
     fn seal_settlement(&self, at: &Address, fingerprint: &Fingerprint, attempt: u32, end: &Settlement) -> Settlement {
-        match end {
-            Settlement::Complete { failed, record, summary: outline, ttl: keep } => {
-                let place =
-                    AssociatedData { kind: SealedKind::Record, address: at, fingerprint, attempt, failed: *failed };
-                let record = self.sealer.seal(&place, record);
-                Settlement::Complete { failed: *failed, record, summary: *outline, ttl: *keep }
-            }
-            Settlement::Release | Settlement::Park { .. } => end.clone(),
-        }
+        let failed = matches!(end, Settlement::Complete { failed: true, .. });
+        let place = AssociatedData { kind: SealedKind::Record, address: at, fingerprint, attempt, failed };
+        end.map_record(|record| self.sealer.seal(&place, record))
     }
 
     /// Decrypts the outcome of a claim or read.

@@ -15,10 +15,11 @@ use ibid::{Observer, store::Store};
 
 #[cfg(all(feature = "redis", feature = "postgres"))]
 use self::postgres_generation::PostgresGeneration;
+#[cfg(feature = "seal")]
+use crate::seal::{SealedStore, Sealer};
 use crate::{
-    RemoteOptions, StoreKind, StoreUrl,
+    RemoteOptions, StoreKind, StoreSetupError, StoreUrl,
     local_cache::{AnswerCache, LocalCache},
-    seal::{SealedStore, Sealer},
 };
 #[cfg(all(feature = "redis", feature = "postgres"))]
 use crate::{
@@ -59,6 +60,7 @@ pub struct StoreConfig {
     stores: StoreTopology,
     remote: RemoteOptions,
     local_cache: LocalCacheMode,
+    #[cfg(feature = "seal")]
     sealer: Option<Sealer>,
 }
 
@@ -85,6 +87,7 @@ enum LocalCacheMode {
 pub struct OpenedStore {
     /// The complete store, including local cache and encryption.
     pub store: Arc<dyn Store>,
+    #[cfg(feature = "seal")]
     /// The encrypting layer, used to re-encrypt stored data under another key. `None` if encryption is off.
     pub sealed: Option<Arc<SealedStore>>,
     /// The underlying stores, for status reports. The authority comes last.
@@ -176,10 +179,12 @@ impl StoreConfig {
             stores,
             remote: RemoteOptions { prefix, timeout, wait_replicas, answer_cache: None },
             local_cache: near,
+            #[cfg(feature = "seal")]
             sealer: None,
         })
     }
 
+    #[cfg(feature = "seal")]
     /// Encrypts everything that the stores persist. The local cache holds plain text, in this process only.
     #[must_use]
     pub fn with_sealer(mut self, sealing: Option<Sealer>) -> Self {
@@ -200,7 +205,7 @@ impl StoreConfig {
     ///
     /// # Errors
     /// Returns the reason if a store cannot be opened. An unreachable server is not an error; see [`StoreUrl::open`].
-    pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<OpenedStore, String> {
+    pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<OpenedStore, StoreSetupError> {
         let (copies, told) = match self.local_cache {
             LocalCacheMode::Disabled => (None, None),
             // An empty cache needs no invalidations.
@@ -234,10 +239,13 @@ impl StoreConfig {
                 (Arc::new(tiered), members)
             }
         };
-        let mut opened = match &self.sealer {
-            None => OpenedStore::plain(store),
-            Some(sealing) => OpenedStore::sealed(SealedStore::new(store, sealing.clone(), observer)),
-        };
+        let mut opened = OpenedStore::plain(store);
+        #[cfg(feature = "seal")]
+        if let Some(sealer) = &self.sealer {
+            opened = OpenedStore::sealed(SealedStore::new(opened.store, sealer.clone(), observer));
+        }
+        #[cfg(not(feature = "seal"))]
+        let _ = observer;
         opened.members = members;
         if let Some(copies) = copies {
             opened.store = Arc::new(LocalCache::new(opened.store, copies));
@@ -296,9 +304,16 @@ impl StoreRole {
 impl OpenedStore {
     /// Wraps a single store without encryption.
     pub fn plain(store: Arc<dyn Store>) -> Self {
-        Self { members: vec![StoreMember { store: store.clone(), role: StoreRole::Authority }], store, sealed: None }
+        let members = vec![StoreMember { store: store.clone(), role: StoreRole::Authority }];
+        Self {
+            members,
+            store,
+            #[cfg(feature = "seal")]
+            sealed: None,
+        }
     }
 
+    #[cfg(feature = "seal")]
     /// Wraps a single encrypted store.
     pub fn sealed(sealed: SealedStore) -> Self {
         let sealed = Arc::new(sealed);

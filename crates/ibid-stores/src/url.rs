@@ -1,20 +1,20 @@
-//! Parses store URLs and opens the stores they name. A new store is added to [`StoreUrl`]'s `FromStr` and to
-//! [`SUPPORTED_SCHEMES`].
+//! Parses store URLs and opens the stores they name. [`STORES`] lists them.
 //!
 //! Invariant: neither `Debug` nor errors reveal the password in a URL.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+#[cfg(feature = "embedded")]
+use std::path::PathBuf;
+use std::{fmt, str::FromStr, sync::Arc};
 
 use ibid::store::{Memory, MemoryLimits, Store};
 
+use crate::RemoteOptions;
+#[cfg(feature = "embedded")]
+use crate::embedded::{Durability, Embedded, EmbeddedOptions};
 #[cfg(feature = "postgres")]
 use crate::postgres::{self, Postgres};
 #[cfg(feature = "redis")]
 use crate::redis::{self, Redis};
-use crate::{
-    RemoteOptions,
-    embedded::{Durability, Embedded, EmbeddedOptions},
-};
 
 /// A store URL that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,13 +35,31 @@ pub enum UrlError {
         why: String,
     },
     /// The store cannot be opened.
-    #[error("{url:?} cannot be opened: {why}")]
+    #[error("{url:?} cannot be opened: {source}")]
     OpenFailed {
         /// The URL, without its password.
         url: String,
         /// The cause of the failure.
-        why: String,
+        source: StoreSetupError,
     },
+}
+
+/// Why a store cannot be set up: what is wrong with a setting, file or database, and what is allowed. It contains no
+/// password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StoreSetupError(String);
+
+impl From<String> for StoreSetupError {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+impl From<StoreSetupError> for String {
+    fn from(error: StoreSetupError) -> Self {
+        error.0
+    }
 }
 
 /// A parsed and validated store URL. The store is not open yet.
@@ -50,6 +68,7 @@ pub enum StoreUrl {
     /// In this process's memory.
     Memory(MemoryLimits),
     /// In files on this machine.
+    #[cfg(feature = "embedded")]
     Embedded(PathBuf, EmbeddedOptions),
     /// A Redis server, a primary behind sentinels, or a cluster.
     #[cfg(feature = "redis")]
@@ -76,26 +95,38 @@ pub enum StoreKind {
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl(String);
 
-const SUPPORTED_SCHEMES: &[&str] = &[
-    "memory:",
-    "embedded:",
-    #[cfg(feature = "redis")]
-    "redis://",
-    #[cfg(feature = "redis")]
-    "rediss://",
-    #[cfg(feature = "redis")]
-    "redis+sentinel://",
-    #[cfg(feature = "redis")]
-    "redis+cluster://",
-    #[cfg(feature = "postgres")]
-    "postgres://",
-];
-
-struct UrlParts<'a> {
-    /// The part after the scheme's colon, without the query.
-    path: &'a str,
-    options: Vec<(&'a str, &'a str)>,
+/// A kind of store: the schemes of its URLs, as messages list them and as they are recognized, and its parser.
+struct StoreScheme {
+    listed: &'static str,
+    matches: fn(&str) -> bool,
+    parse: fn(&str) -> Result<StoreUrl, String>,
 }
+
+/// The stores of this build. A new store is a row here and a variant of [`StoreUrl`].
+const STORES: &[StoreScheme] = &[
+    StoreScheme { listed: "memory:", matches: |scheme| scheme == "memory", parse: parse_memory_url },
+    #[cfg(feature = "embedded")]
+    StoreScheme { listed: "embedded:", matches: |scheme| scheme == "embedded", parse: parse_embedded_url },
+    #[cfg(feature = "redis")]
+    StoreScheme {
+        listed: "redis:// rediss:// redis+sentinel:// redis+cluster://",
+        // The Redis store itself validates the variant and its options.
+        matches: |scheme| matches!(scheme.split('+').next(), Some("redis" | "rediss")),
+        parse: |url| {
+            require_double_slash(url, "redis://127.0.0.1:6379/0").and_then(|()| redis::check_url(url))?;
+            Ok(StoreUrl::Redis(ServerUrl(url.into())))
+        },
+    },
+    #[cfg(feature = "postgres")]
+    StoreScheme {
+        listed: "postgres://",
+        matches: |scheme| matches!(scheme, "postgres" | "postgresql"),
+        parse: |url| {
+            require_double_slash(url, "postgres://ibid@127.0.0.1/ibid").and_then(|()| postgres::check_url(url))?;
+            Ok(StoreUrl::Postgres(ServerUrl(url.into())))
+        },
+    },
+];
 
 /// Opens the store that a URL names, with default [`RemoteOptions`].
 ///
@@ -104,33 +135,18 @@ struct UrlParts<'a> {
 /// [`StoreUrl::open`].
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, UrlError> {
     let named: StoreUrl = url.parse()?;
-    named.open(&RemoteOptions::default()).await.map_err(|why| UrlError::OpenFailed { url: redact_url(url), why })
+    let opened = named.open(&RemoteOptions::default()).await;
+    opened.map_err(|source| UrlError::OpenFailed { url: redact_url(url), source })
 }
 
 impl FromStr for StoreUrl {
     type Err = UrlError;
 
     fn from_str(url: &str) -> Result<Self, UrlError> {
-        let Some((scheme, rest)) = url.split_once(':') else {
-            return Err(UrlError::UnknownScheme { url: redact_url(url) });
-        };
-        let read = match scheme {
-            "memory" => parse_memory_url(&UrlParts::parse(rest)),
-            "embedded" => parse_embedded_url(&UrlParts::parse(rest)),
-            #[cfg(feature = "redis")]
-            _ if is_redis_scheme(scheme) => {
-                let checked = require_double_slash(rest, "redis://127.0.0.1:6379/0").and_then(|()| redis::check(url));
-                checked.map(|()| Self::Redis(ServerUrl(url.into())))
-            }
-            #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => {
-                let checked =
-                    require_double_slash(rest, "postgres://ibid@127.0.0.1/ibid").and_then(|()| postgres::check(url));
-                checked.map(|()| Self::Postgres(ServerUrl(url.into())))
-            }
-            _ => return Err(UrlError::UnknownScheme { url: redact_url(url) }),
-        };
-        read.map_err(|why| UrlError::Option { url: redact_url(url), why })
+        let scheme = url.split_once(':').map(|(scheme, _)| scheme);
+        let store = scheme.and_then(|scheme| STORES.iter().find(|store| (store.matches)(scheme)));
+        let store = store.ok_or_else(|| UrlError::UnknownScheme { url: redact_url(url) })?;
+        (store.parse)(url).map_err(|why| UrlError::Option { url: redact_url(url), why })
     }
 }
 
@@ -142,11 +158,12 @@ impl StoreUrl {
     ///
     /// # Errors
     /// Returns the reason if the store cannot be opened.
-    pub async fn open(&self, with: &RemoteOptions) -> Result<Arc<dyn Store>, String> {
+    pub async fn open(&self, with: &RemoteOptions) -> Result<Arc<dyn Store>, StoreSetupError> {
         #[cfg(not(any(feature = "redis", feature = "postgres")))]
         let _ = with;
         Ok(match self {
             Self::Memory(limits) => Arc::new(Memory::new(*limits)),
+            #[cfg(feature = "embedded")]
             Self::Embedded(path, options) => {
                 Arc::new(Embedded::open(path, options.clone()).map_err(|error| error.to_string())?)
             }
@@ -160,6 +177,7 @@ impl StoreUrl {
     /// Returns the approximate maximum size of a record in bytes, if the store has one.
     pub fn max_record_size(&self) -> Option<u64> {
         match self {
+            #[cfg(feature = "embedded")]
             Self::Embedded(_, options) => Some(options.max_record_size()),
             _ => None,
         }
@@ -169,6 +187,7 @@ impl StoreUrl {
     pub fn kind(&self) -> StoreKind {
         match self {
             Self::Memory(_) => StoreKind::Memory,
+            #[cfg(feature = "embedded")]
             Self::Embedded(..) => StoreKind::Embedded,
             #[cfg(feature = "redis")]
             Self::Redis(_) => StoreKind::Redis,
@@ -181,9 +200,11 @@ impl StoreUrl {
     pub fn guarantee_summary(&self) -> &'static str {
         match self {
             Self::Memory(_) => "at most one run per key and process; forgotten on restart",
+            #[cfg(feature = "embedded")]
             Self::Embedded(_, EmbeddedOptions { durability: Durability::Power, .. }) => {
                 "at most one run per key; survives SIGKILL and power loss; one machine"
             }
+            #[cfg(feature = "embedded")]
             Self::Embedded(_, EmbeddedOptions { durability: Durability::Crash, .. }) => {
                 "at most one run per key; survives SIGKILL, not power loss; one machine"
             }
@@ -230,33 +251,43 @@ impl fmt::Debug for ServerUrl {
     }
 }
 
-impl<'a> UrlParts<'a> {
-    fn parse(rest: &'a str) -> Self {
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        Self { path, options: pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect() }
-    }
-}
-
-/// The Redis store itself validates the variant and its options.
-#[cfg(feature = "redis")]
-fn is_redis_scheme(scheme: &str) -> bool {
-    let (first, _) = scheme.split_once('+').unwrap_or((scheme, ""));
-    matches!(first, "redis" | "rediss")
-}
-
 #[cfg(any(feature = "redis", feature = "postgres"))]
-fn require_double_slash(rest: &str, such_as: &str) -> Result<(), String> {
-    if rest.starts_with("//") { Ok(()) } else { Err(format!("it lacks \"//\"; write one such as {such_as}")) }
+fn require_double_slash(url: &str, such_as: &str) -> Result<(), String> {
+    if url.contains("://") { Ok(()) } else { Err(format!("it lacks \"//\"; write one such as {such_as}")) }
 }
 
-fn parse_memory_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
-    if !url.path.is_empty() {
+/// Percent-decodes a part of a URL. Errors name the part as `what`, and never repeat it: it may be a password.
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub(crate) fn percent_decode(text: &str, what: &str) -> Result<String, String> {
+    let is_escape =
+        |rest: &str| matches!(rest.as_bytes(), [high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit());
+    if !text.split('%').skip(1).all(is_escape) {
+        return Err(format!("{what} holds a % that is not followed by two hex digits; write % as %25"));
+    }
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
+    Ok(decoded.map_err(|_| format!("{what} is not UTF-8 once decoded"))?.into_owned())
+}
+
+/// Splits the path and the options of a URL without a host.
+fn split_local_url(url: &str) -> (&str, impl Iterator<Item = (&str, &str)>) {
+    let (_, rest) = url.split_once(':').unwrap_or_default();
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    (path, query_pairs(query))
+}
+
+/// Returns the names and values of a query. An option without a value has an empty one.
+pub(crate) fn query_pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn parse_memory_url(url: &str) -> Result<StoreUrl, String> {
+    let (path, options) = split_local_url(url);
+    if !path.is_empty() {
         return Err("the memory store has no path; write memory: or memory:?max_size=1GiB".into());
     }
     let mut limits = MemoryLimits::default();
-    for (name, value) in &url.options {
-        match *name {
+    for (name, value) in options {
+        match name {
             "max_size" => {
                 limits.max_bytes =
                     parse_size(value).ok_or_else(|| format!("max_size is {value:?}; write a size such as 64MiB"))?
@@ -268,17 +299,20 @@ fn parse_memory_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
 }
 
 /// Minimum size of an embedded store in bytes: room for a few segments.
+#[cfg(feature = "embedded")]
 const MIN_EMBEDDED_SIZE: u64 = 16 << 20;
 
-fn parse_embedded_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
-    if url.path.is_empty() {
+#[cfg(feature = "embedded")]
+fn parse_embedded_url(url: &str) -> Result<StoreUrl, String> {
+    let (path, pairs) = split_local_url(url);
+    if path.is_empty() {
         return Err("the embedded store needs a path; write embedded:/var/lib/ibid".into());
     }
     let mut options = EmbeddedOptions::default();
-    for (name, value) in &url.options {
-        match *name {
+    for (name, value) in pairs {
+        match name {
             "durability" => {
-                options.durability = match *value {
+                options.durability = match value {
                     "power" => Durability::Power,
                     "crash" => Durability::Crash,
                     _ => return Err(format!("durability is {value:?}; allowed are power and crash")),
@@ -296,7 +330,7 @@ fn parse_embedded_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
             }
         }
     }
-    Ok(StoreUrl::Embedded(url.path.into(), options))
+    Ok(StoreUrl::Embedded(path.into(), options))
 }
 
 /// Parses a size in bytes: a plain number, or with a unit, such as `64KiB`, `1MiB`, `2GiB`, `10KB`, `1MB`, `1GB`.
@@ -317,7 +351,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
 }
 
 fn supported_schemes() -> String {
-    SUPPORTED_SCHEMES.join(" ")
+    STORES.iter().map(|store| store.listed).collect::<Vec<_>>().join(" ")
 }
 
 /// Hides the parts that may be secret: everything before the last `@`, and the query. Local paths are shown.
@@ -328,7 +362,7 @@ fn redact_url(url: &str) -> String {
         return url.into();
     }
     let Some(rest) = rest.strip_prefix("//") else {
-        let is_known = SUPPORTED_SCHEMES.iter().any(|known| known.split(':').next() == Some(scheme));
+        let is_known = STORES.iter().any(|store| (store.matches)(scheme));
         return if is_known { format!("{scheme}:****") } else { "****".into() };
     };
     // A password may contain a question mark.
@@ -353,7 +387,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_in_is_said_plainly() {
-        let built_in = SUPPORTED_SCHEMES.join(" ");
+        let built_in = supported_schemes();
         assert_eq!(
             why("mysql://u:secret@h/db"),
             format!(r#""mysql://****@h/db" names no store of this build; built in are {built_in}"#)

@@ -25,7 +25,6 @@
 //! ```
 
 use std::{
-    error::Error,
     fmt,
     future::Future,
     sync::Arc,
@@ -106,12 +105,18 @@ pub enum HandleOutcome {
 }
 
 /// Why a delivery was not handled. In every case it must be delivered again.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandleError<E> {
     /// The handler failed.
+    #[error("the handler failed in run {attempt}: {error}; {}", if *poisoned {
+        "it is not run again until it is forgotten"
+    } else {
+        "it runs again when it comes again"
+    })]
     Failed {
         /// The error of the handler.
+        #[source]
         error: E,
         /// The number of this run, from 1.
         attempt: u32,
@@ -119,10 +124,13 @@ pub enum HandleError<E> {
         poisoned: bool,
     },
     /// The handler exceeded the time limit. It may have had its effect.
+    #[error("the handler did not end in time; it may have had its effect")]
     TimedOut,
     /// The handler panicked or was cancelled. It may have had its effect.
-    Aborted(JoinError),
+    #[error("the handler was aborted: {0}; it may have had its effect")]
+    Aborted(#[source] JoinError),
     /// The store could not grant the run, or could not record it; the refusal says which.
+    #[error("{0}")]
     Store(Refusal),
 }
 
@@ -136,8 +144,7 @@ impl Inbox {
     pub fn with_observer(store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Self {
         let mut policy = Policy::ietf();
         policy.ttl = DEFAULT_TTL;
-        policy.on_mismatch = OnMismatch::Ignore;
-        policy.on_concurrent = OnConcurrent::Reject;
+        (policy.on_mismatch, policy.on_concurrent) = (OnMismatch::Ignore, OnConcurrent::Reject);
         policy.on_unknown = OnUnknown::Retry;
         let engine = Engine::with_observer(store, observer, None);
         let policy = policy.checked().expect("every dial is within its range");
@@ -240,29 +247,24 @@ impl Inbox {
 
     /// Returns the reply to the broker for the outcome of a delivery.
     pub fn reply<E: fmt::Display>(&self, handled: &Result<HandleOutcome, HandleError<E>>) -> BrokerReply {
-        match handled {
-            Ok(HandleOutcome::Handled | HandleOutcome::Duplicate) => BrokerReply::Acknowledge,
-            Ok(HandleOutcome::InProgress { retry_in }) => BrokerReply::Redeliver { after: *retry_in },
-            Ok(HandleOutcome::Poisoned { attempts, error }) => {
-                BrokerReply::DeadLetter { why: format!("it was tried {attempts} times; the last time: {error}") }
-            }
+        let poisoned = |attempts: &u32, error: &dyn fmt::Display| BrokerReply::DeadLetter {
+            why: format!("it was tried {attempts} times; the last time: {error}"),
+        };
+        let after = match handled {
+            Ok(HandleOutcome::Handled | HandleOutcome::Duplicate) => return BrokerReply::Acknowledge,
+            Ok(HandleOutcome::Poisoned { attempts, error }) => return poisoned(attempts, error),
+            Err(HandleError::Failed { error, attempt, poisoned: true }) => return poisoned(attempt, error),
             Ok(HandleOutcome::OutcomeUnknown) => {
                 let why = "a run of it was never heard of again: look what became of it, then resolve or forget it";
-                BrokerReply::DeadLetter { why: why.into() }
+                return BrokerReply::DeadLetter { why: why.into() };
             }
-            Ok(HandleOutcome::TooOld) => {
-                let why = "it is older than handled events are remembered: it may have been handled already";
-                BrokerReply::DeadLetter { why: why.into() }
-            }
-            Err(HandleError::Failed { error, attempt, poisoned: true }) => {
-                BrokerReply::DeadLetter { why: format!("it was tried {attempt} times; the last time: {error}") }
-            }
-            Err(HandleError::Failed { attempt, .. }) => BrokerReply::Redeliver { after: self.backoff.after(*attempt) },
-            Err(HandleError::TimedOut | HandleError::Aborted(_)) => BrokerReply::Redeliver { after: self.policy.lease },
-            Err(HandleError::Store(refusal)) => {
-                BrokerReply::Redeliver { after: refusal.retry_after.unwrap_or(RETRY_SOON) }
-            }
-        }
+            Ok(HandleOutcome::TooOld) => return BrokerReply::too_old(),
+            Ok(HandleOutcome::InProgress { retry_in }) => *retry_in,
+            Err(HandleError::Failed { attempt, .. }) => self.backoff.after(*attempt),
+            Err(HandleError::TimedOut | HandleError::Aborted(_)) => self.policy.lease,
+            Err(HandleError::Store(refusal)) => refusal.retry_after.unwrap_or(RETRY_SOON),
+        };
+        BrokerReply::Redeliver { after }
     }
 
     /// Forgets an event, so that its next delivery runs with a new count of attempts. Use it before redelivery from a
@@ -356,33 +358,5 @@ impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Inbox");
         shown.field("store", self.engine.store()).field("poison_after", &self.poison_after).finish_non_exhaustive()
-    }
-}
-
-impl<E: fmt::Display> fmt::Display for HandleError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed { error, attempt, poisoned } => {
-                let then = if *poisoned {
-                    "it is not run again until it is forgotten"
-                } else {
-                    "it runs again when it comes again"
-                };
-                write!(f, "the handler failed in run {attempt}: {error}; {then}")
-            }
-            Self::TimedOut => f.write_str("the handler did not end in time; it may have had its effect"),
-            Self::Aborted(error) => write!(f, "the handler was aborted: {error}; it may have had its effect"),
-            Self::Store(refusal) => refusal.fmt(f),
-        }
-    }
-}
-
-impl<E: Error + 'static> Error for HandleError<E> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Failed { error, .. } => Some(error),
-            Self::Aborted(error) => Some(error),
-            Self::TimedOut | Self::Store(_) => None,
-        }
     }
 }

@@ -30,17 +30,22 @@ use std::{
 use bytes::Bytes;
 
 pub use self::{
+    address_hasher::AddressHashBuilder,
     admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},
     counters::{CounterUsage, Counters, InMemoryCounters},
     error::{ErrorKind, StoreError},
     memory::{Memory, MemoryLimits},
+    shared_map::{HolderWaits, SharedMap, SharedValue},
     types::{Address, ClaimToken, Fence, Fingerprint, Tags, key_hash},
 };
 
+mod address_hasher;
 mod admin;
 pub(crate) mod counters;
 mod error;
 mod memory;
+mod shared_map;
+pub mod transitions;
 mod types;
 
 /// The minimum time for which a store remembers the token of a released or forgotten claim, so that a delayed copy of
@@ -200,6 +205,16 @@ impl Settlement {
         match self {
             Self::Complete { ttl, .. } | Self::Park { ttl, .. } => *ttl,
             Self::Release => SPENT_TOKEN_TTL,
+        }
+    }
+
+    /// Returns the same settlement with another record, if it has one.
+    pub fn map_record(&self, map: impl FnOnce(&Bytes) -> Bytes) -> Self {
+        match self {
+            Self::Complete { failed, record, summary, ttl } => {
+                Self::Complete { failed: *failed, record: map(record), summary: *summary, ttl: *ttl }
+            }
+            other => other.clone(),
         }
     }
 }

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
@@ -97,15 +98,8 @@ impl KeyJournal for FileJournal {
                 }
             }
             // Whole milliseconds, as the file stores them.
-            let since_ms = unix_millis(now);
-            let page = KeyFile {
-                version: FILE_FORMAT_VERSION,
-                operation,
-                key: fresh.as_str().into(),
-                since_ms,
-                until_ms: None,
-            };
-            write_key_file(folder, &path, &page)?;
+            let (version, key, since_ms) = (FILE_FORMAT_VERSION, fresh.as_str().into(), unix_millis(now));
+            write_key_file(folder, &path, &KeyFile { version, operation, key, since_ms, until_ms: None })?;
             Ok(StoredKey::new_key(fresh, SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms)))
         }))
     }
@@ -114,11 +108,9 @@ impl KeyJournal for FileJournal {
         let (operation, key) = (operation.to_owned(), key.clone());
         Box::pin(self.with_lock(move |folder| {
             let path = key_path(folder, &operation);
-            match read_key_file(&path)? {
-                Some(page) if page.key == key.as_str() && page.until_ms.is_none() => {
-                    write_key_file(folder, &path, &KeyFile { until_ms: Some(unix_millis(until)), ..page })?;
-                }
-                _ => {}
+            let unfinished = |page: &KeyFile| page.key == key.as_str() && page.until_ms.is_none();
+            if let Some(page) = read_key_file(&path)?.filter(unfinished) {
+                write_key_file(folder, &path, &KeyFile { until_ms: Some(unix_millis(until)), ..page })?;
             }
             sweep_expired(folder, SystemTime::now())
         }))
@@ -128,9 +120,8 @@ impl KeyJournal for FileJournal {
         let (operation, key) = (operation.to_owned(), key.cloned());
         Box::pin(self.with_lock(move |folder| {
             let path = key_path(folder, &operation);
-            match read_key_file(&path)? {
-                Some(page) if key.is_none_or(|key| page.key == key.as_str()) => {}
-                _ => return Ok(()),
+            if !read_key_file(&path)?.is_some_and(|page| key.is_none_or(|key| page.key == key.as_str())) {
+                return Ok(());
             }
             fs::remove_file(&path).map_err(io_error("remove", &path))?;
             // Without the sync, a power failure could bring the key back, and the next operation of this name would
@@ -144,9 +135,9 @@ impl KeyJournal for FileJournal {
             let mut found = Vec::new();
             for path in list_key_files(folder)? {
                 let Some(page) = read_key_file(&path)? else { continue };
-                let (operation, StoredKey { key, created_at: since, expires_at: until }) = parse_key_file(&path, page)?;
-                if until.is_none() {
-                    found.push(PendingOperation { operation, key, created_at: since });
+                let (operation, StoredKey { key, created_at, expires_at }) = parse_key_file(&path, page)?;
+                if expires_at.is_none() {
+                    found.push(PendingOperation { operation, key, created_at });
                 }
             }
             found.sort_by(|a, b| (a.created_at, &a.operation).cmp(&(b.created_at, &b.operation)));
@@ -189,9 +180,7 @@ fn make_folder(folder: &Path) -> Result<(), JournalError> {
 
 /// Hashes the name, so that operation names may have any length and characters.
 fn key_path(folder: &Path, operation: &str) -> PathBuf {
-    let digest = Sha256::digest(operation.as_bytes());
-    let name: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    folder.join(name).with_extension(KEY_FILE_SUFFIX)
+    folder.join(HEXLOWER.encode(&Sha256::digest(operation))).with_extension(KEY_FILE_SUFFIX)
 }
 
 fn read_key_file(path: &Path) -> Result<Option<KeyFile>, JournalError> {
@@ -202,10 +191,8 @@ fn read_key_file(path: &Path) -> Result<Option<KeyFile>, JournalError> {
     };
     let page: KeyFile = serde_json::from_slice(&bytes).map_err(|why| damaged_file_error(path, why.to_string()))?;
     if page.version != FILE_FORMAT_VERSION {
-        return Err(damaged_file_error(
-            path,
-            format!("it has version {}, and this client reads {FILE_FORMAT_VERSION}", page.version),
-        ));
+        let why = format!("it has version {}, and this client reads {FILE_FORMAT_VERSION}", page.version);
+        return Err(damaged_file_error(path, why));
     }
     if path.file_name() != key_path(Path::new(""), &page.operation).file_name() {
         return Err(damaged_file_error(path, format!("it belongs to the operation {:?}", page.operation)));
@@ -217,9 +204,9 @@ fn parse_key_file(path: &Path, page: KeyFile) -> Result<(String, StoredKey), Jou
     let key = ClientKey::new(page.key).map_err(|why| damaged_file_error(path, why.to_string()))?;
     let time = |ms| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
     let out_of_range = || damaged_file_error(path, "its time is out of range".into());
-    let since = time(page.since_ms).ok_or_else(out_of_range)?;
-    let until = page.until_ms.map(|ms| time(ms).ok_or_else(out_of_range)).transpose()?;
-    Ok((page.operation, StoredKey { key, created_at: since, expires_at: until }))
+    let created_at = time(page.since_ms).ok_or_else(out_of_range)?;
+    let expires_at = page.until_ms.map(|ms| time(ms).ok_or_else(out_of_range)).transpose()?;
+    Ok((page.operation, StoredKey { key, created_at, expires_at }))
 }
 
 fn unix_millis(time: SystemTime) -> u64 {

@@ -56,7 +56,11 @@ pub(super) async fn open_store(
         _ => {}
     }
     let opened = layout.open(Arc::new(StderrObserver)).await.map_err(|why| {
-        let then = if why.contains("in use by") { "; ask that gateway instead (--admin URL), or stop it" } else { "" };
+        let then = if why.to_string().contains("in use by") {
+            "; ask that gateway instead (--admin URL), or stop it"
+        } else {
+            ""
+        };
         cannot(&format!("{why}{then}"))
     })?;
     let nowhere = Address([0; 32]);

@@ -149,7 +149,7 @@ pub(super) fn build_seal(file: raw::RawSeal, compress: bool) -> Result<SealSetti
         let missing = "missing; write one such as \"file:seal-2026-11.key\" or \"env:IBID_SEAL_KEY\"";
         let key = written.key.ok_or_else(|| wrong("key", missing))?;
         let bytes = decode_key(&key).map_err(|what| wrong("key", &what))?;
-        let key = SealKey::new(&id, bytes).map_err(|what| wrong("id", &what))?;
+        let key = SealKey::new(&id, bytes).map_err(|what| wrong("id", &what.to_string()))?;
         if let Some(known) = keys.iter().find(|known| known.id() == id) {
             return Err(wrong("id", &format!("{:?} is there twice; each key has its own", known.id())));
         }

@@ -11,9 +11,11 @@ use super::{
     DriverError, DriverErrorKind, DriverRow, Isolation, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed,
 };
 
-impl Transaction for sqlx::Transaction<'_, Postgres> {}
+impl sealed::Sealed for PgPool {}
+impl sealed::Sealed for PoolConnection<Postgres> {}
+impl sealed::Sealed for sqlx::Transaction<'_, Postgres> {}
 
-impl sealed::StatementExecutor for sqlx::Transaction<'_, Postgres> {
+impl Transaction for sqlx::Transaction<'_, Postgres> {
     async fn query_rows<'a>(
         &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
     ) -> Result<Vec<SqlRow>, DriverError> {
@@ -48,12 +50,8 @@ impl sealed::TransactionEnd for sqlx::Transaction<'_, Postgres> {
 
 impl TxPool for PgPool {
     type Conn = PoolConnection<Postgres>;
-}
 
-impl sealed::ConnectionSource for PgPool {
-    type Connection = PoolConnection<Postgres>;
-
-    async fn connection(&self) -> Result<Self::Connection, DriverError> {
+    async fn connection(&self) -> Result<Self::Conn, DriverError> {
         self.acquire().await.map_err(|error| DriverError { kind: DriverErrorKind::NotSent, ..driver_error(error) })
     }
 }
@@ -70,9 +68,7 @@ impl TxConnection for PoolConnection<Postgres> {
         };
         began.map_err(driver_error)
     }
-}
 
-impl sealed::DiscardableConnection for PoolConnection<Postgres> {
     fn discard(self) {
         drop(self.detach());
     }
@@ -98,17 +94,7 @@ pub(super) fn sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<Stri
 }
 
 fn driver_error(error: sqlx::Error) -> DriverError {
-    let answer = error.as_database_error().and_then(|answer| answer.try_downcast_ref::<PgDatabaseError>());
-    let (kind, code, said) = match answer {
-        Some(answer) => {
-            let kind = if answer.severity() == PgSeverity::Error {
-                DriverErrorKind::RolledBack
-            } else {
-                DriverErrorKind::ConnectionLost
-            };
-            (kind, Some(answer.code().to_owned()), format!("{} (SQLSTATE {})", answer.message(), answer.code()))
-        }
-        None => (DriverErrorKind::ConnectionLost, None, error.to_string()),
-    };
-    DriverError { kind, code, message: said, source: Some(Box::new(error)) }
+    let reply = error.as_database_error().and_then(|reply| reply.try_downcast_ref::<PgDatabaseError>());
+    let reply = reply.map(|reply| (reply.severity() == PgSeverity::Error, reply.code().into(), reply.message().into()));
+    DriverError::from_driver(error, reply)
 }

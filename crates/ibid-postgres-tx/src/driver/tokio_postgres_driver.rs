@@ -12,10 +12,12 @@ use super::{
     DriverError, DriverErrorKind, DriverRow, Isolation, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed,
 };
 
-impl Transaction for tokio_postgres::Transaction<'_> {}
-impl Transaction for deadpool_postgres::Transaction<'_> {}
+impl sealed::Sealed for deadpool_postgres::Pool {}
+impl sealed::Sealed for deadpool_postgres::Client {}
+impl sealed::Sealed for deadpool_postgres::Transaction<'_> {}
+impl sealed::Sealed for tokio_postgres::Transaction<'_> {}
 
-impl sealed::StatementExecutor for tokio_postgres::Transaction<'_> {
+impl Transaction for tokio_postgres::Transaction<'_> {
     async fn query_rows<'a>(
         &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
     ) -> Result<Vec<SqlRow>, DriverError> {
@@ -23,7 +25,7 @@ impl sealed::StatementExecutor for tokio_postgres::Transaction<'_> {
     }
 }
 
-impl sealed::StatementExecutor for deadpool_postgres::Transaction<'_> {
+impl Transaction for deadpool_postgres::Transaction<'_> {
     async fn query_rows<'a>(
         &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
     ) -> Result<Vec<SqlRow>, DriverError> {
@@ -65,20 +67,11 @@ impl sealed::TransactionEnd for deadpool_postgres::Transaction<'_> {
 
 impl TxPool for deadpool_postgres::Pool {
     type Conn = deadpool_postgres::Client;
-}
 
-impl sealed::ConnectionSource for deadpool_postgres::Pool {
-    type Connection = deadpool_postgres::Client;
-
-    async fn connection(&self) -> Result<Self::Connection, DriverError> {
+    async fn connection(&self) -> Result<Self::Conn, DriverError> {
         self.get().await.map_err(|error| {
             let code = sqlstate(&error).or_else(|| sqlstate(std::error::Error::source(&error)?));
-            DriverError {
-                kind: DriverErrorKind::NotSent,
-                code,
-                message: error.to_string(),
-                source: Some(Box::new(error)),
-            }
+            DriverError { kind: DriverErrorKind::NotSent, code, ..DriverError::from_driver(error, None) }
         })
     }
 }
@@ -97,9 +90,7 @@ impl TxConnection for deadpool_postgres::Client {
         }
         builder.start().await.map_err(driver_error)
     }
-}
 
-impl sealed::DiscardableConnection for deadpool_postgres::Client {
     fn discard(self) {
         drop(Self::take(self));
     }
@@ -117,15 +108,10 @@ pub(super) fn sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<Stri
 }
 
 fn driver_error(error: Error) -> DriverError {
-    let (kind, code, said) = match error.as_db_error() {
-        Some(answer) => {
-            // An unparsed severity is a localized one: trust only the parsed one.
-            let is_error = answer.parsed_severity() == Some(Severity::Error);
-            let kind = if is_error { DriverErrorKind::RolledBack } else { DriverErrorKind::ConnectionLost };
-            let code = answer.code().code();
-            (kind, Some(code.to_owned()), format!("{} (SQLSTATE {code})", answer.message()))
-        }
-        None => (DriverErrorKind::ConnectionLost, None, error.to_string()),
-    };
-    DriverError { kind, code, message: said, source: Some(Box::new(error)) }
+    let reply = error.as_db_error().map(|reply| {
+        // An unparsed severity is a localized one: trust only the parsed one.
+        let is_error = reply.parsed_severity() == Some(Severity::Error);
+        (is_error, reply.code().code().to_owned(), reply.message().to_owned())
+    });
+    DriverError::from_driver(error, reply)
 }

@@ -4,7 +4,7 @@ use ibid::inbox::{BrokerReply, InboxEvent};
 use tokio::time::timeout;
 
 use super::{
-    DriverErrorKind, StatementExecutor, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool,
+    DriverErrorKind, Transaction, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool,
     discard_timed_out,
 };
 use crate::run::{Tx, TxFuture};
@@ -41,13 +41,16 @@ pub enum TxEventOutcome<E> {
 }
 
 /// Why an event was not handled.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TxEventFailure<E> {
     /// The handler returned an error.
+    #[error("{0}")]
     Handler(E),
     /// The handler returned `Ok`, but a statement of its transaction had failed.
+    #[error("a statement failed, and the handler went on as if it had not")]
     Spoilt,
     /// The transaction could not be committed, for example because of a deferred constraint.
+    #[error("it could not be committed: {0}")]
     CommitFailed(TxInboxError),
 }
 
@@ -117,35 +120,29 @@ impl TxInbox {
         H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> TxFuture<'t, Result<(), E>> + Send,
     {
         let mut connection = self.connection(pool).await?;
-        let ended = match timeout(
-            self.transaction_timeout,
-            self.handle_in_one_transaction::<P, E, H>(&mut connection, events, &mut handler),
-        )
-        .await
-        {
+        let together = self.handle_in_one_transaction::<P, E, H>(&mut connection, events, &mut handler);
+        let ended = match timeout(self.transaction_timeout, together).await {
             Ok(ended) => ended?,
             Err(_) => return Err(discard_timed_out(connection)),
         };
         drop(connection);
+        let mut handled = Vec::with_capacity(events.len());
         match ended {
             Some(ends) => {
-                let mut handled = Vec::with_capacity(ends.len());
                 for (event, end) in events.iter().zip(ends) {
                     handled.push(match end {
                         Ok(end) => end,
                         Err(why) => self.count_failure(pool, event, why).await?,
                     });
                 }
-                Ok(handled)
             }
             None => {
-                let mut handled = Vec::with_capacity(events.len());
                 for (nth, event) in events.iter().enumerate() {
                     handled.push(self.handle(pool, event, |tx| handler(tx, nth)).await?);
                 }
-                Ok(handled)
             }
         }
+        Ok(handled)
     }
 
     /// Handles all events in one transaction. Returns `None` if it cannot be committed because of one of the events.
@@ -201,10 +198,7 @@ impl TxInbox {
     pub fn reply<E: fmt::Display>(&self, handled: &Result<TxEventOutcome<E>, TxInboxError>) -> BrokerReply {
         match handled {
             Ok(TxEventOutcome::Done | TxEventOutcome::Duplicate) => BrokerReply::Acknowledge,
-            Ok(TxEventOutcome::TooOld) => {
-                let why = "it is older than handled events are remembered: it may have been handled already";
-                BrokerReply::DeadLetter { why: why.into() }
-            }
+            Ok(TxEventOutcome::TooOld) => BrokerReply::too_old(),
             Ok(TxEventOutcome::Poisoned { attempts, error }) => {
                 BrokerReply::DeadLetter { why: format!("it failed {attempts} times; the last time: {error}") }
             }
@@ -220,7 +214,7 @@ impl TxInbox {
 }
 
 /// Commits, unless a statement failed. The error is either the event's fault or the database's.
-async fn commit_checked<T: StatementExecutor + TransactionEnd, E>(
+async fn commit_checked<T: Transaction + TransactionEnd, E>(
     mut tx: T,
 ) -> Result<(), Result<TxEventFailure<E>, TxInboxError>> {
     // COMMIT of a failed transaction would roll back without an error.
@@ -247,15 +241,5 @@ fn skipped_outcome<E>(claim: TxEventClaim) -> TxEventOutcome<E> {
         TxEventClaim::Duplicate => TxEventOutcome::Duplicate,
         TxEventClaim::TooOld => TxEventOutcome::TooOld,
         TxEventClaim::Poisoned { attempts, error } => TxEventOutcome::Poisoned { attempts, error },
-    }
-}
-
-impl<E: fmt::Display> fmt::Display for TxEventFailure<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Handler(error) => error.fmt(f),
-            Self::Spoilt => f.write_str("a statement failed, and the handler went on as if it had not"),
-            Self::CommitFailed(error) => write!(f, "it could not be committed: {error}"),
-        }
     }
 }

@@ -11,7 +11,7 @@ use ibid::store::{
 
 use super::{
     Embedded,
-    entry::{LogEntry, LogEntryKind, LogEntryPhase, UnixMicros},
+    entry::{LogEntry, LogEntryKind, UnixMicros},
     index::{IndexSlot, SHARD_COUNT, shard_of},
     writer::EntryChange,
 };
@@ -58,12 +58,7 @@ impl StoreAdmin for Embedded {
 impl Embedded {
     fn count_shard(&self, nth: usize, now: UnixMicros, counts: &mut EntryCounts) {
         let shard = self.log.index.shard_by_number(nth);
-        for entry in shard.running_entries.values().filter(|entry| entry.is_live(now)) {
-            match entry.phase {
-                LogEntryPhase::Running { lease_until: until, .. } if now < until => counts.processing += 1,
-                _ => counts.unknown += 1,
-            }
-        }
+        shard.running_entries.values().filter_map(|entry| entry.state(now)).for_each(|state| counts.add(state));
         for slot in shard.slots() {
             counts.bytes += (slot.length() + size_of::<IndexSlot>()) as u64;
             match slot.kind() {
@@ -93,7 +88,7 @@ impl Embedded {
                     return EntryPage { entries, next: Some(ListCursor(passed)) };
                 }
                 read += 1;
-                passed = Some(entry.ask.address);
+                passed = Some(entry.request.address);
                 entries.extend(entry.entry_info(now).filter(|listed| filter.matches(listed)));
             }
         }
@@ -119,8 +114,8 @@ impl Embedded {
                 break;
             }
             let mut group: Vec<LogEntry> = same.iter().filter_map(|slot| self.read_current(slot)).collect();
-            group.retain(|entry| from.is_none_or(|from| entry.ask.address > from));
-            group.sort_unstable_by_key(|entry| entry.ask.address);
+            group.retain(|entry| from.is_none_or(|from| entry.request.address > from));
+            group.sort_unstable_by_key(|entry| entry.request.address);
             entries.extend(group);
         }
         entries
@@ -133,7 +128,7 @@ impl Embedded {
             return self.log.segments.read(&slot).ok();
         };
         // Memory is more current for running claims: the disk does not show that a restart interrupted them.
-        match self.log.index.shard(&entry.ask.address).running_entries.get(&entry.ask.address) {
+        match self.log.index.shard(&entry.request.address).running_entries.get(&entry.request.address) {
             Some(running) => Some((**running).clone()),
             None => Some(entry),
         }

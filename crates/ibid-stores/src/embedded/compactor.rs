@@ -7,7 +7,7 @@
 
 use std::{
     collections::HashSet,
-    io, mem,
+    mem,
     sync::{Arc, atomic::Ordering::SeqCst},
     thread,
     time::Duration,
@@ -18,13 +18,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
     entry::UnixMicros,
-    format::{
-        BATCH_HEADER_LEN, BatchHeader, COLD_LANE, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, pad_to_sector, salted_crc,
-    },
+    format::{BATCH_HEADER_LEN, COLD_LANE, MAIN_LANE, pad_to_sector},
     index::IndexSlot,
+    lane::{BatchWriteError, LaneTail},
     log::SharedLog,
+    recovery::RecoveredLog,
     scan::{ScanStep, SegmentScan},
-    segments::{LogPosition, LogSegment, SegmentEnd, SegmentError, seal_segment},
+    segments::{LogPosition, LogSegment, SegmentError},
     snapshot,
 };
 
@@ -103,11 +103,8 @@ impl SegmentPool {
         let mut state = self.state.lock();
         match made {
             Ok(segment) => {
-                *state = SegmentPoolState {
-                    ready_segment: Some(segment),
-                    is_closing: state.is_closing,
-                    ..SegmentPoolState::default()
-                };
+                let is_closing = state.is_closing;
+                *state = SegmentPoolState { ready_segment: Some(segment), is_closing, ..SegmentPoolState::default() };
             }
             Err(why) => state.failure = Some(why.to_string()),
         }
@@ -125,18 +122,11 @@ impl SegmentPool {
     }
 }
 
-/// The segment that receives moved entries.
-#[derive(Debug)]
-struct ColdSegment {
-    segment: Arc<LogSegment>,
-    offset: u64,
-    first_sequence: u64,
-}
-
 #[derive(Debug)]
 pub(super) struct Compactor {
     log: Arc<SharedLog>,
-    cold_segment: Option<ColdSegment>,
+    /// The segment that receives moved entries.
+    cold_segment: Option<LaneTail>,
     /// Sequence number of the next batch in the cold lane.
     sequence: u64,
     snapshot_segments: HashSet<u32>,
@@ -148,7 +138,9 @@ pub(super) struct Compactor {
 type MovedEntry = (IndexSlot, usize);
 
 impl Compactor {
-    pub(super) fn new(log: Arc<SharedLog>, sequence: u64, snapshot_segments: HashSet<u32>) -> Self {
+    pub(super) fn new(log: Arc<SharedLog>, recovered: &RecoveredLog) -> Self {
+        let sequence = recovered.sequences[usize::from(COLD_LANE)] + 1;
+        let snapshot_segments = recovered.snapshot_segments.clone();
         Self { log, cold_segment: None, sequence, snapshot_segments, unsealed_segment: 0 }
     }
 
@@ -296,39 +288,18 @@ impl Compactor {
     }
 
     fn append_moved(&mut self, batch: &mut Vec<u8>, moved: &[MovedEntry]) -> Result<(), SegmentError> {
-        let length = batch.len();
-        let span = pad_to_sector(length) as u64;
-        if self
-            .cold_segment
-            .as_ref()
-            .is_none_or(|lane| lane.offset + span + SECTOR_LEN as u64 > lane.segment.header.size)
-        {
+        if self.cold_segment.as_ref().is_none_or(|lane| !lane.has_room_for(batch.len())) {
             let segment = self.log.segments.prepare_segment(COLD_LANE, self.log.position(), None)?;
             self.seal_cold_segment();
             segment.proves_end_of.store(mem::take(&mut self.unsealed_segment), SeqCst);
-            self.cold_segment =
-                Some(ColdSegment { segment, offset: FIRST_BATCH_OFFSET, first_sequence: self.sequence });
+            self.cold_segment = Some(LaneTail::new(COLD_LANE, segment, self.sequence));
         }
         let lane = self.cold_segment.as_mut().expect("it was made above");
-        let salt = lane.segment.header.salt;
-        for (slot, begin) in moved {
-            let crc = salted_crc(salt, &batch[begin + 8..begin + slot.length()]);
-            batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
-        }
-        let LogPosition { clock, highest_fence: fences, .. } = self.log.position();
-        let (payload, count) = ((length - BATCH_HEADER_LEN) as u32, moved.len() as u32);
-        BatchHeader {
-            length: payload,
-            count,
-            sequence: self.sequence,
-            clock,
-            highest_fence: fences,
-            lane: COLD_LANE,
-            is_seal: false,
-        }
-        .write_header(batch, salt);
-        batch.resize(span as usize, 0);
-        if let Err(error) = write_batch(lane, batch, self.log.is_synced) {
+        let at = LogPosition { sequence: self.sequence, ..self.log.position() };
+        let spans = moved.iter().map(|(slot, begin)| (*begin, slot.length()));
+        if let Err(BatchWriteError::NotWritten(error) | BatchWriteError::NotSynced(error)) =
+            lane.write_batch(batch, spans, at, self.log.is_synced)
+        {
             // No slot points to the batch. The failed file is never written again; the next segment reuses the sequence
             // number.
             lane.segment.mark_spoiled(lane.offset);
@@ -342,25 +313,17 @@ impl Compactor {
             let lost = if self.log.index.swap(slot, to) { slot } else { &to };
             self.log.segments.remove_slot(lost);
         }
-        lane.offset += span;
+        lane.offset += pad_to_sector(batch.len()) as u64;
         self.sequence += 1;
         Ok(())
     }
 
     fn seal_cold_segment(&mut self) {
         let Some(lane) = self.cold_segment.take() else { return };
-        let ends = SegmentEnd {
-            lane: COLD_LANE,
-            first_sequence: lane.first_sequence,
-            last_sequence: self.sequence,
-            offset: lane.offset,
-        };
-        match seal_segment(&lane.segment, ends, self.log.position(), self.log.is_synced) {
-            Ok(()) => self.sequence += 1,
-            Err(_) => {
-                lane.segment.mark_spoiled(lane.offset);
-                self.unsealed_segment = lane.segment.header.id;
-            }
+        if lane.seal(LogPosition { sequence: self.sequence, ..self.log.position() }, self.log.is_synced) {
+            self.sequence += 1;
+        } else {
+            self.unsealed_segment = lane.segment.header.id;
         }
     }
 
@@ -387,11 +350,6 @@ impl Drop for CompactorExitGuard<'_> {
         self.0.state.lock().failure.get_or_insert_with(|| "the thread that makes room has ended".into());
         self.0.changed.notify_all();
     }
-}
-
-fn write_batch(lane: &ColdSegment, batch: &[u8], synced: bool) -> io::Result<()> {
-    lane.segment.file.write_at(batch, lane.offset)?;
-    if synced { lane.segment.file.sync_data() } else { Ok(()) }
 }
 
 /// Blocking is fine: the compactor has its own thread.

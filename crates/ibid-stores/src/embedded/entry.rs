@@ -1,4 +1,4 @@
-//! The state of one address: its holder, its outcome and its expiry. Also its encoding in the log:
+//! An entry in the log: the state of one address, its version and its encoding.
 //!
 //! ```text
 //! 0 length u32   4 crc u32   8 kind u8   9 flags u8   10 fingerprint version u8   11 spent tokens u8   12 attempt u32
@@ -13,58 +13,33 @@
 //! at one address the higher one counts, wherever it is stored. `dies_at` is never earlier than that of the superseded
 //! entry: as long as an older entry is in the log, so is this one.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes};
+pub(super) use ibid::store::transitions::{EntryPhase, UnixMicros, micros};
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, EntryInfo, EntryState, Fence, Fingerprint, Holder,
-    Lease, RecordSummary, Tags,
+    Address, ClaimRequest, ClaimToken, Fence, Fingerprint, RecordSummary, Tags, transitions::StoredEntry,
 };
 
 use super::format::{Corruption, salted_crc};
 
-/// Maximum number of spent tokens remembered beside the latest. Beyond it, the oldest is dropped.
-pub(super) const MAX_SPENT_TOKENS: usize = 32;
 const FIXED_LEN: usize = 180;
 const SUMMARY_LEN: usize = 26;
 
-/// Microseconds since the Unix epoch, by the store's clock.
-pub(super) type UnixMicros = u64;
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogEntry {
-    /// Request of the current holder, or of the last one.
-    pub(super) ask: Arc<ClaimRequest>,
-    pub(super) fence: Fence,
-    pub(super) attempt: u32,
-    /// The holder took over an entry with unknown outcome. Its release restores that state.
-    pub(super) took_over: bool,
-    pub(super) claimed_at: UnixMicros,
-    /// From then on, claims find no entry.
-    pub(super) expires_at: UnixMicros,
+    pub(super) entry: StoredEntry,
     /// The entry must stay in the log until then.
     pub(super) dies_at: UnixMicros,
     pub(super) version: u64,
-    /// Tokens of earlier holders that were released or forgotten, each with the time until which it is remembered. At
-    /// most [`MAX_SPENT_TOKENS`].
-    pub(super) spent_tokens: Vec<(ClaimToken, UnixMicros)>,
-    pub(super) phase: LogEntryPhase,
 }
 
-/// `takeover_at`: earliest takeover. `released`: a takeover was released, and its token is spent. `resolved`: an
-/// operator resolved the entry, so a holder that returns with its own answer has lost the claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum LogEntryPhase {
-    Running { lease_until: UnixMicros, takeover_at: UnixMicros },
-    OutcomeUnknown { takeover_at: UnixMicros, released: bool },
-    Completed { failed: bool, record: Bytes, outline: RecordSummary, resolved: bool },
-    Released,
-}
+impl Deref for LogEntry {
+    type Target = StoredEntry;
 
-fn trim_spent(spent: &mut Vec<(ClaimToken, UnixMicros)>, now: UnixMicros) {
-    spent.retain(|(_, until)| now < *until);
-    let too_many = spent.len().saturating_sub(MAX_SPENT_TOKENS);
-    spent.drain(..too_many);
+    fn deref(&self) -> &StoredEntry {
+        &self.entry
+    }
 }
 
 /// A phase's code in the log and in the index.
@@ -86,176 +61,61 @@ impl LogEntryKind {
 }
 
 impl LogEntry {
+    /// Neither this entry nor the one it supersedes is needed after `dies_at`. The writer sets the version.
+    pub(super) fn new(entry: StoredEntry, superseded: Option<&LogEntry>) -> Self {
+        let dies_at = entry.removable_at().max(superseded.map_or(0, |before| before.dies_at));
+        Self { entry, dies_at, version: 0 }
+    }
+
     pub(super) fn kind(&self) -> LogEntryKind {
         match self.phase {
-            LogEntryPhase::Running { .. } => LogEntryKind::Running,
-            LogEntryPhase::Completed { failed: false, .. } => LogEntryKind::Completed,
-            LogEntryPhase::Completed { failed: true, .. } => LogEntryKind::Failed,
-            LogEntryPhase::OutcomeUnknown { .. } => LogEntryKind::OutcomeUnknown,
-            LogEntryPhase::Released => LogEntryKind::Released,
+            EntryPhase::Running { .. } => LogEntryKind::Running,
+            EntryPhase::Completed { failed: false, .. } => LogEntryKind::Completed,
+            EntryPhase::Completed { failed: true, .. } => LogEntryKind::Failed,
+            EntryPhase::OutcomeUnknown { .. } => LogEntryKind::OutcomeUnknown,
+            EntryPhase::Released => LogEntryKind::Released,
         }
-    }
-
-    pub(super) fn is_live(&self, now: UnixMicros) -> bool {
-        now < self.expires_at
-    }
-
-    pub(super) fn is_held_by(&self, lease: &Lease) -> bool {
-        self.ask.token == lease.request.token && (self.fence == lease.fence || lease.fence == Fence::UNSEEN)
-    }
-
-    pub(super) fn remembers_as_spent(&self, token: ClaimToken, now: UnixMicros) -> bool {
-        self.spent_tokens.iter().any(|(spent, until)| *spent == token && now < *until)
-    }
-
-    /// Whether the token can never be granted again at this address.
-    pub(super) fn has_spent_token(&self, token: ClaimToken, now: UnixMicros) -> bool {
-        let own = matches!(self.phase, LogEntryPhase::Released | LogEntryPhase::OutcomeUnknown { released: true, .. })
-            && self.ask.token == token;
-        own || self.remembers_as_spent(token, now)
-    }
-
-    /// Returns the spent tokens to remember once there is another holder.
-    pub(super) fn spent_after_handover(&self, now: UnixMicros) -> Vec<(ClaimToken, UnixMicros)> {
-        let mut spent = self.spent_tokens.clone();
-        if matches!(self.phase, LogEntryPhase::Released | LogEntryPhase::OutcomeUnknown { released: true, .. }) {
-            spent.push((self.ask.token, self.expires_at));
-        }
-        trim_spent(&mut spent, now);
-        spent
-    }
-
-    /// Remembers the token of a claim that may still arrive late as spent.
-    pub(super) fn add_spent(&mut self, token: ClaimToken, until: UnixMicros, now: UnixMicros) {
-        self.spent_tokens.push((token, until));
-        trim_spent(&mut self.spent_tokens, now);
-    }
-
-    /// True if the entry is released by another holder and does not list this lease's token as spent; the lease is then
-    /// restored as if the entry were absent.
-    pub(super) fn yields_to(&self, lease: &Lease, now: UnixMicros) -> bool {
-        matches!(self.phase, LogEntryPhase::Released)
-            && lease.fence != Fence::UNSEEN
-            && self.ask.token != lease.request.token
-            && !self.remembers_as_spent(lease.request.token, now)
-    }
-
-    /// Sets `dies_at` to the time from which neither this entry nor the one it supersedes is needed.
-    pub(super) fn extend_death(&mut self, superseded: Option<&LogEntry>) {
-        let own = self.spent_tokens.iter().map(|(_, until)| *until).fold(self.expires_at, UnixMicros::max);
-        self.dies_at = superseded.map_or(own, |before| own.max(before.dies_at));
-    }
-
-    pub(super) fn lease(&self) -> Lease {
-        Lease { request: self.ask.clone(), fence: self.fence, attempt: self.attempt, front_only: false }
-    }
-
-    /// Returns when the lease of `seen` ends, if it is running.
-    pub(super) fn running_lease_end(&self, seen: Fence, now: UnixMicros) -> Option<UnixMicros> {
-        match self.phase {
-            LogEntryPhase::Running { lease_until: until, .. }
-                if self.fence == seen && now < until && self.is_live(now) =>
-            {
-                Some(until)
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns the time until a takeover is allowed, or `None` if it never is.
-    pub(super) fn takeover_in(&self, now: UnixMicros) -> Option<UnixMicros> {
-        match self.phase {
-            LogEntryPhase::Running { takeover_at: takeover, .. }
-            | LogEntryPhase::OutcomeUnknown { takeover_at: takeover, .. } => Some(takeover.saturating_sub(now)),
-            LogEntryPhase::Completed { .. } | LogEntryPhase::Released => None,
-        }
-    }
-
-    /// Returns the outcome for another claim, or for a holder that lost its claim.
-    pub(super) fn claim_outcome(&self, now: UnixMicros) -> ClaimOutcome {
-        let holder = || Holder {
-            fence: self.fence,
-            attempt: self.attempt,
-            fingerprint: self.ask.fingerprint,
-            age: Duration::from_micros(now.saturating_sub(self.claimed_at)),
-            takeover_in: Duration::from_micros(self.takeover_in(now).unwrap_or(0)),
-        };
-        match &self.phase {
-            LogEntryPhase::Running { lease_until: until, .. } if now < *until => ClaimOutcome::InProgress(holder()),
-            LogEntryPhase::Running { .. } | LogEntryPhase::OutcomeUnknown { .. } => {
-                ClaimOutcome::OutcomeUnknown(holder())
-            }
-            LogEntryPhase::Completed { failed, record, .. } => ClaimOutcome::Completed(CompletedEntry {
-                fence: self.fence,
-                attempt: self.attempt,
-                fingerprint: self.ask.fingerprint,
-                failed: *failed,
-                record: record.clone(),
-                expires_in: Duration::from_micros(self.expires_at.saturating_sub(now)),
-            }),
-            LogEntryPhase::Released => ClaimOutcome::TokenSpent,
-        }
-    }
-
-    pub(super) fn entry_info(&self, now: UnixMicros) -> Option<EntryInfo> {
-        let (state, outline) = match &self.phase {
-            LogEntryPhase::Running { lease_until: until, .. } if now < *until => (EntryState::Processing, None),
-            LogEntryPhase::Running { .. } | LogEntryPhase::OutcomeUnknown { .. } => (EntryState::Unknown, None),
-            LogEntryPhase::Completed { failed: false, outline, .. } => (EntryState::Done, Some(*outline)),
-            LogEntryPhase::Completed { failed: true, outline, .. } => (EntryState::Failed, Some(*outline)),
-            LogEntryPhase::Released => return None,
-        };
-        self.is_live(now).then(|| EntryInfo {
-            address: self.ask.address,
-            state,
-            fence: self.fence,
-            attempt: self.attempt,
-            fingerprint: self.ask.fingerprint,
-            tags: self.ask.tags.clone(),
-            label: self.ask.label.clone(),
-            age: Duration::from_micros(now.saturating_sub(self.claimed_at)),
-            expires_in: Duration::from_micros(self.expires_at - now),
-            summary: outline,
-        })
     }
 
     /// After a restart no holder is known to run: the outcome is unknown at once, and a takeover is allowed one full
     /// lease after opening at the earliest.
     pub(super) fn mark_interrupted(&mut self, opened: UnixMicros) {
-        if let LogEntryPhase::Running { lease_until: until, takeover_at: takeover } = &mut self.phase {
-            *takeover = (opened + micros(self.ask.lease)).max(*until);
-            *until = opened.min(*until);
+        if let EntryPhase::Running { lease_until, takeover_at } = &mut self.entry.phase {
+            *takeover_at = (opened + micros(self.entry.request.lease)).max(*lease_until);
+            *lease_until = opened.min(*lease_until);
         }
     }
 
     /// Restarts the ttl at opening, if it ended while the store was closed.
     pub(super) fn renew_retention(&mut self, opened: UnixMicros) {
-        let before = self.dies_at;
-        self.expires_at = opened + micros(self.ask.lease) + micros(self.ask.ttl);
-        self.extend_death(None);
-        self.dies_at = self.dies_at.max(before);
+        self.entry.expires_at = opened + micros(self.request.lease) + micros(self.request.ttl);
+        self.dies_at = self.dies_at.max(self.removable_at());
     }
 
     pub(super) fn encoded_length(&self) -> usize {
         let record = match &self.phase {
-            LogEntryPhase::Completed { record, .. } => SUMMARY_LEN + record.len(),
+            EntryPhase::Completed { record, .. } => SUMMARY_LEN + record.len(),
             _ => 0,
         };
-        FIXED_LEN + self.spent_tokens.len() * 24 + self.ask.tags.as_bytes().len() + self.ask.label.len() + record
+        FIXED_LEN
+            + self.spent_tokens.len() * 24
+            + self.request.tags.as_bytes().len()
+            + self.request.label.len()
+            + record
     }
 
     /// Appends the encoding, without the checksum. Returns its length.
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> usize {
         let begin = out.len();
         let nothing = Bytes::new();
-        let (flag, until, record, outline) = match &self.phase {
+        let (flag, until, record, summary) = match &self.phase {
             // After a restart the lease's end is past; the earliest takeover must be kept.
-            LogEntryPhase::Running { takeover_at: takeover, .. } => (false, *takeover, &nothing, None),
-            LogEntryPhase::OutcomeUnknown { takeover_at: takeover, released } => (*released, *takeover, &nothing, None),
-            LogEntryPhase::Completed { record, outline, resolved, .. } => (*resolved, 0, record, Some(outline)),
-            LogEntryPhase::Released => (false, 0, &nothing, None),
+            EntryPhase::Running { takeover_at, .. } => (false, *takeover_at, &nothing, None),
+            EntryPhase::OutcomeUnknown { takeover_at, released } => (*released, *takeover_at, &nothing, None),
+            EntryPhase::Completed { record, summary, resolved, .. } => (*resolved, 0, record, Some(summary)),
+            EntryPhase::Released => (false, 0, &nothing, None),
         };
-        let ask = &*self.ask;
+        let ask = &*self.request;
         let tags = ask.tags.as_bytes();
         out.put_u64_le(0);
         out.put_u8(self.kind() as u8);
@@ -277,11 +137,11 @@ impl LogEntry {
         for part in [tags, &ask.label, record] {
             out.put_u32_le(part.len() as u32);
         }
-        if let Some(outline) = outline {
-            out.put_u16_le(outline.status);
-            out.put_u64_le(outline.requested_at_ms);
-            out.put_u64_le(outline.completed_at_ms);
-            out.put_u64_le(outline.took.as_nanos().min(u128::from(u64::MAX)) as u64);
+        if let Some(summary) = summary {
+            out.put_u16_le(summary.status);
+            out.put_u64_le(summary.requested_at_ms);
+            out.put_u64_le(summary.completed_at_ms);
+            out.put_u64_le(summary.took.as_nanos().min(u128::from(u64::MAX)) as u64);
         }
         for (token, until) in &self.spent_tokens {
             out.put_slice(&token.0);
@@ -327,60 +187,39 @@ impl LogEntry {
         let token = ClaimToken(array(&mut rest));
         let fence = Fence(rest.get_u64_le());
         let fingerprint = Fingerprint { version: fingerprint_version, digest: array(&mut rest) };
-        let hold = Duration::from_micros(rest.get_u64_le());
-        let keep = Duration::from_micros(rest.get_u64_le());
-        let over = rest.get_u64_le();
-        let [claimed, expires, dies_at, until] = [(); 4].map(|()| rest.get_u64_le());
+        let [lease, ttl] = [(); 2].map(|()| Duration::from_micros(rest.get_u64_le()));
+        let take_over = rest.get_u64_le();
+        let [claimed_at, expires_at, dies_at, until] = [(); 4].map(|()| rest.get_u64_le());
         let lengths = [(); 3].map(|()| rest.get_u32_le() as usize);
         let finished = matches!(kind, LogEntryKind::Completed | LogEntryKind::Failed);
         let wanted = lengths.iter().sum::<usize>() + spent * 24 + if finished { SUMMARY_LEN } else { 0 };
         if rest.len() != wanted {
             return Err(Corruption::Length);
         }
-        let mut outline = RecordSummary::default();
+        let mut summary = RecordSummary::default();
         if finished {
-            outline.status = rest.get_u16_le();
-            outline.requested_at_ms = rest.get_u64_le();
-            outline.completed_at_ms = rest.get_u64_le();
-            outline.took = Duration::from_nanos(rest.get_u64_le());
+            summary.status = rest.get_u16_le();
+            summary.requested_at_ms = rest.get_u64_le();
+            summary.completed_at_ms = rest.get_u64_le();
+            summary.took = Duration::from_nanos(rest.get_u64_le());
         }
-        let spent = (0..spent).map(|_| (ClaimToken(array(&mut rest)), rest.get_u64_le())).collect();
+        let spent_tokens = (0..spent).map(|_| (ClaimToken(array(&mut rest)), rest.get_u64_le())).collect();
         let mut tail = bytes.slice(bytes.len() - rest.len()..);
         let [tags, label, record] = lengths.map(|length| tail.split_to(length));
         let tags = Tags::from_bytes(tags).ok_or(Corruption::InvalidField)?;
         let flag = flags & 4 != 0;
         let phase = match kind {
-            LogEntryKind::Running => LogEntryPhase::Running { lease_until: until, takeover_at: until },
-            LogEntryKind::OutcomeUnknown => LogEntryPhase::OutcomeUnknown { takeover_at: until, released: flag },
+            LogEntryKind::Running => EntryPhase::Running { lease_until: until, takeover_at: until },
+            LogEntryKind::OutcomeUnknown => EntryPhase::OutcomeUnknown { takeover_at: until, released: flag },
             LogEntryKind::Completed | LogEntryKind::Failed => {
-                LogEntryPhase::Completed { failed: kind == LogEntryKind::Failed, record, outline, resolved: flag }
+                EntryPhase::Completed { failed: kind == LogEntryKind::Failed, record, summary, resolved: flag }
             }
-            LogEntryKind::Released => LogEntryPhase::Released,
+            LogEntryKind::Released => EntryPhase::Released,
         };
-        let over = (flags & 2 != 0).then_some(Fence(over));
-        let ask = Arc::new(ClaimRequest {
-            address,
-            token,
-            fingerprint,
-            tags,
-            label,
-            lease: hold,
-            ttl: keep,
-            take_over: over,
-        });
-        let took_over = flags & 1 != 0;
-        Ok(Self {
-            ask,
-            fence,
-            attempt,
-            took_over,
-            claimed_at: claimed,
-            expires_at: expires,
-            dies_at,
-            version,
-            spent_tokens: spent,
-            phase,
-        })
+        let (took_over, take_over) = (flags & 1 != 0, (flags & 2 != 0).then_some(Fence(take_over)));
+        let request = Arc::new(ClaimRequest { address, token, fingerprint, tags, label, lease, ttl, take_over });
+        let entry = StoredEntry { request, fence, attempt, took_over, claimed_at, expires_at, spent_tokens, phase };
+        Ok(Self { entry, dies_at, version })
     }
 }
 
@@ -390,31 +229,23 @@ fn array<const N: usize>(from: &mut &[u8]) -> [u8; N] {
     array
 }
 
-pub(super) fn micros(duration: Duration) -> UnixMicros {
-    // Leaves room to add several such values to the current time.
-    duration.as_micros().min(u128::from(u64::MAX / 16)) as UnixMicros
-}
-
 #[cfg(test)]
 mod tests {
+    use ibid::store::transitions::MAX_SPENT_TOKENS;
     use proptest::prelude::*;
 
     use super::*;
 
     fn entry(kind: u8, spent: usize, record: Vec<u8>) -> LogEntry {
         let phase = match kind {
-            0 => LogEntryPhase::Running { lease_until: 7, takeover_at: 7 },
-            1 => LogEntryPhase::OutcomeUnknown { takeover_at: 9, released: true },
+            0 => EntryPhase::Running { lease_until: 7, takeover_at: 7 },
+            1 => EntryPhase::OutcomeUnknown { takeover_at: 9, released: true },
             2 => {
-                let outline = RecordSummary {
-                    status: 201,
-                    requested_at_ms: 1,
-                    completed_at_ms: 2,
-                    took: Duration::from_micros(3),
-                };
-                LogEntryPhase::Completed { failed: true, record: record.into(), outline, resolved: true }
+                let took = Duration::from_micros(3);
+                let summary = RecordSummary { status: 201, requested_at_ms: 1, completed_at_ms: 2, took };
+                EntryPhase::Completed { failed: true, record: record.into(), summary, resolved: true }
             }
-            _ => LogEntryPhase::Released,
+            _ => EntryPhase::Released,
         };
         let ask = ClaimRequest {
             address: Address([1; 32]),
@@ -427,21 +258,17 @@ mod tests {
             take_over: kind.is_multiple_of(2).then_some(Fence(8)),
         };
         let spent = (0..spent).map(|nth| (ClaimToken([nth as u8; 16]), 10 + nth as u64)).collect();
-        let (ask, fence) = (Arc::new(ask), Fence(11));
-        let times = (12, 13, 14);
-        let (claimed, expires, dies_at) = times;
-        LogEntry {
-            ask,
-            fence,
+        let entry = StoredEntry {
+            request: Arc::new(ask),
+            fence: Fence(11),
             attempt: 2,
             took_over: kind == 1,
-            claimed_at: claimed,
-            expires_at: expires,
-            dies_at,
-            version: 15,
+            claimed_at: 12,
+            expires_at: 13,
             spent_tokens: spent,
             phase,
-        }
+        };
+        LogEntry { entry, dies_at: 14, version: 15 }
     }
 
     fn encoded(entry: &LogEntry, salt: u64) -> Vec<u8> {

@@ -4,7 +4,7 @@
 //! from it at once.
 
 use std::{
-    fmt,
+    fmt, mem,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -17,7 +17,9 @@ use super::{
     clock::StoreClock,
     compactor::SegmentPool,
     entry::LogEntry,
+    format::MAIN_LANE,
     index::{Index, IndexLookup, IndexSlot},
+    recovery::RecoveredLog,
     segments::{EntryReadError, LogPosition, SegmentSet},
 };
 
@@ -44,19 +46,17 @@ pub(super) struct SharedLog {
 }
 
 impl SharedLog {
-    pub(super) fn new(
-        index: Index, segments: SegmentSet, clock: StoreClock, is_synced: bool, so_far: (u64, u64, u64),
-    ) -> Self {
-        let (sequence, fences, version) = so_far;
+    /// Takes the index from `recovered`.
+    pub(super) fn new(recovered: &mut RecoveredLog, segments: SegmentSet, clock: StoreClock, is_synced: bool) -> Self {
         Self {
-            index,
+            index: mem::take(&mut recovered.index),
             segments,
             clock,
             segment_pool: SegmentPool::default(),
             is_synced,
-            sequence: AtomicU64::new(sequence),
-            highest_fence: AtomicU64::new(fences),
-            version: AtomicU64::new(version),
+            sequence: AtomicU64::new(recovered.sequences[usize::from(MAIN_LANE)]),
+            highest_fence: AtomicU64::new(recovered.highest_fence),
+            version: AtomicU64::new(recovered.version),
             read_only: OnceLock::new(),
         }
     }
@@ -86,7 +86,7 @@ impl SharedLog {
     ) -> Result<Option<LogEntry>, (IndexSlot, EntryReadError)> {
         for slot in slots {
             let entry = self.segments.read(slot).map_err(|error| (*slot, error))?;
-            if entry.ask.address == *at {
+            if entry.request.address == *at {
                 return Ok(Some(entry));
             }
         }

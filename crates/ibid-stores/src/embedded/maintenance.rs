@@ -10,11 +10,11 @@ use std::{
 };
 
 use super::{
-    Embedded, EmbeddedOptions, OpenError, OpenedLog,
+    Embedded, EmbeddedOptions, OpenError,
     clock::StoreClock,
     compactor::Compactor,
     disk::{Directory, Disk},
-    entry::{LogEntry, LogEntryKind, LogEntryPhase},
+    entry::{EntryPhase, LogEntry, LogEntryKind},
     index::{IndexSlot, SHARD_COUNT},
     recover_log,
     recovery::{RecoveredLog, RecoveryMode},
@@ -37,13 +37,7 @@ pub struct CompactionResult {
 pub fn check(path: impl AsRef<Path>) -> Result<StoreReport, OpenError> {
     let disk = open_existing(path.as_ref())?;
     let _lock = disk.lock()?;
-    Ok(RecoveredLog::read(
-        &disk,
-        StoreClock::new(EmbeddedOptions::default().time, 0).now(),
-        RecoveryMode::ReadEverything,
-    )?
-    .0
-    .report)
+    Ok(read_everything(&disk)?.report)
 }
 
 /// Writes one line of JSON per live entry, in address order: everything except the record's bytes.
@@ -53,12 +47,7 @@ pub fn check(path: impl AsRef<Path>) -> Result<StoreReport, OpenError> {
 pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, OpenError> {
     let disk = open_existing(path.as_ref())?;
     let _lock = disk.lock()?;
-    let recovered = RecoveredLog::read(
-        &disk,
-        StoreClock::new(EmbeddedOptions::default().time, 0).now(),
-        RecoveryMode::ReadEverything,
-    )?
-    .0;
+    let recovered = read_everything(&disk)?;
     for nth in 0..SHARD_COUNT {
         let slots: Vec<IndexSlot> = recovered.index.shard_by_number(nth).slots().copied().collect();
         let mut entries = Vec::with_capacity(slots.len());
@@ -66,7 +55,7 @@ pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, 
             let segment = recovered.segments.iter().find(|segment| segment.header.id == slot.segment);
             entries.extend(segment.and_then(|segment| segment.read(&slot).ok()));
         }
-        entries.sort_unstable_by_key(|entry| entry.ask.address);
+        entries.sort_unstable_by_key(|entry| entry.request.address);
         for entry in entries {
             out.write_all(dump_line(&entry).as_bytes())?;
         }
@@ -85,13 +74,7 @@ pub fn compact(path: impl AsRef<Path>) -> Result<CompactionResult, OpenError> {
     let mut options = EmbeddedOptions { max_size: u64::MAX, ..EmbeddedOptions::default() };
     // Keep the segment size, so that a small store stays small.
     options.segment_size = RecoveredLog::largest_segment(&disk)?.unwrap_or(options.segment_size);
-    let report = RecoveredLog::read(
-        &disk,
-        StoreClock::new(EmbeddedOptions::default().time, 0).now(),
-        RecoveryMode::ReadEverything,
-    )?
-    .0
-    .report;
+    let report = read_everything(&disk)?.report;
     if let Some(found) = report.found.first() {
         return Err(OpenError::Corrupt(found.to_string()));
     }
@@ -103,11 +86,15 @@ pub fn compact(path: impl AsRef<Path>) -> Result<CompactionResult, OpenError> {
         lock = disk.lock()?;
     }
     let _lock = lock;
-    let OpenedLog { log, cold_sequence: cold, covered, .. } = recover_log(Arc::new(disk), options)?;
-    let log = Arc::new(log);
+    let (log, recovered) = recover_log(Arc::new(disk), options)?;
     let before = log.segments.used_bytes();
-    Compactor::new(log.clone(), cold + 1, covered).compact().map_err(|full| OpenError::NoSpace(full.to_string()))?;
+    Compactor::new(log.clone(), &recovered).compact().map_err(|full| OpenError::NoSpace(full.to_string()))?;
     Ok(CompactionResult { before, after: log.segments.used_bytes() })
+}
+
+fn read_everything(disk: &Directory) -> Result<RecoveredLog, OpenError> {
+    let now = StoreClock::new(EmbeddedOptions::default().time, 0).now();
+    Ok(RecoveredLog::read(disk, now, RecoveryMode::ReadEverything)?.0)
 }
 
 fn open_existing(path: &Path) -> Result<Directory, OpenError> {
@@ -118,7 +105,7 @@ fn open_existing(path: &Path) -> Result<Directory, OpenError> {
 }
 
 fn dump_line(entry: &LogEntry) -> String {
-    let ask = &*entry.ask;
+    let ask = &*entry.request;
     let kind = match entry.kind() {
         LogEntryKind::Running => "claim",
         LogEntryKind::Completed => "done",
@@ -140,8 +127,8 @@ fn dump_line(entry: &LogEntry) -> String {
         let _ = write!(line, r#","{name}":"#);
         write_json_string(value, &mut line);
     }
-    if let LogEntryPhase::Completed { record, outline, .. } = &entry.phase {
-        let _ = write!(line, r#","status":{},"record_bytes":{}"#, outline.status, record.len());
+    if let EntryPhase::Completed { record, summary, .. } = &entry.phase {
+        let _ = write!(line, r#","status":{},"record_bytes":{}"#, summary.status, record.len());
     }
     line.push_str("}\n");
     line

@@ -22,13 +22,13 @@ use super::{
     entry::{LogEntry, LogEntryKind, UnixMicros},
     format::{Corruption, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, SegmentHeader},
     index::{Index, IndexSlot, SHARD_COUNT},
-    report::{CorruptRange, StoreReport},
+    report::StoreReport,
     segment_reader::{ScannedSegment, read_segments},
     segments::{LogPosition, LogSegment, SegmentEnd, UNFINISHED_NAME, file_name, parse_file_name, seal_segment},
     snapshot,
 };
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RecoveredLog {
     pub(super) index: Index,
     pub(super) segments: Vec<Arc<LogSegment>>,
@@ -60,21 +60,7 @@ pub(super) enum RecoveryMode {
 
 impl RecoveredLog {
     fn new(now: UnixMicros) -> Self {
-        Self {
-            index: Index::new(),
-            segments: Vec::new(),
-            store_id: None,
-            next_id: 1,
-            sequences: [0; 2],
-            version: 0,
-            opened_at: now,
-            last_log_time: 0,
-            highest_fence: 0,
-            snapshot_segments: HashSet::new(),
-            last_written: Vec::new(),
-            renewed: Vec::new(),
-            report: StoreReport::default(),
-        }
+        Self { next_id: 1, opened_at: now, ..Self::default() }
     }
 
     /// Returns the size of the largest segment in bytes.
@@ -86,14 +72,14 @@ impl RecoveredLog {
 
     /// Reads all segments, or only those that no snapshot covers. Does not change the disk.
     pub(super) fn read(
-        disk: &dyn Disk, now: UnixMicros, trust: RecoveryMode,
+        disk: &dyn Disk, now: UnixMicros, mode: RecoveryMode,
     ) -> Result<(Self, Vec<UnsealedSegment>), OpenError> {
         let mut recovered = Self::new(now);
         recovered.open_segments(disk)?;
         let by_id: HashMap<u32, Arc<LogSegment>> =
             recovered.segments.iter().map(|segment| (segment.header.id, segment.clone())).collect();
         let mut scanned = Vec::new();
-        if trust == RecoveryMode::UseSnapshot {
+        if mode == RecoveryMode::UseSnapshot {
             scanned = recovered.load_snapshot(disk, &by_id)?;
         }
         // Skip segments that were being recycled (nothing in them counts) and segments that the snapshot covers.
@@ -112,9 +98,9 @@ impl RecoveredLog {
         recovered.index.sweep(recovered.opened_at, u32::MAX, |slot| by_id[&slot.segment].remove_slot(slot));
         recovered.report.live_entries =
             (0..SHARD_COUNT).map(|nth| recovered.index.shard_by_number(nth).slots().count() as u64).sum();
-        let (clock, renewed): (_, HashSet<u64>) =
-            (recovered.opened_at, recovered.renewed.iter().map(|entry| entry.version).collect());
-        recovered.last_written.retain(|entry| clock < entry.dies_at && !renewed.contains(&entry.version));
+        let renewed: HashSet<u64> = recovered.renewed.iter().map(|entry| entry.version).collect();
+        let opened_at = recovered.opened_at;
+        recovered.last_written.retain(|entry| opened_at < entry.dies_at && !renewed.contains(&entry.version));
         Ok((recovered, unsealed))
     }
 
@@ -140,23 +126,13 @@ impl RecoveredLog {
             let mut header = match header {
                 Ok(header) => header,
                 Err(Corruption::Version(version)) => return Err(OpenError::Version { file: file_name(id), version }),
-                Err(flaw) => {
-                    self.report.found.push(CorruptRange {
-                        file: file_name(id),
-                        offset: 0,
-                        length: None,
-                        corruption: flaw,
-                    });
+                Err(corruption) => {
+                    self.report.add_corruption(id, 0, None, corruption);
                     continue;
                 }
             };
             if self.store_id.is_some_and(|store| store != header.store) {
-                self.report.found.push(CorruptRange {
-                    file: file_name(id),
-                    offset: 16,
-                    length: None,
-                    corruption: Corruption::InvalidField,
-                });
+                self.report.add_corruption(id, 16, None, Corruption::InvalidField);
                 continue;
             }
             self.store_id = Some(header.store);
@@ -181,7 +157,7 @@ impl RecoveredLog {
         let usable = by_id.iter().filter(|(_, segment)| segment.written_len.load(SeqCst) != 0);
         let usable = usable.map(|(id, segment)| (*id, segment.clone())).collect();
         let Some(snapshot) = snapshot::read_snapshot(disk, &usable, store, &self.index)? else {
-            self.index = Index::new();
+            self.index = Index::default();
             return Ok(Vec::new());
         };
         self.version = snapshot.version;
@@ -218,13 +194,8 @@ impl RecoveredLog {
             }
             match next {
                 Some(next) if next.end.first_sequence > this.end.last_sequence + 1 => {
-                    let file = file_name(this.segment.header.id);
-                    self.report.found.push(CorruptRange {
-                        file,
-                        offset: this.end.offset,
-                        length: Some(0),
-                        corruption: Corruption::MissingBatches,
-                    });
+                    let (id, offset) = (this.segment.header.id, this.end.offset);
+                    self.report.add_corruption(id, offset, Some(0), Corruption::MissingBatches);
                     continue;
                 }
                 Some(_) => {}
@@ -246,13 +217,8 @@ impl RecoveredLog {
     /// Marks all running claims as interrupted, and restarts the ttl of those that expired while the store was closed.
     fn mark_interrupted(&mut self, by_id: &HashMap<u32, Arc<LogSegment>>) {
         for nth in 0..SHARD_COUNT {
-            let claims: Vec<IndexSlot> = self
-                .index
-                .shard_by_number(nth)
-                .slots()
-                .filter(|slot| slot.kind() == LogEntryKind::Running)
-                .copied()
-                .collect();
+            let is_claim = |slot: &&IndexSlot| slot.kind() == LogEntryKind::Running;
+            let claims: Vec<IndexSlot> = self.index.shard_by_number(nth).slots().filter(is_claim).copied().collect();
             for slot in claims {
                 // A claim that fetches this entry will find it corrupt.
                 let Ok(mut entry) = by_id[&slot.segment].read(&slot) else { continue };
@@ -260,13 +226,12 @@ impl RecoveredLog {
                 if (self.last_log_time + 1..=self.opened_at).contains(&entry.expires_at) {
                     entry.renew_retention(self.opened_at);
                     self.index.swap(&slot, IndexSlot::new(&entry, slot.segment, slot.offset, slot.length()));
-                    self.report.overdue_claims.push(entry.ask.address);
+                    self.report.overdue_claims.push(entry.request.address);
                     self.renewed.push(entry.clone());
                 }
-                if entry.dies_at <= self.opened_at {
-                    continue;
+                if entry.dies_at > self.opened_at {
+                    self.index.shard_by_number(nth).running_entries.insert(entry.request.address, Arc::new(entry));
                 }
-                self.index.shard_by_number(nth).running_entries.insert(entry.ask.address, Arc::new(entry));
             }
         }
     }
@@ -292,18 +257,14 @@ pub(super) fn repair(disk: &dyn Disk, recovered: &mut RecoveredLog, unsealed: Ve
     for segment in &recovered.segments {
         segment.file.sync_data()?;
     }
-    let (clock, fences) = (recovered.last_log_time, recovered.highest_fence);
-    for UnsealedSegment { segment, end: ends } in unsealed {
-        if ends.offset + SECTOR_LEN as u64 <= segment.header.size {
-            seal_segment(
-                &segment,
-                ends,
-                LogPosition { sequence: ends.last_sequence, clock, highest_fence: fences },
-                true,
-            )?;
+    let (clock, highest_fence) = (recovered.last_log_time, recovered.highest_fence);
+    for UnsealedSegment { segment, end } in unsealed {
+        let sequence = end.last_sequence;
+        if end.offset + SECTOR_LEN as u64 <= segment.header.size {
+            seal_segment(&segment, end, LogPosition { sequence, clock, highest_fence }, true)?;
         }
-        let highest = &mut recovered.sequences[usize::from(ends.lane)];
-        *highest = (*highest).max(ends.last_sequence);
+        let highest = &mut recovered.sequences[usize::from(end.lane)];
+        *highest = (*highest).max(sequence);
     }
     disk.sync_dir()
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ibid::store::Address;
 
-use super::format::Corruption;
+use super::{format::Corruption, segments::file_name};
 
 /// The result of reading a store's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,6 +29,10 @@ pub struct StoreReport {
 }
 
 impl StoreReport {
+    pub(super) fn add_corruption(&mut self, segment: u32, offset: u64, length: Option<u64>, corruption: Corruption) {
+        self.found.push(CorruptRange { file: file_name(segment), offset, length, corruption });
+    }
+
     /// Adds the findings of another reader.
     pub(super) fn merge(&mut self, other: Self) {
         self.batches += other.batches;
@@ -65,31 +69,22 @@ impl fmt::Display for CorruptRange {
 
 impl fmt::Display for StoreReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            segments,
-            covered,
-            batches,
-            entries,
-            live_entries: live,
-            unsealed_ends: torn,
-            found,
-            overdue_claims: overdue,
-        } = self;
+        let Self { segments, covered, batches, entries, live_entries, .. } = self;
         writeln!(
             f,
-            "{segments} segments ({covered} not read, but known from a snapshot), {batches} batches, {entries} entries, of which {live} count"
+            "{segments} segments ({covered} not read, but known from a snapshot), {batches} batches, {entries} entries, of which {live_entries} count"
         )?;
-        for (file, offset) in torn {
+        for (file, offset) in &self.unsealed_ends {
             writeln!(f, "{file}, offset {offset}: the log ends here, unsealed (as after a crash)")?;
         }
-        for found in found {
+        for found in &self.found {
             writeln!(f, "{found}")?;
         }
-        if !overdue.is_empty() {
+        if !self.overdue_claims.is_empty() {
             writeln!(
                 f,
                 "{} claims were unfinished when the store was closed, and their retention has ended since; a start keeps them as outcome unknown",
-                overdue.len()
+                self.overdue_claims.len()
             )?;
         }
         Ok(())

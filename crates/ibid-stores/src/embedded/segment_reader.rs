@@ -18,9 +18,9 @@ use super::{
     entry::{LogEntry, UnixMicros},
     format::Corruption,
     index::{Index, IndexSlot},
-    report::{CorruptRange, StoreReport},
+    report::StoreReport,
     scan::{ScanStep, ScannedBatch, SegmentScan},
-    segments::{LogSegment, SegmentEnd, file_name},
+    segments::{LogSegment, SegmentEnd},
 };
 
 /// Number of segments read concurrently.
@@ -78,21 +78,19 @@ impl SegmentReader<'_> {
                 ScanStep::Batch(batch) => {
                     self.index_batch(&batch, segment);
                     let sequence = batch.header.sequence;
+                    let lane = batch.header.lane;
                     let scanned = scanned.get_or_insert_with(|| ScannedSegment {
                         segment: segment.clone(),
-                        end: SegmentEnd {
-                            lane: batch.header.lane,
-                            first_sequence: sequence,
-                            last_sequence: 0,
-                            offset: 0,
-                        },
+                        end: SegmentEnd { lane, first_sequence: sequence, last_sequence: 0, offset: 0 },
                         sealed: false,
                         last_batch: None,
                     });
                     scanned.end.last_sequence = sequence;
                     scanned.last_batch = Some(batch);
                 }
-                ScanStep::Gap { at, length, corruption: flaw } => self.report_corruption(segment, at, length, flaw),
+                ScanStep::Gap { at, length, corruption } => {
+                    self.report.add_corruption(segment.header.id, at, Some(length), corruption);
+                }
                 ScanStep::End { at, sealed } => {
                     segment.close(at);
                     if let Some(scanned) = &mut scanned {
@@ -115,7 +113,7 @@ impl SegmentReader<'_> {
         self.clock = self.clock.max(batch.header.clock);
         self.fences = self.fences.max(batch.header.highest_fence);
         let entries = batch.entries().unwrap_or_else(|flaw| {
-            self.report_corruption(segment, batch.offset, batch.header.padded_len(), flaw);
+            self.report.add_corruption(segment.header.id, batch.offset, Some(batch.header.padded_len()), flaw);
             Vec::new()
         });
         for (offset, bytes) in entries {
@@ -123,7 +121,8 @@ impl SegmentReader<'_> {
             let entry = match LogEntry::decode(bytes, segment.header.salt) {
                 Ok(entry) if length < IndexSlot::MAX_LENGTH => entry,
                 read => {
-                    self.report_corruption(segment, offset, length as u64, read.err().unwrap_or(Corruption::Length));
+                    let corruption = read.err().unwrap_or(Corruption::Length);
+                    self.report.add_corruption(segment.header.id, offset, Some(length as u64), corruption);
                     continue;
                 }
             };
@@ -134,16 +133,11 @@ impl SegmentReader<'_> {
             }
             let slot = IndexSlot::new(&entry, segment.header.id, offset as u32, length);
             segment.add_slot(&slot);
-            let is_same = |known: &IndexSlot| self.read_address(known) == Some(entry.ask.address);
+            let is_same = |known: &IndexSlot| self.read_address(known) == Some(entry.request.address);
             if let Some(not_needed) = self.index.insert_recovered(&entry, slot, is_same) {
                 self.by_id[&not_needed.segment].remove_slot(&not_needed);
             }
         }
-    }
-
-    fn report_corruption(&mut self, segment: &LogSegment, offset: u64, length: u64, flaw: Corruption) {
-        let file = file_name(segment.header.id);
-        self.report.found.push(CorruptRange { file, offset, length: Some(length), corruption: flaw });
     }
 
     fn read_address(&self, slot: &IndexSlot) -> Option<Address> {

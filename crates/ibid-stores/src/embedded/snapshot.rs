@@ -240,9 +240,9 @@ impl IndexSnapshot {
                 .map(|bytes| IndexSlot::decode(bytes).filter(|slot| slot.shard() == nth))
                 .collect();
             let Some(slots) = slots else { return Ok(false) };
-            index.shard_by_number(nth).insert_snapshot_slots(
-                slots.into_iter().filter(|slot| self.covered_segments.contains_key(&slot.segment)),
-            );
+            let mut shard = index.shard_by_number(nth);
+            let covered = slots.into_iter().filter(|slot| self.covered_segments.contains_key(&slot.segment));
+            covered.for_each(|slot| shard.insert(slot));
         }
         Ok(true)
     }

@@ -14,17 +14,18 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError,
+    Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError, transitions,
 };
 use tokio::sync::oneshot;
 
 use super::{
-    decisions,
     entry::{LogEntry, UnixMicros},
-    format::{BATCH_HEADER_LEN, BatchHeader, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, pad_to_sector, salted_crc},
+    format::{BATCH_HEADER_LEN, FIRST_BATCH_OFFSET, SECTOR_LEN, pad_to_sector},
     index::IndexSlot,
+    lane::{BatchWriteError, LaneTail},
     log::{SharedLog, store_error},
-    segments::{LogPosition, LogSegment, SegmentEnd, seal_segment},
+    recovery::RecoveredLog,
+    segments::LogPosition,
 };
 
 /// Approximate maximum bytes of a batch.
@@ -67,38 +68,6 @@ struct StagedEntry {
     supersedes: Option<u64>,
 }
 
-/// The segment being written, and the position of the next batch.
-pub(super) struct LogTail {
-    segment: Arc<LogSegment>,
-    offset: u64,
-    first_sequence: u64,
-    is_sealed: bool,
-}
-
-impl LogTail {
-    pub(super) fn new(segment: Arc<LogSegment>, first_sequence: u64) -> Self {
-        Self { segment, offset: FIRST_BATCH_OFFSET, first_sequence, is_sealed: false }
-    }
-
-    /// The tail of a store without room for another segment: no batch fits.
-    pub(super) fn full(segment: Arc<LogSegment>) -> Self {
-        let offset = segment.header.size;
-        Self { segment, offset, first_sequence: 0, is_sealed: true }
-    }
-}
-
-/// What recovery passes to the writer.
-#[derive(Debug)]
-pub(super) struct WriterStart {
-    pub(super) opened_at: UnixMicros,
-    /// The highest version given to an entry.
-    pub(super) version: u64,
-    /// The live entries of the last batch in each lane.
-    pub(super) last_written: Vec<LogEntry>,
-    /// Claims whose ttl is restarted.
-    pub(super) renewed: Vec<LogEntry>,
-}
-
 enum AppendError {
     /// The batch is certainly not in the log.
     NotWritten(String),
@@ -110,7 +79,7 @@ pub(super) struct LogWriter {
     log: Arc<SharedLog>,
     /// Bounded by the number of callers: each waits for its answer before it calls again.
     queue: Receiver<WriterCall>,
-    tail: LogTail,
+    tail: LaneTail,
     /// Sequence number of the next batch.
     sequence: u64,
     /// Version of the next entry.
@@ -128,33 +97,31 @@ impl LogWriter {
     /// Writes `last_written` again, which may have been read from a page cache that never reached the disk, and writes
     /// `renewed`, before it accepts calls.
     pub(super) fn new(
-        log: Arc<SharedLog>, queue: Receiver<WriterCall>, tail: LogTail, found: WriterStart,
+        log: Arc<SharedLog>, queue: Receiver<WriterCall>, tail: LaneTail, recovered: RecoveredLog,
     ) -> io::Result<Self> {
-        let WriterStart { opened_at: opened, version, last_written: last, renewed } = found;
-        let (sequence, fences) = (log.sequence.load(SeqCst) + 1, log.highest_fence.load(SeqCst));
-        let now = log.clock.latest();
+        let LogPosition { sequence, clock, highest_fence } = log.position();
         let mut writer = Self {
             log,
             queue,
             tail,
-            sequence,
-            version,
-            highest_fence: fences,
-            now,
+            sequence: sequence + 1,
+            version: recovered.version,
+            highest_fence,
+            now: clock,
             batch: vec![0; BATCH_HEADER_LEN],
             entry_spans: Vec::new(),
             staged_entries: HashMap::new(),
             pending_replies: Vec::new(),
         };
-        for entry in last {
+        for entry in recovered.last_written {
             writer.encode_entry(entry.version, Some(entry.version), entry);
         }
         // The bytes stay as they were; in memory these claims are interrupted like all others.
         for staged in writer.staged_entries.values_mut() {
-            Arc::make_mut(&mut staged.entry).mark_interrupted(opened);
+            Arc::make_mut(&mut staged.entry).mark_interrupted(recovered.opened_at);
         }
         writer.write_recovered()?;
-        for entry in renewed {
+        for entry in recovered.renewed {
             writer.version += 1;
             writer.encode_entry(writer.version, Some(entry.version), entry);
             if writer.batch.len() >= MAX_BATCH_BYTES.min(writer.segment_capacity() / 4) {
@@ -216,10 +183,11 @@ impl LogWriter {
     fn decide_claim(&mut self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
         let (current, supersedes) = self.current_entry(&ask.address)?;
         let fence = Fence((self.highest_fence + 1).max(self.now));
-        let (answer, granted) = decisions::claim(current.as_deref(), ask, fence, self.now);
+        let before = current.as_deref();
+        let (answer, granted) = transitions::claim(before.map(|before| &before.entry), ask, fence, self.now);
         if let Some(granted) = granted {
             self.check_claim_space()?;
-            self.stage_entry(granted, supersedes)?;
+            self.stage_entry(LogEntry::new(granted, before), supersedes)?;
             self.highest_fence = fence.0;
         }
         Ok(answer)
@@ -227,18 +195,19 @@ impl LogWriter {
 
     fn decide_change(&mut self, at: &Address, change: &EntryChange) -> Result<SettleOutcome, StoreError> {
         let (current, supersedes) = self.current_entry(at)?;
-        let (there, now) = (current.as_deref(), self.now);
+        let before = current.as_deref();
+        let (there, now) = (before.map(|before| &before.entry), self.now);
         let (answer, changed) = match change {
-            EntryChange::Extend(lease, hold) => decisions::extend(there, lease, *hold, now),
-            EntryChange::Settle(lease, end) => decisions::settle(there, lease, end, now),
-            EntryChange::Resolve(seen, end) => decisions::resolve(there, *seen, end, now),
-            EntryChange::Forget(seen) => decisions::forget(there, *seen, now),
-            EntryChange::Replace(seen, record) => decisions::replace(there, *seen, record, now),
+            EntryChange::Extend(lease, hold) => transitions::extend(there, lease, *hold, now),
+            EntryChange::Settle(lease, end) => transitions::settle(there, lease, end, now),
+            EntryChange::Resolve(seen, end) => transitions::resolve(there, *seen, end, now),
+            EntryChange::Forget(seen) => transitions::forget(there, *seen, now),
+            EntryChange::Replace(seen, record) => transitions::replace_record(there, *seen, record, now),
         };
         if let Some(changed) = changed {
             // A restored holder may have a higher fence than a log that has lost its entry.
             let fence = changed.fence.0;
-            self.stage_entry(changed, supersedes)?;
+            self.stage_entry(LogEntry::new(changed, before), supersedes)?;
             self.highest_fence = self.highest_fence.max(fence);
         }
         Ok(answer)
@@ -282,7 +251,7 @@ impl LogWriter {
         entry.version = version;
         let begin = self.batch.len();
         let length = entry.encode(&mut self.batch);
-        let at = entry.ask.address;
+        let at = entry.request.address;
         self.entry_spans.push((begin, length));
         self.staged_entries.insert(at, StagedEntry { entry: Arc::new(entry), offset: begin, length, supersedes });
     }
@@ -330,25 +299,22 @@ impl LogWriter {
         if self.entry_spans.is_empty() {
             return Ok(());
         }
-        let span = pad_to_sector(self.batch.len()) as u64;
-        if self.tail.offset + span + SECTOR_LEN as u64 > self.tail.segment.header.size {
+        if !self.tail.has_room_for(self.batch.len()) {
             let next = self.log.segment_pool.take().map_err(AppendError::NotWritten)?;
-            if !self.seal_tail() {
-                next.proves_end_of.store(self.tail.segment.header.id, SeqCst);
-            }
-            self.tail = LogTail::new(next, self.sequence);
+            let is_sealed = self.seal_tail();
+            self.tail.continue_in(next, self.sequence, is_sealed);
             self.log.segment_pool.request(false);
         }
+        let span = pad_to_sector(self.batch.len()) as u64;
         // Only entries from larger segments of an earlier start can be too large.
-        if self.tail.offset + span + SECTOR_LEN as u64 > self.tail.segment.header.size {
+        if !self.tail.has_room_for(self.batch.len()) {
             return Err(AppendError::NotWritten(format!("a batch of {span} bytes does not fit into a segment")));
         }
         if let Err(first) = self.append_once() {
             // Without another segment, an incomplete batch counts as absent: the next one overwrites it.
             let Ok(next) = self.log.segment_pool.take() else { return Err(first) };
-            next.proves_end_of.store(self.tail.segment.header.id, SeqCst);
             self.tail.segment.mark_spoiled(self.tail.offset);
-            self.tail = LogTail::new(next, self.sequence);
+            self.tail.continue_in(next, self.sequence, false);
             self.append_once().map_err(|second| match (first, second) {
                 (AppendError::SyncFailed(error), AppendError::NotWritten(_)) | (_, AppendError::SyncFailed(error)) => {
                     AppendError::SyncFailed(error)
@@ -368,48 +334,26 @@ impl LogWriter {
     }
 
     fn append_once(&mut self) -> Result<(), AppendError> {
-        let salt = self.tail.segment.header.salt;
-        for (begin, length) in &self.entry_spans {
-            let crc = salted_crc(salt, &self.batch[begin + 8..begin + length]);
-            self.batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
-        }
-        let header = BatchHeader {
-            length: (self.batch.len() - BATCH_HEADER_LEN) as u32,
-            count: self.entry_spans.len() as u32,
-            sequence: self.sequence,
-            clock: self.now,
-            highest_fence: self.highest_fence,
-            lane: MAIN_LANE,
-            is_seal: false,
-        };
-        header.write_header(&mut self.batch, salt);
-        let length = self.batch.len();
-        self.batch.resize(pad_to_sector(length), 0);
-        let written = self.tail.segment.file.write_at(&self.batch, self.tail.offset);
-        self.batch.truncate(length);
-        written.map_err(|error| AppendError::NotWritten(format!("the disk refused to write: {error}")))?;
-        if self.log.is_synced { self.tail.segment.file.sync_data().map_err(AppendError::SyncFailed) } else { Ok(()) }
+        let (at, spans) = (self.position(), self.entry_spans.iter().copied());
+        self.tail.write_batch(&mut self.batch, spans, at, self.log.is_synced).map_err(|error| match error {
+            BatchWriteError::NotWritten(error) => {
+                AppendError::NotWritten(format!("the disk refused to write: {error}"))
+            }
+            BatchWriteError::NotSynced(error) => AppendError::SyncFailed(error),
+        })
+    }
+
+    fn position(&self) -> LogPosition {
+        LogPosition { sequence: self.sequence, clock: self.now, highest_fence: self.highest_fence }
     }
 
     /// Seals the segment. If that fails, the next segment proves where this one ends.
     #[must_use]
     fn seal_tail(&mut self) -> bool {
-        if self.tail.is_sealed {
-            return true;
-        }
-        let so_far = LogPosition { sequence: self.sequence, clock: self.now, highest_fence: self.highest_fence };
-        let ends = SegmentEnd {
-            lane: MAIN_LANE,
-            first_sequence: self.tail.first_sequence,
-            last_sequence: self.sequence,
-            offset: self.tail.offset,
-        };
-        let sealed = seal_segment(&self.tail.segment, ends, so_far, self.log.is_synced).is_ok();
-        if sealed {
+        let sealed = self.tail.seal(self.position(), self.log.is_synced);
+        if sealed && !self.tail.is_sealed {
             self.sequence += 1;
             self.log.sequence.store(self.sequence - 1, SeqCst);
-        } else {
-            self.tail.segment.mark_spoiled(self.tail.offset);
         }
         sealed
     }

@@ -6,81 +6,26 @@
 //!
 //! Invariant: a key has a limiter exactly while it has users.
 
-use std::{collections::HashMap, sync::Arc};
-
-use ibid::store::Address;
-use parking_lot::Mutex;
+use ibid::store::{Address, SharedMap, SharedValue};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-const SHARD_COUNT: usize = 16;
 /// Maximum number of concurrent store claims of one key.
 const MAX_CONCURRENT_CLAIMS_PER_KEY: usize = 32;
 
-#[derive(Debug)]
-pub(super) struct ClaimLimiter(Box<[Mutex<KeyLimiters>]>);
-
-type KeyLimiters = HashMap<Address, Arc<KeyLimiter>>;
-
-#[derive(Debug)]
-struct KeyLimiter {
-    permits: Semaphore,
-    /// Claims that hold or await a permit. Changed under the lock of the map.
-    user_count: Mutex<u32>,
-}
-
-/// A user of a key's limiter. The last one removes the limiter.
-#[derive(Debug)]
-pub(super) struct KeyLimiterGuard<'a> {
-    gates: &'a ClaimLimiter,
-    address: Address,
-    key_limiter: Arc<KeyLimiter>,
-}
-
-impl Default for ClaimLimiter {
-    fn default() -> Self {
-        Self((0..SHARD_COUNT).map(|_| Mutex::default()).collect())
-    }
-}
+#[derive(Debug, Default)]
+pub(super) struct ClaimLimiter(SharedMap<Address, Semaphore>);
 
 impl ClaimLimiter {
-    fn shard(&self, at: &Address) -> &Mutex<KeyLimiters> {
-        &self.0[usize::from(at.0[29]) % SHARD_COUNT]
-    }
-
-    pub(super) fn visit(&self, at: &Address) -> KeyLimiterGuard<'_> {
-        let mut listed = self.shard(at).lock();
-        let gate = listed
-            .entry(*at)
-            .or_insert_with(|| {
-                Arc::new(KeyLimiter {
-                    permits: Semaphore::new(MAX_CONCURRENT_CLAIMS_PER_KEY),
-                    user_count: Mutex::default(),
-                })
-            })
-            .clone();
-        *gate.user_count.lock() += 1;
-        KeyLimiterGuard { gates: self, address: *at, key_limiter: gate }
+    pub(super) fn visit(&self, at: &Address) -> SharedValue<'_, Address, Semaphore> {
+        self.0.join(*at, || Semaphore::new(MAX_CONCURRENT_CLAIMS_PER_KEY))
     }
 }
 
-impl KeyLimiterGuard<'_> {
-    /// Waits for a permit. Returns `true` if it was not available at once.
-    pub(super) async fn pass(&self) -> (SemaphorePermit<'_>, bool) {
-        match self.key_limiter.permits.try_acquire() {
-            Ok(permit) => (permit, false),
-            Err(_) => (self.key_limiter.permits.acquire().await.expect("it is never closed"), true),
-        }
-    }
-}
-
-impl Drop for KeyLimiterGuard<'_> {
-    fn drop(&mut self) {
-        let mut listed = self.gates.shard(&self.address).lock();
-        let mut here = self.key_limiter.user_count.lock();
-        *here -= 1;
-        if *here == 0 {
-            listed.remove(&self.address);
-        }
+/// Waits for a permit. Returns `true` if it was not available at once.
+pub(super) async fn pass(permits: &Semaphore) -> (SemaphorePermit<'_>, bool) {
+    match permits.try_acquire() {
+        Ok(permit) => (permit, false),
+        Err(_) => (permits.acquire().await.expect("it is never closed"), true),
     }
 }
 
@@ -96,16 +41,16 @@ mod tests {
         let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let one = async |nth: u8| {
             let visit = gates.visit(&Address([nth % 2; 32]));
-            let _pass = visit.pass().await;
+            let _pass = pass(&visit).await;
             most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
             tokio::task::yield_now().await;
             inside.fetch_sub(1, SeqCst);
         };
         futures_util::future::join_all((0..200).map(one)).await;
         assert_eq!(most.into_inner(), 2 * MAX_CONCURRENT_CLAIMS_PER_KEY);
-        assert!(gates.0.iter().all(|listed| listed.lock().is_empty()));
+        assert!(gates.0.is_empty());
         let given_up = gates.visit(&Address([0; 32]));
         drop(given_up);
-        assert!(gates.0.iter().all(|listed| listed.lock().is_empty()));
+        assert!(gates.0.is_empty());
     }
 }

@@ -7,9 +7,9 @@
 //! Invariants: a wait belongs to one address and one fence, so waiters of different holders are independent; a released
 //! wait stays released and is no longer in the map; a wait without waiters is not in the map.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use ibid::store::{Address, ClaimOutcome, Fence, StoreError};
+use ibid::store::{Address, ClaimOutcome, Fence, SharedMap, StoreError};
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -18,7 +18,6 @@ use tokio::{
 
 use super::LocalCache;
 
-const SHARD_COUNT: usize = 16;
 /// Number of waiters released at once if each of them will call the store.
 const RELEASE_GROUP_SIZE: u32 = 64;
 const RELEASE_GROUP_DELAY: Duration = Duration::from_millis(5);
@@ -27,14 +26,10 @@ const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
 /// Upper limit of a wait, so that adding it does not overflow the clock.
 const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-type WaitKey = (Address, Fence);
-type SharedWaitMap = HashMap<WaitKey, Arc<SharedWait>>;
-
-#[derive(Debug)]
-pub(super) struct SharedWaits(Box<[Mutex<SharedWaitMap>]>);
+pub(super) type SharedWaits = SharedMap<(Address, Fence), SharedWait>;
 
 #[derive(Debug, Default)]
-struct SharedWait {
+pub(super) struct SharedWait {
     /// Notifies all waiters of the release, and one waiter when the leader's place is free.
     changed: Notify,
     state: Mutex<SharedWaitState>,
@@ -42,7 +37,6 @@ struct SharedWait {
 
 #[derive(Debug, Default)]
 struct SharedWaitState {
-    waiter_count: u32,
     has_leader: bool,
     release: Option<ReleaseMode>,
     /// Number of waiters that have proceeded since the release.
@@ -53,61 +47,6 @@ struct SharedWaitState {
 enum ReleaseMode {
     AllAtOnce,
     InGroups,
-}
-
-impl Default for SharedWaits {
-    fn default() -> Self {
-        Self((0..SHARD_COUNT).map(|_| Mutex::default()).collect())
-    }
-}
-
-impl SharedWaits {
-    fn shard(&self, at: &Address) -> &Mutex<SharedWaitMap> {
-        &self.0[usize::from(at.0[30]) % SHARD_COUNT]
-    }
-
-    fn join(&self, door: WaitKey) -> SharedWaiter<'_> {
-        let mut rooms = self.shard(&door.0).lock();
-        let room = rooms.entry(door).or_default().clone();
-        room.state.lock().waiter_count += 1;
-        SharedWaiter { waits: self, key: door, wait: room }
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.0.iter().map(|rooms| rooms.lock().len()).sum()
-    }
-}
-
-/// The last waiter to leave removes the wait from the map.
-struct SharedWaiter<'a> {
-    waits: &'a SharedWaits,
-    key: WaitKey,
-    wait: Arc<SharedWait>,
-}
-
-impl Drop for SharedWaiter<'_> {
-    fn drop(&mut self) {
-        let mut rooms = self.waits.shard(&self.key.0).lock();
-        let mut state = self.wait.state.lock();
-        state.waiter_count -= 1;
-        if state.waiter_count == 0 && rooms.get(&self.key).is_some_and(|listed| Arc::ptr_eq(listed, &self.wait)) {
-            rooms.remove(&self.key);
-        }
-    }
-}
-
-impl SharedWaiter<'_> {
-    fn release_all(&self, how: ReleaseMode) {
-        // Remove the wait first, so that new waiters start another one.
-        let mut rooms = self.waits.shard(&self.key.0).lock();
-        if rooms.get(&self.key).is_some_and(|listed| Arc::ptr_eq(listed, &self.wait)) {
-            rooms.remove(&self.key);
-        }
-        drop(rooms);
-        self.wait.state.lock().release = Some(how);
-        self.wait.changed.notify_waiters();
-    }
 }
 
 /// Frees the leader's place when dropped.
@@ -133,6 +72,11 @@ enum WaiterTurn {
 }
 
 impl SharedWait {
+    fn release(&self, how: ReleaseMode) {
+        self.state.lock().release = Some(how);
+        self.changed.notify_waiters();
+    }
+
     fn next_turn(&self) -> WaiterTurn {
         let mut state = self.state.lock();
         match state.release {
@@ -157,13 +101,13 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
         return Ok(());
     }
     let deadline = Instant::now() + limit.min(NO_LIMIT);
-    let seat = near.shared_waits.join((*at, seen));
+    let seat = near.shared_waits.join((*at, seen), SharedWait::default);
     loop {
-        let bell = seat.wait.changed.notified();
+        let bell = seat.changed.notified();
         tokio::pin!(bell);
         // Register before reading the state, so that no later notification is missed.
         bell.as_mut().enable();
-        match seat.wait.next_turn() {
+        match seat.next_turn() {
             WaiterTurn::Proceed(held_back) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if !held_back.is_zero() {
@@ -172,7 +116,7 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
                 return Ok(());
             }
             WaiterTurn::Lead => {
-                let leads = LeaderGuard(&seat.wait);
+                let leads = LeaderGuard(&seat);
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Ok(());
@@ -184,7 +128,9 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
                 // If this future is dropped from here on, the next leader's wait returns at once.
                 let found = if waited.is_ok() { near.fetch(at).await } else { Ok(None) };
                 let is_here = matches!(found, Ok(Some(ClaimOutcome::Completed(_)))) && near.answers.contains(at);
-                seat.release_all(if is_here { ReleaseMode::AllAtOnce } else { ReleaseMode::InGroups });
+                // New waiters start another wait.
+                seat.unlist();
+                seat.release(if is_here { ReleaseMode::AllAtOnce } else { ReleaseMode::InGroups });
                 drop(leads);
                 return waited;
             }
@@ -200,6 +146,8 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use ibid::store::Memory;
 
     use super::{super::AnswerCache, *};
@@ -211,7 +159,7 @@ mod tests {
             wait(&near, &Address([7; 32]), Fence(1), Duration::from_secs(1)).await.unwrap();
             assert_eq!(near.shared_waits.len(), 0);
         }
-        let seat = near.shared_waits.join((Address([7; 32]), Fence(1)));
+        let seat = near.shared_waits.join((Address([7; 32]), Fence(1)), SharedWait::default);
         assert_eq!(near.shared_waits.len(), 1);
         drop(seat);
         assert_eq!(near.shared_waits.len(), 0);

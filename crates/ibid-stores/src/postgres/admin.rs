@@ -11,7 +11,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::{
     Postgres,
-    rows::{self, ENTRY_INFO_COLUMNS, SettlementColumns, column, micros_param, postgres_text},
+    rows::{self, ENTRY_INFO_COLUMNS, SettlementParams, column, micros_param, postgres_text},
     statements::Statement,
 };
 
@@ -22,7 +22,7 @@ const REPLACE_CODE: i16 = 5;
 
 impl Postgres {
     async fn change_entry(
-        &self, at: &Address, seen: Fence, end: SettlementColumns<'_>,
+        &self, at: &Address, seen: Fence, end: SettlementParams<'_>,
     ) -> Result<SettleOutcome, StoreError> {
         let (address, seen) = (&at.0[..], rows::fence_param(seen));
         let params: [&(dyn ToSql + Sync); 11] = [
@@ -86,13 +86,11 @@ impl Postgres {
         params.push((&limit, Type::INT8));
         sql += &format!(" ORDER BY k.address LIMIT ${}", params.len());
         let found = self.pool.read(&sql, &params, LIST_TIMEOUT).await?;
-        let mut entries = found.iter().map(rows::read_entry_info).collect::<Result<Vec<_>, _>>()?;
-        let more = entries.len() > at_most as usize;
-        entries.truncate(at_most as usize);
-        let next = if more { entries.last().map(|last| ListCursor(Some(last.address))) } else { None };
+        let entries = found.iter().map(rows::read_entry_info).collect::<Result<Vec<_>, _>>()?;
+        let mut page = EntryPage::truncated(entries, at_most as usize);
         // Tags with zero bytes are stored with a replacement character: compare their exact form.
-        entries.retain(|entry| filter.matches(entry));
-        Ok(EntryPage { entries, next })
+        page.entries.retain(|entry| filter.matches(entry));
+        Ok(page)
     }
 }
 
@@ -102,7 +100,7 @@ impl StoreAdmin for Postgres {
     }
 
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.change_entry(at, seen, SettlementColumns::new(end)))
+        StoreFuture::boxed(self.change_entry(at, seen, SettlementParams::new(end)))
     }
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
@@ -111,7 +109,7 @@ impl StoreAdmin for Postgres {
                 copies.forget(at);
             }
             let forgotten = self
-                .change_entry(at, seen, SettlementColumns { kind: FORGET_CODE, ..SettlementColumns::default() })
+                .change_entry(at, seen, SettlementParams { kind: FORGET_CODE, ..SettlementParams::default() })
                 .await;
             // Again: a concurrent read may have cached it meanwhile.
             if let Some(copies) = &self.answer_cache {
@@ -123,7 +121,7 @@ impl StoreAdmin for Postgres {
 
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            let end = SettlementColumns { kind: REPLACE_CODE, record: Some(&record), ..SettlementColumns::default() };
+            let end = SettlementParams { kind: REPLACE_CODE, record: Some(&record), ..SettlementParams::default() };
             self.change_entry(at, seen, end).await
         })
     }

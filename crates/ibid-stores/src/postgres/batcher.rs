@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     error::store_error,
     pool::{CallFailure, PostgresPool},
-    rows::{self, LeaseColumns, RowOperation, RowOutcome},
+    rows::{self, LeaseColumns, RowOperation, RowOutcome, SettlementColumns, SettlementParams},
     statements::Statement,
 };
 use crate::breaker::with_jitter;
@@ -145,11 +145,20 @@ impl Batcher {
 
     /// Returns the results in the order of the jobs.
     async fn try_send_batch(&self, batch: &[BatchJob]) -> Result<Vec<Result<RowOutcome, StoreError>>, CallFailure> {
-        let mut columns = LeaseColumns::default();
-        batch.iter().for_each(|job| columns.push(&job.lease, &job.operation));
+        let (mut leases, mut settlements) = (LeaseColumns::default(), SettlementColumns::default());
+        for job in batch {
+            leases.push(&job.lease);
+            match &job.operation {
+                RowOperation::Claim => {}
+                RowOperation::Extend(hold) => settlements.push(SettlementParams::extend(*hold)),
+                RowOperation::Settle(end) => settlements.push(SettlementParams::new(end)),
+            }
+        }
         let deadline = batch.iter().map(|job| job.deadline).min().expect("no batch is empty");
-        let params = &columns.params()[..self.statement.param_types().len()];
-        let sent = self.pool.call(self.statement, params, deadline).await?;
+        let mut params = leases.params();
+        params.extend(settlements.params());
+        params.truncate(self.statement.param_types().len());
+        let sent = self.pool.call(self.statement, &params, deadline).await?;
         let missing = || Err(store_error(ErrorKind::Corrupt, "a row of a batch was not answered"));
         let mut answers: Vec<_> = batch.iter().map(|_| missing()).collect();
         for row in &sent {

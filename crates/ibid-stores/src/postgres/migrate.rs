@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tokio_postgres::{Client, Transaction};
 
 use super::{error::error_text, url::PostgresUrl};
+use crate::StoreSetupError;
 
 /// The kind of migration to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +70,7 @@ COMMENT ON TABLE ibid.migrations IS 'made by ibid migrate';
 ///
 /// # Errors
 /// Returns why the migration failed; nothing was changed then.
-pub async fn migrate(url: &str, how: MigrateAction) -> Result<Vec<String>, String> {
+pub async fn migrate(url: &str, how: MigrateAction) -> Result<Vec<String>, StoreSetupError> {
     migrate_with_rls_user(url, how, None).await
 }
 
@@ -80,8 +81,8 @@ pub async fn migrate(url: &str, how: MigrateAction) -> Result<Vec<String>, Strin
 /// As [`migrate`].
 pub async fn migrate_with_rls_user(
     url: &str, how: MigrateAction, rls_user: Option<&str>,
-) -> Result<Vec<String>, String> {
-    let place: PostgresUrl = url.parse()?;
+) -> Result<Vec<String>, StoreSetupError> {
+    let place = PostgresUrl::parse(url)?;
     let connecting = place.config.connect(place.tls.connector()?);
     let connected = timeout(Duration::from_secs(10), connecting).await;
     let connected = connected.map_err(|_| format!("{place} did not answer within 10 s"))?;
@@ -91,7 +92,7 @@ pub async fn migrate_with_rls_user(
     let migrated = timeout(MIGRATION_TIMEOUT, run_migration(&mut client, how, rls_user)).await;
     driver.abort();
     let migrated = migrated.map_err(|_| format!("{place} did not finish within {} s", MIGRATION_TIMEOUT.as_secs()))?;
-    migrated.map_err(|why| format!("{place}: {why}; nothing was changed"))
+    Ok(migrated.map_err(|why| format!("{place}: {why}; nothing was changed"))?)
 }
 
 async fn run_migration(client: &mut Client, how: MigrateAction, rls_user: Option<&str>) -> Result<Vec<String>, String> {

@@ -13,7 +13,7 @@ use ibid::{
 };
 use tokio_postgres::{
     Row,
-    types::{FromSql, ToSql},
+    types::{FromSql, ToSql, Type},
 };
 
 use super::error::store_error;
@@ -50,38 +50,65 @@ impl RowOutcome {
     }
 }
 
-/// Parameters of one call for many leases, by column.
-#[derive(Default)]
-pub(super) struct LeaseColumns<'a> {
-    addresses: Vec<&'a [u8]>,
-    tokens: Vec<&'a [u8]>,
-    versions: Vec<i16>,
-    fingerprints: Vec<&'a [u8]>,
-    tenants: Vec<Cow<'a, str>>,
-    users: Vec<Cow<'a, str>>,
-    endpoints: Vec<Cow<'a, str>>,
-    keys: Vec<Cow<'a, str>>,
-    key_hashes: Vec<Cow<'a, str>>,
-    tags: Vec<Option<&'a [u8]>>,
-    labels: Vec<&'a [u8]>,
-    leases: Vec<i64>,
-    ttls: Vec<i64>,
-    take_overs: Vec<Option<i64>>,
-    fences: Vec<i64>,
-    attempts: Vec<i32>,
-    kinds: Vec<i16>,
-    failed_flags: Vec<bool>,
-    records: Vec<Option<&'a [u8]>>,
-    statuses: Vec<i32>,
-    requested_ms: Vec<i64>,
-    completed_ms: Vec<i64>,
-    durations: Vec<i64>,
-    settlement_ttls: Vec<i64>,
-    retry_delays: Vec<i64>,
+/// Defines parameters of the SQL functions, in their order: for each its name, Rust type, SQL type and value. A call for
+/// many leases has an array of each.
+macro_rules! parameters {
+    ($types:ident, $arrays:ident($from:ident: $source:ty) {
+        $($name:ident: $type:ty, $sql:ident = $value:expr;)*
+    }) => {
+        pub(super) static $types: &[Type] = &[$(Type::$sql),*];
+
+        /// Parameters of one call for many leases.
+        #[derive(Default)]
+        pub(super) struct $arrays<'a> {
+            $($name: Vec<$type>,)*
+        }
+
+        impl<'a> $arrays<'a> {
+            pub(super) fn push(&mut self, $from: $source) {
+                $(self.$name.push($value);)*
+            }
+
+            pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+                vec![$(&self.$name),*]
+            }
+        }
+    };
 }
 
+parameters!(LEASE_TYPES, LeaseColumns(lease: &'a Lease) {
+    addresses: &'a [u8], BYTEA = &lease.request.address.0;
+    tokens: &'a [u8], BYTEA = &lease.request.token.0;
+    versions: i16, INT2 = lease.request.fingerprint.version.into();
+    fingerprints: &'a [u8], BYTEA = &lease.request.fingerprint.digest;
+    tenants: Cow<'a, str>, TEXT = postgres_text(lease.request.tags.tenant());
+    users: Cow<'a, str>, TEXT = postgres_text(lease.request.tags.user());
+    endpoints: Cow<'a, str>, TEXT = postgres_text(lease.request.tags.endpoint());
+    keys: Cow<'a, str>, TEXT = postgres_text(lease.request.tags.key());
+    key_hashes: Cow<'a, str>, TEXT = postgres_text(lease.request.tags.key_hash());
+    tags: Option<&'a [u8]>, BYTEA = exact_tags(&lease.request.tags);
+    labels: &'a [u8], BYTEA = &lease.request.label;
+    leases: i64, INT8 = micros_param(lease.request.lease);
+    ttls: i64, INT8 = micros_param(lease.request.ttl);
+    take_overs: Option<i64>, INT8 = lease.request.take_over.map(fence_param);
+    fences: i64, INT8 = fence_param(lease.fence);
+    attempts: i32, INT4 = i32::try_from(lease.attempt).unwrap_or(i32::MAX);
+});
+
+parameters!(SETTLEMENT_TYPES, SettlementColumns(end: SettlementParams<'a>) {
+    kinds: i16, INT2 = end.kind;
+    failed_flags: bool, BOOL = end.failed;
+    records: Option<&'a [u8]>, BYTEA = end.record;
+    statuses: i32, INT4 = end.status;
+    requested_ms: i64, INT8 = end.requested_ms;
+    completed_ms: i64, INT8 = end.completed_ms;
+    durations: i64, INT8 = end.duration;
+    ttls: i64, INT8 = end.ttl;
+    retry_delays: i64, INT8 = end.retry_in;
+});
+
 #[derive(Default)]
-pub(super) struct SettlementColumns<'a> {
+pub(super) struct SettlementParams<'a> {
     pub(super) kind: i16,
     pub(super) failed: bool,
     pub(super) record: Option<&'a [u8]>,
@@ -93,95 +120,30 @@ pub(super) struct SettlementColumns<'a> {
     pub(super) retry_in: i64,
 }
 
-impl<'a> SettlementColumns<'a> {
+impl<'a> SettlementParams<'a> {
     pub(super) fn new(end: &'a Settlement) -> Self {
         let ms = |ms: u64| ms.min(MAX_DURATION_US / 1000) as i64;
         match end {
-            Settlement::Complete { failed, record, summary: outline, ttl: keep } => Self {
+            Settlement::Complete { failed, record, summary, ttl } => Self {
                 kind: 0,
                 failed: *failed,
                 record: Some(record),
-                status: outline.status.into(),
-                requested_ms: ms(outline.requested_at_ms),
-                completed_ms: ms(outline.completed_at_ms),
-                duration: micros_param(outline.took),
-                ttl: micros_param(*keep),
+                status: summary.status.into(),
+                requested_ms: ms(summary.requested_at_ms),
+                completed_ms: ms(summary.completed_at_ms),
+                duration: micros_param(summary.took),
+                ttl: micros_param(*ttl),
                 retry_in: 0,
             },
             Settlement::Release => Self { kind: 1, ..Self::default() },
-            Settlement::Park { ttl: keep, retry_in } => {
-                Self { kind: 2, ttl: micros_param(*keep), retry_in: micros_param(*retry_in), ..Self::default() }
+            Settlement::Park { ttl, retry_in } => {
+                Self { kind: 2, ttl: micros_param(*ttl), retry_in: micros_param(*retry_in), ..Self::default() }
             }
         }
     }
-}
 
-impl<'a> LeaseColumns<'a> {
-    pub(super) fn push(&mut self, lease: &'a Lease, what: &'a RowOperation) {
-        let ask = &*lease.request;
-        self.addresses.push(&ask.address.0);
-        self.tokens.push(&ask.token.0);
-        self.versions.push(ask.fingerprint.version.into());
-        self.fingerprints.push(&ask.fingerprint.digest);
-        self.tenants.push(postgres_text(ask.tags.tenant()));
-        self.users.push(postgres_text(ask.tags.user()));
-        self.endpoints.push(postgres_text(ask.tags.endpoint()));
-        self.keys.push(postgres_text(ask.tags.key()));
-        self.key_hashes.push(postgres_text(ask.tags.key_hash()));
-        self.tags.push(exact_tags(&ask.tags));
-        self.labels.push(&ask.label);
-        self.leases.push(micros_param(ask.lease));
-        self.ttls.push(micros_param(ask.ttl));
-        self.take_overs.push(ask.take_over.map(fence_param));
-        self.fences.push(fence_param(lease.fence));
-        self.attempts.push(i32::try_from(lease.attempt).unwrap_or(i32::MAX));
-        let end = match what {
-            RowOperation::Claim => return,
-            RowOperation::Extend(hold) => {
-                SettlementColumns { kind: 3, ttl: micros_param(*hold), ..SettlementColumns::default() }
-            }
-            RowOperation::Settle(end) => SettlementColumns::new(end),
-        };
-        self.kinds.push(end.kind);
-        self.failed_flags.push(end.failed);
-        self.records.push(end.record);
-        self.statuses.push(end.status);
-        self.requested_ms.push(end.requested_ms);
-        self.completed_ms.push(end.completed_ms);
-        self.durations.push(end.duration);
-        self.settlement_ttls.push(end.ttl);
-        self.retry_delays.push(end.retry_in);
-    }
-
-    /// In the order of the SQL functions' parameters; a claim uses only the first 14.
-    pub(super) fn params(&self) -> [&(dyn ToSql + Sync); 25] {
-        [
-            &self.addresses,
-            &self.tokens,
-            &self.versions,
-            &self.fingerprints,
-            &self.tenants,
-            &self.users,
-            &self.endpoints,
-            &self.keys,
-            &self.key_hashes,
-            &self.tags,
-            &self.labels,
-            &self.leases,
-            &self.ttls,
-            &self.take_overs,
-            &self.fences,
-            &self.attempts,
-            &self.kinds,
-            &self.failed_flags,
-            &self.records,
-            &self.statuses,
-            &self.requested_ms,
-            &self.completed_ms,
-            &self.durations,
-            &self.settlement_ttls,
-            &self.retry_delays,
-        ]
+    pub(super) fn extend(hold: Duration) -> Self {
+        Self { kind: 3, ttl: micros_param(hold), ..Self::default() }
     }
 }
 
@@ -189,13 +151,11 @@ impl<'a> LeaseColumns<'a> {
 struct Blob(Bytes);
 
 impl<'a> FromSql<'a> for Blob {
-    fn from_sql(
-        _: &tokio_postgres::types::Type, raw: &'a [u8],
-    ) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
         Ok(Self(Bytes::copy_from_slice(raw)))
     }
-    fn accepts(ty: &tokio_postgres::types::Type) -> bool {
-        *ty == tokio_postgres::types::Type::BYTEA
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::BYTEA
     }
 }
 

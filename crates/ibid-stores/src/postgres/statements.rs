@@ -1,6 +1,10 @@
 //! The frequent statements: prepared once per connection, or sent with their parameter types each time.
 
+use std::sync::LazyLock;
+
 use tokio_postgres::types::Type;
+
+use super::rows::{LEASE_TYPES, SETTLEMENT_TYPES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Statement {
@@ -15,85 +19,58 @@ pub(super) enum Statement {
 pub(super) const ALL_STATEMENTS: [Statement; 6] =
     [Statement::Claim, Statement::Settle, Statement::Get, Statement::Change, Statement::Watch, Statement::Sweep];
 
+/// Text and parameter types, in the order of [`ALL_STATEMENTS`].
+static STATEMENTS: LazyLock<[(String, Vec<Type>); 6]> = LazyLock::new(|| {
+    ALL_STATEMENTS.map(|statement| {
+        let types = match statement {
+            // A claim has no fence and no attempt yet.
+            Statement::Claim => LEASE_TYPES[..14].iter().map(array_of).collect(),
+            Statement::Settle => LEASE_TYPES.iter().chain(SETTLEMENT_TYPES).map(array_of).collect(),
+            Statement::Get => vec![Type::BYTEA],
+            Statement::Change => [&[Type::BYTEA, Type::INT8], SETTLEMENT_TYPES].concat(),
+            Statement::Watch => vec![Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL],
+            Statement::Sweep => vec![Type::INT4],
+        };
+        let params: Vec<String> = (1..=types.len()).map(|nth| format!("${nth}")).collect();
+        let (params, one, many) = (params.join(", "), answer_columns("a"), answer_columns("a.answer"));
+        let sql = match statement {
+            Statement::Claim => format!("SELECT a.nth, {many} FROM ibid._claim_many({params}) a"),
+            Statement::Settle => format!("SELECT a.nth, {many} FROM ibid._settle_many({params}) a"),
+            Statement::Get => format!("SELECT 1, {one} FROM ibid._get({params}) a"),
+            Statement::Change => format!("SELECT 1, {one} FROM ibid._change({params}) a"),
+            Statement::Watch => format!("SELECT w.nth, w.runs_us FROM ibid._watch_many({params}) w"),
+            Statement::Sweep => format!("SELECT s.removed, s.lapsed, s.more FROM ibid._sweep_all({params}) s"),
+        };
+        (sql, types)
+    })
+});
+
+fn array_of(element: &Type) -> Type {
+    match *element {
+        Type::BYTEA => Type::BYTEA_ARRAY,
+        Type::TEXT => Type::TEXT_ARRAY,
+        Type::BOOL => Type::BOOL_ARRAY,
+        Type::INT2 => Type::INT2_ARRAY,
+        Type::INT4 => Type::INT4_ARRAY,
+        _ => Type::INT8_ARRAY,
+    }
+}
+
 /// The columns of a result, after `nth`.
-macro_rules! answer {
-    ($of:literal) => {
-        concat!(
-            "(",
-            $of,
-            ").held, (",
-            $of,
-            ").found, (",
-            $of,
-            ").fence, (",
-            $of,
-            ").attempt, (",
-            $of,
-            ").fingerprint_version, (",
-            $of,
-            ").fingerprint, (",
-            $of,
-            ").age_us, (",
-            $of,
-            ").takeover_in_us, (",
-            $of,
-            ").expires_in_us, (",
-            $of,
-            ").failed, (",
-            $of,
-            ").record, (",
-            $of,
-            ").status, (",
-            $of,
-            ").header_names, (",
-            $of,
-            ").header_values, (",
-            $of,
-            ").body, (",
-            $of,
-            ").requested_ms, (",
-            $of,
-            ").completed_ms"
-        )
-    };
+fn answer_columns(of: &str) -> String {
+    let names = "held found fence attempt fingerprint_version fingerprint age_us takeover_in_us expires_in_us failed \
+                 record status header_names header_values body requested_ms completed_ms";
+    let columns: Vec<String> = names.split(' ').map(|name| format!("({of}).{name}")).collect();
+    columns.join(", ")
 }
 
 impl Statement {
     pub(super) fn sql(self) -> &'static str {
-        match self {
-            Self::Claim => concat!(
-                "SELECT a.nth, ",
-                answer!("a.answer"),
-                " FROM ibid._claim_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) a"
-            ),
-            Self::Settle => concat!(
-                "SELECT a.nth, ",
-                answer!("a.answer"),
-                " FROM ibid._settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, ",
-                "$18, $19, $20, $21, $22, $23, $24, $25) a"
-            ),
-            Self::Get => concat!("SELECT 1, ", answer!("a"), " FROM ibid._get($1) a"),
-            Self::Change => {
-                concat!(
-                    "SELECT 1, ",
-                    answer!("a"),
-                    " FROM ibid._change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) a"
-                )
-            }
-            Self::Watch => "SELECT w.nth, w.runs_us FROM ibid._watch_many($1, $2, $3) w",
-            Self::Sweep => "SELECT s.removed, s.lapsed, s.more FROM ibid._sweep_all($1) s",
-        }
+        &STATEMENTS[self as usize].0
     }
 
     pub(super) fn param_types(self) -> &'static [Type] {
-        match self {
-            Self::Claim => &SETTLE_TYPES[..14],
-            Self::Settle => &SETTLE_TYPES,
-            Self::Get => &CHANGE_TYPES[..1],
-            Self::Change => &CHANGE_TYPES,
-            Self::Watch => &WATCH_TYPES,
-            Self::Sweep => &CHANGE_TYPES[5..6],
-        }
+        &STATEMENTS[self as usize].1
     }
 
     /// Whether the statement changes nothing that callers can see.
@@ -101,47 +78,3 @@ impl Statement {
         matches!(self, Self::Get | Self::Watch)
     }
 }
-
-static SETTLE_TYPES: [Type; 25] = [
-    Type::BYTEA_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::INT2_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT4_ARRAY,
-    Type::INT2_ARRAY,
-    Type::BOOL_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::INT4_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-    Type::INT8_ARRAY,
-];
-
-static CHANGE_TYPES: [Type; 11] = [
-    Type::BYTEA,
-    Type::INT8,
-    Type::INT2,
-    Type::BOOL,
-    Type::BYTEA,
-    Type::INT4,
-    Type::INT8,
-    Type::INT8,
-    Type::INT8,
-    Type::INT8,
-    Type::INT8,
-];
-
-static WATCH_TYPES: [Type; 3] = [Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL];

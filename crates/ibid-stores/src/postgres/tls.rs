@@ -4,7 +4,6 @@
 //! given root certificate, verifies the certificate chain; `verify-full` also verifies the host name.
 
 use std::{
-    fmt,
     future::Future,
     io,
     pin::Pin,
@@ -13,19 +12,19 @@ use std::{
 };
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
     client::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    crypto::{WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::{TlsConnector, client};
 
-use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial, TlsPaths};
+use crate::certificates::{ReloadingTlsConfig, TlsMaterial, TlsPaths};
 
 /// How much of the server's certificate is verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,55 +63,17 @@ impl TlsVerification {
             .map_err(|error| format!("TLS cannot be set up: {error}"))?;
         let chain = match self {
             Self::Nothing => None,
-            Self::Chain | Self::Full => Some(chain_verifier(files.ca.as_ref(), provider.clone())?),
+            Self::Chain | Self::Full => {
+                let roots = Arc::new(files.root_certificates("sslrootcert")?);
+                let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
+                Some(verifier.map_err(|error| format!("TLS cannot be set up: {error}"))?)
+            }
         };
         let algorithms = provider.signature_verification_algorithms;
         let verifier = PostgresCertVerifier { chain, verify: self, algorithms };
         let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-        match (&files.cert, &files.key) {
-            (Some(cert), Some(key)) => {
-                let chain = parse_certificates("sslcert", cert)?;
-                let secret = PrivateKeyDer::from_pem_slice(bytes("sslkey", key)?);
-                let secret = secret.map_err(|error| unreadable("sslkey", key, &error))?;
-                builder
-                    .with_client_auth_cert(chain, secret)
-                    .map_err(|error| format!("sslcert: {:?} and sslkey cannot be used: {error}", cert.path()))
-            }
-            _ => Ok(builder.with_no_client_auth()),
-        }
+        files.with_client_certificate(builder)
     }
-}
-
-fn chain_verifier(ca: Option<&TlsFile>, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, String> {
-    let mut roots = RootCertStore::empty();
-    match ca {
-        Some(file) => {
-            for certificate in parse_certificates("sslrootcert", file)? {
-                let added = roots.add(certificate);
-                let path = file.path();
-                added.map_err(|error| format!("sslrootcert: {path:?} holds what is no certificate: {error}"))?;
-            }
-        }
-        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-    }
-    if roots.is_empty() {
-        return Err("there is no certificate to trust; name a file with sslrootcert=FILE".into());
-    }
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    verifier.map_err(|error| format!("TLS cannot be set up: {error}"))
-}
-
-fn parse_certificates(option: &str, file: &TlsFile) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(option, file)?).collect();
-    read.map_err(|error| unreadable(option, file, &error))
-}
-
-fn bytes<'a>(option: &str, file: &'a TlsFile) -> Result<&'a [u8], String> {
-    file.bytes().map_err(|error| unreadable(option, file, error))
-}
-
-fn unreadable(option: &str, file: &TlsFile, error: &dyn fmt::Display) -> String {
-    format!("{option}: {:?} cannot be read: {error}", file.path())
 }
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use tokio_postgres::{Config, config::SslMode};
 
 use super::tls::{PostgresTls, TlsVerification};
-use crate::certificates::TlsPaths;
+use crate::{certificates::TlsPaths, url::percent_decode};
 
 /// Number of connections if the URL sets none.
 const DEFAULT_POOL_SIZE: usize = 4;
@@ -27,10 +27,8 @@ pub(super) struct PostgresUrl {
     redacted: String,
 }
 
-impl FromStr for PostgresUrl {
-    type Err = String;
-
-    fn from_str(url: &str) -> Result<Self, String> {
+impl PostgresUrl {
+    pub(super) fn parse(url: &str) -> Result<Self, String> {
         let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
         let Some(rest) = rest else { return Err("a PostgreSQL URL begins with postgres:// or postgresql://".into()) };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -54,9 +52,9 @@ impl FromStr for PostgresUrl {
                         format!("pool is {}; write a number from 1 to {MAX_POOL_SIZE}", show_value(value))
                     })?;
                 }
-                ("sslrootcert", _) => root = Some(percent_decode(name, value)?),
-                ("sslcert", _) => cert = Some(percent_decode(name, value)?),
-                ("sslkey", _) => key = Some(percent_decode(name, value)?),
+                ("sslrootcert", _) => root = Some(percent_decode(value, name)?),
+                ("sslcert", _) => cert = Some(percent_decode(value, name)?),
+                ("sslkey", _) => key = Some(percent_decode(value, name)?),
                 ("sslmode", "verify-full") => {
                     verify = TlsVerification::Full;
                     theirs.push("sslmode=require");
@@ -146,41 +144,23 @@ fn root_cause(error: &tokio_postgres::Error) -> String {
     why
 }
 
-fn percent_decode(name: &str, value: &str) -> Result<String, String> {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let (byte, tail) = match (first, tail) {
-            (b'%', [a, b, tail @ ..]) => {
-                let pair = [*a, *b];
-                let hex = std::str::from_utf8(&pair).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
-                (hex.ok_or_else(|| format!("{name} has a % that begins no pair of hex digits"))?, tail)
-            }
-            _ => (*first, tail),
-        };
-        bytes.push(byte);
-        rest = tail;
-    }
-    String::from_utf8(bytes).map_err(|_| format!("{name} is not UTF-8"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn why(url: &str) -> String {
-        url.parse::<PostgresUrl>().unwrap_err()
+        PostgresUrl::parse(url).unwrap_err()
     }
 
     #[test]
     fn its_own_options_are_read_and_the_drivers_passed_on() {
         let url = "postgresql://u:p@h1:5433,h2/db?statements=unnamed&pool=7&sslmode=verify-full&connect_timeout=3";
-        let place: PostgresUrl = url.parse().unwrap();
+        let place = PostgresUrl::parse(url).unwrap();
         assert!(place.unnamed_statements && place.pool_size == 7 && place.tls.verify == TlsVerification::Full);
         assert_eq!(place.config.get_ssl_mode(), SslMode::Require);
         assert_eq!(place.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
         assert_eq!(place.config.get_hosts().len(), 2);
-        let place: PostgresUrl = "postgres://h/db?pgbouncer=true&sslrootcert=/etc/a%20b.pem".parse().unwrap();
+        let place = PostgresUrl::parse("postgres://h/db?pgbouncer=true&sslrootcert=/etc/a%20b.pem").unwrap();
         assert!(place.unnamed_statements && place.pool_size == DEFAULT_POOL_SIZE);
         assert_eq!((place.tls.verify, place.tls.paths.ca), (TlsVerification::Chain, Some("/etc/a b.pem".into())));
     }
@@ -207,7 +187,7 @@ mod tests {
             "postgres://u:s3cret@h:port/db",
             "postgres://u:s3cret@h/db?pool=s3&port=x",
         ] {
-            let said = match url.parse::<PostgresUrl>() {
+            let said = match PostgresUrl::parse(url) {
                 Ok(place) => format!("{place} {place:?} {:?}", place.config),
                 Err(why) => why,
             };

@@ -8,15 +8,14 @@
 //! With a local cache, the listening connection stays open and receives forgets; behind a pooler, the task polls a
 //! counter instead. Any gap flushes the cache.
 
-use std::{collections::HashMap, future::poll_fn, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::poll_fn, mem, sync::Arc, time::Duration};
 
-use ibid::store::{Address, Fence};
-use parking_lot::Mutex;
+use ibid::store::{Address, Fence, HolderWaits, StoreError};
 use tokio::{
-    sync::{Notify, oneshot, watch},
+    sync::{Notify, mpsc, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_postgres::{AsyncMessage, Row, types::ToSql};
+use tokio_postgres::{AsyncMessage, types::ToSql};
 
 use super::{
     pool::{CallFailure, PostgresPool},
@@ -34,6 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(60);
 const MAX_POLLED_ROWS: usize = 256;
 /// Consecutive failures after which waiters are woken; their own claims report the error.
 const MAX_POLL_FAILURES: u32 = 3;
+/// Longest lease that a poll is scheduled by, in microseconds.
+const MAX_LEASE_US: i64 = 1 << 40;
 /// How long the listening connection outlives the last waiter.
 const LISTENER_LINGER: Duration = Duration::from_secs(5);
 
@@ -41,154 +42,123 @@ const LISTENER_LINGER: Duration = Duration::from_secs(5);
 pub(super) struct PostgresWaiters {
     pool: Arc<PostgresPool>,
     answer_cache: Option<AnswerCache>,
-    by_holder: Mutex<HashMap<(Address, Fence), HolderWaiters>>,
-    /// Notified of a new waiter or a received notification.
-    changed: Notify,
-    /// Whether there are waiters. Changed under the table's lock.
+    waits: HolderWaits,
+    /// Tells the poller of each waited for holder.
+    awaited: mpsc::UnboundedSender<AwaitedHolder>,
+    /// Makes the poller poll all holders.
+    poll_all: Notify,
+    /// Whether there are waiters.
     has_waiters: watch::Sender<bool>,
     /// Whether notifications of marked rows are received.
     is_listening: watch::Sender<bool>,
 }
 
-/// All waiters of one holder.
-#[derive(Debug)]
-struct HolderWaiters {
-    waiters: Vec<oneshot::Sender<()>>,
-    next_poll: Instant,
-}
+type AwaitedHolder = (Address, Fence);
 
 impl PostgresWaiters {
-    pub(super) fn new(pool: Arc<PostgresPool>, copies: Option<AnswerCache>) -> Arc<Self> {
-        Arc::new(Self {
+    /// Creates the table of waiters, and the holders that [`run_poller`](Self::run_poller) receives.
+    pub(super) fn new(
+        pool: Arc<PostgresPool>, answer_cache: Option<AnswerCache>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<AwaitedHolder>) {
+        let (awaited, holders) = mpsc::unbounded_channel();
+        let waiters = Self {
             pool,
-            answer_cache: copies,
-            by_holder: Mutex::default(),
-            changed: Notify::new(),
+            answer_cache,
+            waits: HolderWaits::default(),
+            awaited,
+            poll_all: Notify::new(),
             has_waiters: watch::Sender::new(false),
             is_listening: watch::Sender::new(false),
-        })
+        };
+        (Arc::new(waiters), holders)
     }
 
     /// Waits until `seen` no longer runs, or for `limit`.
-    pub(super) async fn wait(&self, at: &Address, seen: Fence, limit: Duration) {
-        let (wake, woken) = oneshot::channel();
-        {
-            let mut table = self.by_holder.lock();
-            let seat = table
-                .entry((*at, seen))
-                .or_insert_with(|| HolderWaiters { waiters: Vec::new(), next_poll: Instant::now() });
-            // Remove waiters that gave up, so that the list does not grow forever.
-            if seat.waiters.len() == seat.waiters.capacity() {
-                seat.waiters.retain(|waiter| !waiter.is_closed());
-            }
-            seat.waiters.push(wake);
-            self.has_waiters.send_replace(true);
-        }
-        self.changed.notify_one();
-        drop(timeout(limit.min(Duration::from_secs(1 << 32)), woken).await);
+    pub(super) async fn wait(&self, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
+        // The poller checks, and wakes.
+        let check = || async {
+            let _ = self.awaited.send((*at, seen));
+            Ok(Some(Duration::MAX))
+        };
+        self.waits.wait(at, seen, limit, check).await
     }
 
     /// Polls for all waiters, forever.
-    pub(super) async fn run_poller(self: Arc<Self>) {
+    pub(super) async fn run_poller(self: Arc<Self>, mut awaited: mpsc::UnboundedReceiver<AwaitedHolder>) {
+        let mut next_polls: HashMap<AwaitedHolder, Instant> = HashMap::new();
         let mut failures = 0;
         loop {
-            match self.next_poll() {
-                None => self.changed.notified().await,
-                Some(due) => tokio::select! {
-                    () = sleep_until(due) => {}
-                    () = self.changed.notified() => {}
-                },
+            next_polls.retain(|(at, seen), _| self.waits.is_awaited(at, *seen));
+            let has_waiters = !next_polls.is_empty();
+            self.has_waiters.send_if_modified(|had| mem::replace(had, has_waiters) != has_waiters);
+            let next = next_polls.values().min().copied();
+            tokio::select! {
+                holder = awaited.recv() => {
+                    let more = std::iter::from_fn(|| awaited.try_recv().ok());
+                    for holder in holder.into_iter().chain(more) {
+                        next_polls.entry(holder).or_insert_with(Instant::now);
+                    }
+                }
+                () = self.poll_all.notified() => next_polls.values_mut().for_each(|due| *due = Instant::now()),
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
-            let due = self.take_due();
+            let now = Instant::now();
+            let again = now + with_jitter(self.poll_interval());
+            let due = next_polls.iter_mut().filter(|(_, due)| **due <= now).take(MAX_POLLED_ROWS);
+            let due: Vec<AwaitedHolder> = due.map(|(holder, due)| (*due = again, *holder).1).collect();
             if due.is_empty() {
                 continue;
             }
             match self.poll_holders(&due).await {
-                Ok(()) => failures = 0,
-                Err(()) => {
+                Ok(running) => {
+                    failures = 0;
+                    for (holder, until) in running {
+                        next_polls.entry(holder).and_modify(|due| *due = until.min(*due));
+                    }
+                }
+                Err(_) => {
                     failures += 1;
                     if failures >= MAX_POLL_FAILURES {
-                        due.iter().for_each(|(at, seen)| self.wake(at, *seen));
+                        due.iter().for_each(|(at, seen)| self.waits.wake(at, *seen));
                     }
                 }
             }
         }
-    }
-
-    fn next_poll(&self) -> Option<Instant> {
-        let mut table = self.by_holder.lock();
-        table.retain(|_, seat| seat.waiters.iter().any(|waiter| !waiter.is_closed()));
-        self.has_waiters.send_replace(!table.is_empty());
-        table.values().map(|seat| seat.next_poll).min()
-    }
-
-    /// Returns the holders to poll now, and schedules their next poll.
-    fn take_due(&self) -> Vec<(Address, Fence)> {
-        let now = Instant::now();
-        let again = now + with_jitter(self.poll_interval());
-        let mut due = Vec::new();
-        for (at, seat) in
-            self.by_holder.lock().iter_mut().filter(|(_, seat)| seat.next_poll <= now).take(MAX_POLLED_ROWS)
-        {
-            seat.next_poll = again;
-            due.push(*at);
-        }
-        due
     }
 
     fn poll_interval(&self) -> Duration {
         if *self.is_listening.borrow() { POLL_INTERVAL_LISTENING } else { POLL_INTERVAL }
     }
 
-    async fn poll_holders(&self, due: &[(Address, Fence)]) -> Result<(), ()> {
+    /// Wakes the waiters of holders that no longer run. Returns the others, and when to poll them at the latest.
+    async fn poll_holders(&self, due: &[AwaitedHolder]) -> Result<Vec<(AwaitedHolder, Instant)>, CallFailure> {
         let addresses: Vec<&[u8]> = due.iter().map(|(at, _)| &at.0[..]).collect();
         let seen: Vec<i64> = due.iter().map(|(_, seen)| rows::fence_param(*seen)).collect();
-        let mark = *self.is_listening.borrow();
-        let sent = match self.watch_rows(&addresses, &seen, mark).await {
+        let watch = async |mark: bool| {
+            let params: [&(dyn ToSql + Sync); 3] = [&addresses, &seen, &mark];
+            self.pool.call(Statement::Watch, &params, self.pool.deadline()).await
+        };
+        let (mark, mut latest) = (*self.is_listening.borrow(), MAX_LEASE_US);
+        let sent = match watch(mark).await {
             // A row is locked and cannot be marked now: read it without marking, and poll again soon.
             Err(failed) if failed.is_row_conflict => {
-                self.reschedule(due, Instant::now() + with_jitter(POLL_INTERVAL));
-                self.watch_rows(&addresses, &seen, false).await
+                latest = with_jitter(POLL_INTERVAL).as_micros() as i64;
+                watch(false).await?
             }
-            sent => sent,
+            sent => sent?,
         };
-        for row in sent.map_err(|_| ())? {
+        let mut running = Vec::new();
+        for row in sent {
             let (nth, runs): (Result<i32, _>, Result<Option<i64>, _>) = (rows::column(&row, 0), rows::column(&row, 1));
-            let nth = nth.ok().and_then(|nth| due.get(usize::try_from(nth - 1).ok()?));
-            let Some((at, seen)) = nth else { continue };
+            let Some(holder) = nth.ok().and_then(|nth| due.get(usize::try_from(nth - 1).ok()?)) else { continue };
             match runs.ok().flatten() {
-                None => self.wake(at, *seen),
+                None => self.waits.wake(&holder.0, holder.1),
                 Some(us) => {
-                    let lapses = Instant::now() + Duration::from_micros(us.clamp(1000, 1 << 40) as u64);
-                    if let Some(seat) = self.by_holder.lock().get_mut(&(*at, *seen)) {
-                        seat.next_poll = seat.next_poll.min(lapses);
-                    }
+                    running.push((*holder, Instant::now() + Duration::from_micros(us.clamp(1000, latest) as u64)));
                 }
             }
         }
-        Ok(())
-    }
-
-    async fn watch_rows(&self, addresses: &[&[u8]], seen: &[i64], mark: bool) -> Result<Vec<Row>, CallFailure> {
-        let params: [&(dyn ToSql + Sync); 3] = [&addresses, &seen, &mark];
-        self.pool.call(Statement::Watch, &params, self.pool.deadline()).await
-    }
-
-    fn reschedule(&self, to: &[(Address, Fence)], due: Instant) {
-        let mut table = self.by_holder.lock();
-        for at in to {
-            if let Some(seat) = table.get_mut(at) {
-                seat.next_poll = due;
-            }
-        }
-    }
-
-    fn wake(&self, at: &Address, seen: Fence) {
-        if let Some(seat) = self.by_holder.lock().remove(&(*at, seen)) {
-            for waiter in seat.waiters {
-                let _ = waiter.send(());
-            }
-        }
+        Ok(running)
     }
 
     /// Keeps a listening connection open while it is needed, forever.
@@ -209,7 +179,7 @@ impl PostgresWaiters {
                 copies.flush();
             }
             // Marked rows may have been settled without a notification.
-            self.poll_all_now();
+            self.poll_all.notify_one();
             pause = if was_heard && began.elapsed() > POLL_INTERVAL_LISTENING {
                 POLL_INTERVAL
             } else {
@@ -238,7 +208,7 @@ impl PostgresWaiters {
                 copies.flush();
             }
             self.is_listening.send_replace(true);
-            self.poll_all_now();
+            self.poll_all.notify_one();
             self.wait_until_idle(&client).await;
             true
         };
@@ -253,11 +223,6 @@ impl PostgresWaiters {
             came_about = listening => came_about,
             () = hearing => *self.is_listening.borrow(),
         }
-    }
-
-    fn poll_all_now(&self) {
-        self.by_holder.lock().values_mut().for_each(|seat| seat.next_poll = Instant::now());
-        self.changed.notify_one();
     }
 
     /// Returns when there has been no waiter for a while, or the connection no longer responds.
@@ -279,7 +244,7 @@ impl PostgresWaiters {
             "ibid_wake" => {
                 let Some((address, fence)) = payload.split_once(':') else { return };
                 if let (Some(at), Ok(fence)) = (Address::from_hex(address), fence.parse()) {
-                    self.wake(&at, Fence(fence));
+                    self.waits.wake(&at, Fence(fence));
                 }
             }
             "ibid_forget" => {

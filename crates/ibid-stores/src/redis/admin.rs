@@ -44,7 +44,7 @@ const ENTRY_OVERHEAD_BYTES: u64 = 1200;
 
 impl RedisInner {
     pub(super) async fn sweep(&self, at_most: u32) -> Result<SweepResult, StoreError> {
-        let me: String = ClaimToken::mint().0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let me = u128::from_le_bytes(ClaimToken::mint().0).to_string();
         let mut lock = redis::cmd("SET");
         lock.arg(self.key_names.sweeper_key()).arg(&me).arg("NX").arg("PX").arg(SWEEPER_LOCK_MS);
         match self.run_command(0, &lock).await? {
@@ -124,23 +124,16 @@ impl RedisInner {
         if let Some(at) = filter.address {
             let wanted = from.0.is_none_or(|from| at > from);
             let found = if wanted { self.read_entries(&[at]).await? } else { Vec::new() };
-            return Ok(EntryPage {
-                entries: found.into_iter().filter(|listed| filter.matches(listed)).collect(),
-                next: None,
-            });
+            let entries = found.into_iter().filter(|listed| filter.matches(listed)).collect();
+            return Ok(EntryPage { entries, next: None });
         }
         if matches!(filter.state, Some(EntryState::Processing | EntryState::Unknown)) {
             return self.list_indexed(filter, from, at_most).await;
         }
         let (window, more) = self.scan_window(from).await?;
         let mut entries = Vec::new();
-        for some in window.chunks(ENTRIES_PER_READ) {
-            entries.extend(self.read_entries(some).await?.into_iter().filter(|listed| filter.matches(listed)));
-            if entries.len() > at_most {
-                entries.truncate(at_most);
-                let next = entries.last().map(|last| ListCursor(Some(last.address)));
-                return Ok(EntryPage { entries, next });
-            }
+        if self.read_matching(&window, filter, at_most, &mut entries).await? {
+            return Ok(EntryPage::truncated(entries, at_most));
         }
         let next = window.last().filter(|_| more).map(|last| ListCursor(Some(*last)));
         Ok(EntryPage { entries, next })
@@ -154,16 +147,24 @@ impl RedisInner {
         let mut buckets = buckets.buffered(MAX_CONCURRENT_SCRIPTS);
         let mut entries = Vec::new();
         while let Some(addresses) = buckets.try_next().await? {
-            for some in addresses.chunks(ENTRIES_PER_READ) {
-                entries.extend(self.read_entries(some).await?.into_iter().filter(|listed| filter.matches(listed)));
-                if entries.len() > at_most {
-                    entries.truncate(at_most);
-                    let next = entries.last().map(|last| ListCursor(Some(last.address)));
-                    return Ok(EntryPage { entries, next });
-                }
+            if self.read_matching(&addresses, filter, at_most, &mut entries).await? {
+                break;
             }
         }
-        Ok(EntryPage { entries, next: None })
+        Ok(EntryPage::truncated(entries, at_most))
+    }
+
+    /// Reads matching entries until there are more than `at_most`. Returns whether there are.
+    async fn read_matching(
+        &self, at: &[Address], filter: &EntryFilter, at_most: usize, entries: &mut Vec<EntryInfo>,
+    ) -> Result<bool, StoreError> {
+        for some in at.chunks(ENTRIES_PER_READ) {
+            entries.extend(self.read_entries(some).await?.into_iter().filter(|listed| filter.matches(listed)));
+            if entries.len() > at_most {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the addresses in a bucket's index after `from`, in order.

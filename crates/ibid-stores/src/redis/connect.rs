@@ -13,10 +13,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
     aio::MultiplexedConnection,
 };
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-};
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -29,7 +26,7 @@ use super::{
     error::STORE_NAME,
     url::{RedisHost, RedisUrl},
 };
-use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial};
+use crate::certificates::{ReloadingTlsConfig, TlsMaterial};
 
 /// Maximum number of calls queued for a connection's writer.
 const PIPELINE_BUFFER_SIZE: usize = 1024;
@@ -216,46 +213,10 @@ impl Drop for RedisConnection {
 }
 
 fn tls_config(files: &TlsMaterial) -> Result<ClientConfig, String> {
-    let mut roots = RootCertStore::empty();
-    match &files.ca {
-        Some(ca) => {
-            for certificate in parse_certificates(ca)? {
-                roots
-                    .add(certificate)
-                    .map_err(|error| format!("{} holds an unusable certificate: {error}", ca.path().display()))?;
-            }
-        }
-        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-    }
-    if roots.is_empty() {
-        return Err("no certificate authority is known to verify the server with; name a file with ca=".into());
-    }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS: {error}"))?
-        .with_root_certificates(roots);
-    match (&files.cert, &files.key) {
-        (Some(cert), Some(key)) => {
-            let secret = PrivateKeyDer::from_pem_slice(bytes(key)?).map_err(|error| unusable_file(key, &error))?;
-            config.with_client_auth_cert(parse_certificates(cert)?, secret).map_err(|error| unusable_file(cert, &error))
-        }
-        _ => Ok(config.with_no_client_auth()),
-    }
-}
-
-fn parse_certificates(file: &TlsFile) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(file)?).collect();
-    match found.map_err(|error| unusable_file(file, &error))? {
-        none if none.is_empty() => Err(format!("{} holds no certificate in PEM form", file.path().display())),
-        some => Ok(some),
-    }
-}
-
-fn bytes(file: &TlsFile) -> Result<&[u8], String> {
-    file.bytes().map_err(|error| unusable_file(file, error))
-}
-
-fn unusable_file(file: &TlsFile, error: &dyn fmt::Display) -> String {
-    format!("{} cannot be used: {error}", file.path().display())
+        .with_root_certificates(files.root_certificates("ca")?);
+    files.with_client_certificate(config)
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid::store::Address;
+use ibid::store::{Address, HolderWaits};
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use tokio::{
@@ -25,7 +25,6 @@ use super::{
     key_names::{KeyNames, parse_wake_message},
     server::ServerTarget,
     topology::{BUCKET_COUNT, RedisTopology},
-    waiters::WaiterTable,
 };
 use crate::{breaker::with_jitter, local_cache::AnswerCache};
 
@@ -40,7 +39,7 @@ const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_millis(250);
 pub(super) struct PubSub {
     topology: Arc<RedisTopology>,
     key_names: Arc<KeyNames>,
-    pub(super) waiters: Arc<WaiterTable>,
+    pub(super) waits: Arc<HolderWaits>,
     answer_cache: Option<AnswerCache>,
     slots: Mutex<HashMap<String, Arc<PubSubSlot>>>,
     /// Number of waiters by bucket.
@@ -83,7 +82,7 @@ impl PubSub {
         Self {
             topology,
             key_names,
-            waiters: Arc::default(),
+            waits: Arc::default(),
             answer_cache,
             slots: Mutex::default(),
             waiter_counts: Mutex::new(vec![0; BUCKET_COUNT]),
@@ -171,9 +170,9 @@ impl PubSub {
         let channels: Arc<Mutex<HashSet<String>>> = Arc::default();
         let lost = self.channel_lost_handler(channels.clone());
         let pushes = {
-            let (watches, copies, lost) = (self.waiters.clone(), self.answer_cache.clone(), lost.clone());
+            let (waits, copies, lost) = (self.waits.clone(), self.answer_cache.clone(), lost.clone());
             Arc::new(move |push: PushInfo| match push.kind {
-                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &watches, copies.as_ref()),
+                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &waits, copies.as_ref()),
                 PushKind::Disconnection => lost(None),
                 PushKind::Unsubscribe | PushKind::SUnsubscribe => {
                     // If we still expect messages of this channel, its slot has moved to another node.
@@ -192,7 +191,7 @@ impl PubSub {
 
     /// Creates the handler for a lost channel, or `None` for all channels of a connection.
     fn channel_lost_handler(&self, channels: Arc<Mutex<HashSet<String>>>) -> OnChannelLost {
-        let (watches, copies, gap) = (self.waiters.clone(), self.answer_cache.clone(), self.connection_lost.clone());
+        let (waits, copies, gap) = (self.waits.clone(), self.answer_cache.clone(), self.connection_lost.clone());
         Arc::new(move |channel| {
             let mut heard = channels.lock();
             let any = match channel {
@@ -201,7 +200,7 @@ impl PubSub {
             };
             drop(heard);
             if any {
-                watches.invalidate();
+                waits.check_again();
                 if let Some(copies) = &copies {
                     copies.flush();
                 }
@@ -246,11 +245,11 @@ pub(super) async fn follow_forgets(ears: Weak<PubSub>) {
     }
 }
 
-fn dispatch_message(data: &[Value], watches: &WaiterTable, copies: Option<&AnswerCache>) {
+fn dispatch_message(data: &[Value], waits: &HolderWaits, copies: Option<&AnswerCache>) {
     let [Value::BulkString(channel), Value::BulkString(message)] = data else { return };
     if channel.ends_with(b":wake") {
         if let Some((at, fence)) = parse_wake_message(message) {
-            watches.notify_ended(&at, fence);
+            waits.wake(&at, fence);
         }
     } else if let (Some(copies), Some(at)) = (copies, std::str::from_utf8(message).ok().and_then(Address::from_hex)) {
         copies.forget(&at);

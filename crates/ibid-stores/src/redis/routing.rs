@@ -22,21 +22,28 @@ const TRYAGAIN_DELAY: Duration = Duration::from_millis(20);
 
 impl RedisInner {
     pub(super) async fn run(&self, call: &ScriptCall) -> Result<Value, StoreError> {
-        Ok(self.run_on_owner(call, 0).await?)
+        Ok(self.run_on_owner(call.bucket, 0, |in_full| call.command(in_full)).await?)
     }
 
-    /// Runs a script at the bucket's owner. With replicas, the reply also has the number that acknowledged the write.
-    async fn run_on_owner(&self, call: &ScriptCall, replicas: u32) -> Result<Value, RedisCallError> {
+    /// Runs a plain command about a bucket.
+    pub(super) async fn run_command(&self, bucket: u8, command: &Cmd) -> Result<Value, StoreError> {
+        Ok(self.run_on_owner(bucket, 0, |_| command.clone()).await?)
+    }
+
+    /// Runs a command at the bucket's owner. `command` returns it with the digest of its script, or with the script in
+    /// full. With replicas, the reply also has the number that acknowledged the write.
+    async fn run_on_owner(
+        &self, bucket: u8, replicas: u32, command: impl Fn(bool) -> Cmd,
+    ) -> Result<Value, RedisCallError> {
         let deadline = Instant::now() + self.timeout();
         let (mut in_full, mut asking, mut hops) = (false, None, 0);
         // Redirects are counted; retries during a slot migration are bounded by the deadline.
         loop {
             let link = match &asking {
                 Some(host) => self.topology.server_at(host),
-                None => self.owner_of(call.bucket, deadline).await?,
+                None => self.owner_of(bucket, deadline).await?,
             };
-            let command = if in_full { call.eval_command() } else { call.evalsha_command() };
-            let sent = RedisCommand { command: &command, asking: asking.is_some(), replicas };
+            let sent = RedisCommand { command: &command(in_full), asking: asking.is_some(), replicas };
             let trouble = match link.send(sent, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(trouble) => trouble,
@@ -46,7 +53,7 @@ impl RedisInner {
             match redirected {
                 _ if trouble.has_code("NOSCRIPT") && !in_full => in_full = true,
                 Some(to) if trouble.has_code("MOVED") => {
-                    self.topology.set_owner(call.bucket, to);
+                    self.topology.set_owner(bucket, to);
                     (asking, in_full) = (None, false);
                 }
                 Some(to) if trouble.has_code("ASK") => (asking, in_full) = (Some(to), false),
@@ -59,9 +66,7 @@ impl RedisInner {
                     }
                 }
                 _ => {
-                    if matches!(trouble, RedisCallError::NotSent(_) | RedisCallError::Unanswered(_))
-                        || trouble.says_wrong_server()
-                    {
+                    if !matches!(trouble, RedisCallError::Refused { .. }) || trouble.says_wrong_server() {
                         self.topology.refresh_in_background();
                     }
                     return Err(trouble);
@@ -90,49 +95,16 @@ impl RedisInner {
         if self.wait_replicas == 0 {
             return self.run(call).await;
         }
-        let answer = self.run_on_owner(call, self.wait_replicas).await?;
-        let Value::Array(both) = answer else { return Err(corrupt_reply("no count of replicas came")) };
-        let Ok([answer, reached]) = <[Value; 2]>::try_from(both) else {
-            return Err(corrupt_reply("no count of replicas came"));
-        };
-        let reached = match check_reply(reached)? {
-            Value::Int(reached) => reached,
-            _ => return Err(corrupt_reply("no count of replicas came")),
-        };
+        let answer = self.run_on_owner(call.bucket, self.wait_replicas, |in_full| call.command(in_full)).await?;
+        let missing = || corrupt_reply("no count of replicas came");
+        let Value::Array(both) = answer else { return Err(missing()) };
+        let [answer, reached] = <[Value; 2]>::try_from(both).map_err(|_| missing())?;
+        let Value::Int(reached) = check_reply(reached)? else { return Err(missing()) };
         if changed(&answer) && reached < i64::from(self.wait_replicas) {
             let why = format!("{reached} of {} replicas have it within {:?}", self.wait_replicas, self.timeout());
             return Err(StoreError::new(ErrorKind::Ambiguous, STORE_NAME, why));
         }
         Ok(answer)
-    }
-
-    /// Runs a plain command about a bucket, following redirects.
-    pub(super) async fn run_command(&self, bucket: u8, command: &Cmd) -> Result<Value, StoreError> {
-        let deadline = Instant::now() + self.timeout();
-        let mut asking = None;
-        for _ in 0..MAX_REDIRECTS {
-            let link = match &asking {
-                Some(host) => self.topology.server_at(host),
-                None => self.owner_of(bucket, deadline).await?,
-            };
-            let sent = RedisCommand { command, asking: asking.is_some(), replicas: 0 };
-            let trouble = match link.send(sent, deadline).await {
-                Ok(answer) => return Ok(answer),
-                Err(trouble) => trouble,
-            };
-            match redirect_host(&trouble, &link) {
-                Some(to) if trouble.has_code("MOVED") => {
-                    self.topology.set_owner(bucket, to);
-                    asking = None;
-                }
-                Some(to) if trouble.has_code("ASK") => asking = Some(to),
-                _ => {
-                    self.topology.refresh_in_background();
-                    return Err(trouble.into());
-                }
-            }
-        }
-        Err(RedisCallError::NotSent("it was redirected too often".into()).into())
     }
 }
 

@@ -48,17 +48,9 @@ pub(super) struct ScriptCall {
 }
 
 impl ScriptCall {
-    /// Runs the script by digest, if the server has it cached.
-    pub(super) fn evalsha_command(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.digest)
-    }
-
-    /// Runs the script by source; the server then caches it.
-    pub(super) fn eval_command(&self) -> Cmd {
-        self.command("EVAL", self.script.body)
-    }
-
-    fn command(&self, verb: &str, script: &str) -> Cmd {
+    /// Runs the script in full, after which the server caches it, or by its digest.
+    pub(super) fn command(&self, in_full: bool) -> Cmd {
+        let (verb, script) = if in_full { ("EVAL", self.script.body) } else { ("EVALSHA", &**self.script.digest) };
         let mut command = redis::cmd(verb);
         command.arg(script).arg(self.keys.len());
         for key in &self.keys {

@@ -114,20 +114,39 @@ impl RedisServer {
 
     /// Sends a command and waits for the reply until the deadline.
     pub(super) async fn send(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
+        self.guarded(async {
+            if call.replicas > 0 {
+                return self.send_replicated(call, deadline).await;
+            }
+            let wire = self.get_connection(deadline).await?;
+            if call.asking {
+                let all = call.pipeline(Duration::ZERO);
+                let answers = self.exchange(&wire, deadline, wire.ask_all(&all, call.first())).await?;
+                return check_reply(answers.into_iter().next_back().unwrap_or(Value::Nil));
+            }
+            check_reply(self.exchange(&wire, deadline, wire.ask(call.command)).await?)
+        })
+        .await
+    }
+
+    /// Sends several plain commands at once. Each has its own reply or error.
+    pub(super) async fn send_all(
+        &self, commands: &redis::Pipeline, deadline: Instant,
+    ) -> Result<Vec<Value>, RedisCallError> {
+        self.guarded(async {
+            let wire = self.get_connection(deadline).await?;
+            self.exchange(&wire, deadline, wire.ask_all(commands, 0)).await
+        })
+        .await
+    }
+
+    /// Sends through the circuit breaker.
+    async fn guarded<T>(&self, send: impl Future<Output = Result<T, RedisCallError>>) -> Result<T, RedisCallError> {
         let pass = self.breaker.pass().map_err(|pause| {
             let why = self.failed.lock().as_ref().map_or_else(String::new, |(_, why)| format!(": {why}"));
             RedisCallError::NotSent(format!("it failed several times in a row and is left alone for {pause:.0?}{why}"))
         })?;
-        let answered = if call.replicas > 0 {
-            self.send_replicated(call, deadline).await
-        } else if call.asking {
-            let all = call.pipeline(Duration::ZERO);
-            let ask =
-                async |wire: &RedisConnection| Ok(wire.ask_all(&all, call.first()).await?.pop().unwrap_or(Value::Nil));
-            self.exchange(deadline, ask).await
-        } else {
-            self.exchange(deadline, async |wire: &RedisConnection| wire.ask(call.command).await).await
-        };
+        let answered = send.await;
         match &answered {
             Ok(_) | Err(RedisCallError::Refused { .. }) => pass.answered(),
             Err(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
@@ -139,39 +158,19 @@ impl RedisServer {
         answered
     }
 
-    /// Sends several plain commands at once. Each has its own reply or error.
-    pub(super) async fn send_all(
-        &self, commands: &redis::Pipeline, deadline: Instant,
-    ) -> Result<Vec<Value>, RedisCallError> {
-        let pass = self
-            .breaker
-            .pass()
-            .map_err(|pause| RedisCallError::NotSent(format!("it is left alone for {pause:.0?}")))?;
-        let ask = async |wire: &RedisConnection| Ok(Value::Array(wire.ask_all(commands, 0).await?));
-        let answered = self.exchange(deadline, ask).await;
-        match &answered {
-            Ok(_) | Err(RedisCallError::Refused { .. }) => pass.answered(),
-            Err(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
-        }
-        match answered? {
-            Value::Array(answers) => Ok(answers),
-            other => Ok(vec![other]),
-        }
-    }
-
     /// Drops the connections, so that later calls open new ones.
     pub(super) fn hang_up(&self) {
         self.wire.lock().take();
         self.wait_connections.lock().clear();
     }
 
-    async fn exchange(
-        &self, deadline: Instant, ask: impl AsyncFnOnce(&RedisConnection) -> Result<Value, RedisError>,
-    ) -> Result<Value, RedisCallError> {
-        let wire = self.get_connection(deadline).await?;
+    /// Waits for a reply on `wire` until the deadline.
+    async fn exchange<T>(
+        &self, wire: &RedisConnection, deadline: Instant, ask: impl Future<Output = Result<T, RedisError>>,
+    ) -> Result<T, RedisCallError> {
         let before = wire.answers();
-        match timeout_at(deadline, ask(&wire)).await {
-            Ok(Ok(answer)) => check_reply(answer),
+        match timeout_at(deadline, ask).await {
+            Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
                 wire.abort();
                 Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {error}", wire.host)))
@@ -182,10 +181,8 @@ impl RedisServer {
                 if wire.answers() == before {
                     wire.abort();
                 }
-                Err(RedisCallError::Unanswered(format!(
-                    "no answer from {} within {:?}",
-                    wire.host, self.connector.timeout
-                )))
+                let why = format!("no answer from {} within {:?}", wire.host, self.connector.timeout);
+                Err(RedisCallError::Unanswered(why))
             }
         }
     }
@@ -205,10 +202,7 @@ impl RedisServer {
         {
             return Err(RedisCallError::NotSent(why.clone()));
         }
-        let dialled = timeout_at(deadline, self.connect())
-            .await
-            .unwrap_or_else(|_| Err(format!("no connection to {} within {:?}", self.target, self.connector.timeout)));
-        match dialled {
+        match self.connect_until(deadline).await {
             Ok(wire) => {
                 let wire = Arc::new(wire);
                 *self.wire.lock() = Some(wire.clone());
@@ -225,11 +219,15 @@ impl RedisServer {
         self.wire.lock().as_ref().filter(|wire| wire.is_open()).cloned()
     }
 
-    async fn connect(&self) -> Result<RedisConnection, String> {
-        match &self.target {
-            ServerTarget::Host(host) => self.connector.connect(host).await,
-            ServerTarget::Primary(name) => sentinel::connect_primary(&self.connector, name).await,
-        }
+    async fn connect_until(&self, deadline: Instant) -> Result<RedisConnection, String> {
+        let connecting = async {
+            match &self.target {
+                ServerTarget::Host(host) => self.connector.connect(host).await,
+                ServerTarget::Primary(name) => sentinel::connect_primary(&self.connector, name).await,
+            }
+        };
+        let late = |_| Err(format!("no connection to {} within {:?}", self.target, self.connector.timeout));
+        timeout_at(deadline, connecting).await.unwrap_or_else(late)
     }
 
     /// WAIT blocks its connection, so each of these calls uses its own.
@@ -242,28 +240,14 @@ impl RedisServer {
         };
         let wire = match idle {
             Some(wire) => wire,
-            None => {
-                let late = |_| Err(format!("no connection to {} within {:?}", self.target, self.connector.timeout));
-                Arc::new(
-                    timeout_at(deadline, self.connect()).await.unwrap_or_else(late).map_err(RedisCallError::NotSent)?,
-                )
-            }
+            None => Arc::new(self.connect_until(deadline).await.map_err(RedisCallError::NotSent)?),
         };
         // Reserve the last part of the deadline for the reply's way back; the server checks WAIT timeouts only ten
         // times a second.
         let left = deadline.saturating_duration_since(Instant::now());
         let patience = (left * 4 / 5).min(left.saturating_sub(Duration::from_millis(150))).max(left / 2);
         let all = call.pipeline(patience);
-        let answers = match timeout_at(deadline, wire.ask_all(&all, call.first())).await {
-            Ok(Ok(answers)) => answers,
-            Ok(Err(error)) => {
-                return Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {error}", wire.host)));
-            }
-            Err(_) => {
-                let why = format!("no answer from {} within {:?}", wire.host, self.connector.timeout);
-                return Err(RedisCallError::Unanswered(why));
-            }
-        };
+        let answers = self.exchange(&wire, deadline, wire.ask_all(&all, call.first())).await?;
         self.wait_connections.lock().push(wire);
         match answers.first() {
             Some(Value::ServerError(error)) => Err(RedisCallError::from_server(error)),

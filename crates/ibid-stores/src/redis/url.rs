@@ -5,7 +5,10 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::certificates::TlsPaths;
+use crate::{
+    certificates::TlsPaths,
+    url::{percent_decode, query_pairs},
+};
 
 /// A server, by host name or IP address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,7 +56,7 @@ impl RedisUrl {
         let (login, hosts) =
             authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
         let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
-            Some((user, password)) => (percent_decode(user, "the user")?, percent_decode(password, "the password")?),
+            Some((user, password)) => (decode_part(user, "the user")?, decode_part(password, "the password")?),
             None => (None, None),
         };
         if user.is_some() && password.is_none() {
@@ -75,7 +78,7 @@ impl RedisUrl {
             RedisDeployment::Single => parse_database(path)?,
             RedisDeployment::Sentinel(master) => {
                 let (name, number) = path.split_once('/').unwrap_or((path, ""));
-                *master = percent_decode(name, "the primary's name")?.ok_or_else(|| {
+                *master = decode_part(name, "the primary's name")?.ok_or_else(|| {
                     "the name of the primary is missing; write redis+sentinel://HOST:PORT,HOST:PORT/NAME".to_owned()
                 })?;
                 parse_database(number)?
@@ -95,9 +98,8 @@ impl RedisUrl {
 fn parse_tls_paths(query: &str, says_tls: bool) -> Result<Option<TlsPaths>, String> {
     let mut with_tls = says_tls;
     let (mut ca, mut cert, mut key) = (None, None, None);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let file = || Ok::<_, String>(percent_decode(value, "a file's name")?.map(PathBuf::from));
+    for (name, value) in query_pairs(query) {
+        let file = || Ok::<_, String>(decode_part(value, "a file's name")?.map(PathBuf::from));
         match name {
             "tls" if value == "true" => with_tls = true,
             "tls" if value == "false" && !says_tls => {}
@@ -150,23 +152,8 @@ fn parse_database(text: &str) -> Result<i64, String> {
 }
 
 /// Percent-decodes the text. Returns `None` if it is empty.
-fn percent_decode(text: &str, what: &str) -> Result<Option<String>, String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let wrong = || format!("{what} holds a % that is not followed by two hex digits; write % as %25");
-        let (pair, tail) = rest.split_at_checked(2).ok_or_else(wrong)?;
-        let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        bytes.push(u8::from_str_radix(pair.ok_or_else(wrong)?, 16).map_err(|_| wrong())?);
-        rest = tail;
-    }
-    let text = String::from_utf8(bytes).map_err(|_| format!("{what} is not UTF-8 once decoded"))?;
-    Ok(Some(text).filter(|text| !text.is_empty()))
+fn decode_part(text: &str, what: &str) -> Result<Option<String>, String> {
+    percent_decode(text, what).map(|text| Some(text).filter(|text| !text.is_empty()))
 }
 
 impl fmt::Display for RedisHost {

@@ -8,6 +8,7 @@
 //!
 //! Both keys derive from the address secret and stay the same when the record keys are rotated.
 
+use data_encoding::HEXLOWER;
 use hmac::{Hmac, KeyInit as _, Mac};
 use ibid::store::{Address, EntryFilter, Fingerprint, Tags};
 use sha2::Sha256;
@@ -63,7 +64,7 @@ impl BlindIndex {
         mac.update(&[which]);
         mac.update(tag.as_bytes());
         let mac: [u8; 32] = mac.finalize().into_bytes().into();
-        mac[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+        HEXLOWER.encode(&mac[..16])
     }
 
     pub(super) fn encipher(&self, at: &Address, plain: &Fingerprint) -> Fingerprint {

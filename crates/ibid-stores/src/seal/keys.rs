@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
-use hmac::{Hmac, Mac};
+use hkdf::Hkdf;
 use parking_lot::RwLock;
 use sha2::Sha256;
 
@@ -18,6 +18,11 @@ pub struct SealKey {
     id: String,
     key: [u8; 32],
 }
+
+/// An id that a key cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no key's id; allowed are 1 to {MAX_KEY_ID_LEN} letters, digits, \"_\" \"-\" \".\"")]
+pub struct SealKeyIdError(String);
 
 /// Encrypts and decrypts records. Clones share their keys, and change them together.
 #[derive(Clone)]
@@ -55,11 +60,9 @@ impl SealKey {
     ///
     /// # Errors
     /// Returns an error if the id is not allowed.
-    pub fn new(id: &str, key: [u8; 32]) -> Result<Self, String> {
+    pub fn new(id: &str, key: [u8; 32]) -> Result<Self, SealKeyIdError> {
         if !is_key_id(id.as_bytes()) {
-            return Err(format!(
-                "{id:?} is no key's id; allowed are 1 to {MAX_KEY_ID_LEN} letters, digits, \"_\" \"-\" \".\""
-            ));
+            return Err(SealKeyIdError(id.into()));
         }
         Ok(Self { id: id.into(), key })
     }
@@ -122,14 +125,9 @@ impl KeyRing {
 
 /// HKDF with SHA-256 (RFC 5869), to 32 bytes.
 pub(super) fn derive_key(secret: &[u8], salt: &[u8], info: &[u8]) -> [u8; 32] {
-    let pseudorandom = hmac(salt, &[secret]);
-    hmac(&pseudorandom, &[info, &[1]])
-}
-
-fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut mac = <Hmac<Sha256>>::new_from_slice(key).expect("any length will do");
-    parts.iter().for_each(|part| mac.update(part));
-    mac.finalize().into_bytes().into()
+    let mut key = [0; 32];
+    Hkdf::<Sha256>::new(Some(salt), secret).expand(info, &mut key).expect("32 bytes is a valid length");
+    key
 }
 
 impl fmt::Debug for SealKey {
@@ -171,7 +169,7 @@ mod tests {
             assert!(SealKey::new(id, [1; 32]).is_ok(), "{id}");
         }
         for id in ["", "a b", "é", "a\n", "\"", &"x".repeat(65)] {
-            let why = SealKey::new(id, [1; 32]).unwrap_err();
+            let why = SealKey::new(id, [1; 32]).unwrap_err().to_string();
             assert!(why.ends_with("allowed are 1 to 64 letters, digits, \"_\" \"-\" \".\""), "{why}");
         }
     }

@@ -43,14 +43,8 @@ impl TieredInner {
         if holder.fence != seen {
             return Ok(otherwise);
         }
-        let end = match end {
-            Settlement::Complete { failed, record, summary: outline, ttl: keep } => {
-                let record = front_copy::encode_confirmed(seen, holder.attempt, holder.fingerprint, record);
-                Settlement::Complete { failed: *failed, record, summary: *outline, ttl: *keep }
-            }
-            other => other.clone(),
-        };
-        self.front.admin().resolve(at, seen, &end).await
+        let head = |record: &Bytes| front_copy::encode_confirmed(seen, holder.attempt, holder.fingerprint, record);
+        self.front.admin().resolve(at, seen, &end.map_record(head)).await
     }
 
     async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {

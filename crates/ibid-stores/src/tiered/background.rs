@@ -113,22 +113,23 @@ impl TieredInner {
     }
 
     async fn try_once(&self, errand: &BackgroundTask) -> Result<(), StoreError> {
-        match errand {
+        let told = match errand {
             BackgroundTask::SettleByToken { lease, copied } => {
-                self.front.settle(&without_fence(lease), &copied.adjusted_for_delay()).await.map(drop)
+                self.front.settle(&without_fence(lease), &copied.adjusted_for_delay()).await
             }
-            BackgroundTask::Extend { lease, duration: hold, sent_at: told } => {
-                self.extend_in_front(lease, hold.saturating_sub(told.elapsed())).await.map(drop)
+            BackgroundTask::Extend { lease, duration, sent_at } => {
+                self.extend_in_front(lease, duration.saturating_sub(sent_at.elapsed())).await
             }
             BackgroundTask::SettleFrontClaim { lease, copied } => {
-                self.front.settle(lease, &copied.adjusted_for_delay()).await.map(drop)
+                self.front.settle(lease, &copied.adjusted_for_delay()).await
             }
             BackgroundTask::HoldUntil(lease, until) => {
-                self.front.extend(lease, until.saturating_duration_since(Instant::now())).await.map(drop)
+                self.front.extend(lease, until.saturating_duration_since(Instant::now())).await
             }
-            BackgroundTask::RemoveMarker(at, fence) => self.remove_marker(at, *fence).await,
-            BackgroundTask::Abandon(lease) => self.abandon_in_front(lease).await.map(drop),
-        }
+            BackgroundTask::RemoveMarker(at, fence) => return self.remove_marker(at, *fence).await,
+            BackgroundTask::Abandon(lease) => self.abandon_in_front(lease).await,
+        };
+        told.map(drop)
     }
 
     /// Releases a claim that the front granted. The marker is removed first. Otherwise the next holder, if it crashes
@@ -160,6 +161,11 @@ impl TieredInner {
 }
 
 impl BackgroundTask {
+    /// Gives back a claim that the front itself granted.
+    pub(super) fn release_front_claim(lease: Lease) -> Self {
+        Self::SettleFrontClaim { lease, copied: FrontSettlement::release() }
+    }
+
     /// Whether the task may create an entry in the front that was absent.
     fn may_recreate_entry(&self) -> bool {
         match self {

@@ -12,6 +12,7 @@ use super::{
     MAX_TRACKED_TOKENS, TieredInner,
     background::BackgroundTask,
     front_copy::{self, FrontSettlement},
+    front_only::front_only_lease,
 };
 
 /// Maximum attempts of one claim while the front's entry keeps changing.
@@ -36,16 +37,13 @@ enum FrontClaimOrigin {
     TakenOver,
 }
 
-enum ClaimStep {
-    Outcome(ClaimOutcome),
-    /// Another call changed the entry: start over.
-    Retry,
-}
+/// The outcome of a claim, or `None` if another call changed the entry: start over.
+type ClaimStep = Result<Option<ClaimOutcome>, StoreError>;
 
 impl TieredInner {
     pub(super) async fn claim(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
         for round in 0..MAX_ROUNDS {
-            if let ClaimStep::Outcome(claim) = self.claim_once(ask, round).await? {
+            if let Some(claim) = self.claim_once(ask, round).await? {
                 return Ok(claim);
             }
         }
@@ -53,7 +51,7 @@ impl TieredInner {
         Err(StoreError::new(ErrorKind::NotApplied, "tiered", why))
     }
 
-    async fn claim_once(self: &Arc<Self>, ask: &Arc<ClaimRequest>, round: u32) -> Result<ClaimStep, StoreError> {
+    async fn claim_once(self: &Arc<Self>, ask: &Arc<ClaimRequest>, round: u32) -> ClaimStep {
         if ask.take_over.is_some() {
             match self.authority.get(&ask.address).await {
                 Ok(Some(_)) => return self.take_over(ask).await,
@@ -69,9 +67,8 @@ impl TieredInner {
                 self.taken_over_in_front(ask, mine).await
             }
             Ok(ClaimOutcome::Granted(mine)) => self.granted_in_front(ask, mine, FrontClaimOrigin::Fresh).await,
-            Ok(ClaimOutcome::InProgress(holder)) => self.occupied_in_front(ask, ClaimOutcome::InProgress(holder)).await,
-            Ok(ClaimOutcome::OutcomeUnknown(holder)) => {
-                self.occupied_in_front(ask, ClaimOutcome::OutcomeUnknown(holder)).await
+            Ok(found @ (ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_))) => {
+                self.occupied_in_front(ask, found).await
             }
             Ok(ClaimOutcome::TokenSpent) => self.token_spent_in_front(ask).await,
             Err(error) => {
@@ -83,28 +80,28 @@ impl TieredInner {
 
     async fn completed_in_front(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, finished: CompletedEntry, round: u32,
-    ) -> Result<ClaimStep, StoreError> {
+    ) -> ClaimStep {
         if self.generation.is_front_current(self).await {
             let (fence, opened) = (finished.fence, front_copy::decode(finished));
             return match opened.front_only_token {
                 None if opened.entry.expires_in < MIN_TRUSTED_TTL
                     && !self.is_still_in_authority(ask, fence).await? =>
                 {
-                    Ok(ClaimStep::Retry)
+                    Ok(None)
                 }
-                None => Ok(ClaimStep::Outcome(ClaimOutcome::Completed(opened.entry))),
-                Some(token) => self.confirm_front_only(ask, fence, token, opened.entry).await.map(ClaimStep::Outcome),
+                None => Ok(Some(ClaimOutcome::Completed(opened.entry))),
+                Some(token) => self.confirm_front_only(ask, fence, token, opened.entry).await.map(Some),
             };
         }
         // Under another generation the answer may not exist.
         if round == 0 {
-            return Ok(ClaimStep::Retry);
+            return Ok(None);
         }
         // The generation could not be read, so the front is not trusted while the authority responds. Loose mode has no
         // alternative if it does not: a possibly forgotten answer is better than a second run.
         match self.claim_without_front(ask, false).await {
             Err(error) if self.is_loose() && error.kind == ErrorKind::NotApplied => {
-                Ok(ClaimStep::Outcome(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
+                Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
             }
             answered => answered,
         }
@@ -128,7 +125,7 @@ impl TieredInner {
     /// Step 2: `mine` is the claim in the front; the authority decides.
     async fn granted_in_front(
         self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease, stands: FrontClaimOrigin,
-    ) -> Result<ClaimStep, StoreError> {
+    ) -> ClaimStep {
         let told = Instant::now();
         let was_unclear = self.is_ambiguous(ask);
         let found = match self.claim_in_authority(ask, true).await {
@@ -136,7 +133,7 @@ impl TieredInner {
             Err(error) => {
                 return match error.kind {
                     ErrorKind::NotApplied if self.is_loose() && stands == FrontClaimOrigin::Fresh => {
-                        self.run_front_only(ask, mine, error).await.map(ClaimStep::Outcome)
+                        self.run_front_only(ask, mine, error).await.map(Some)
                     }
                     // The authority may hold the claim: the caller claims again and finds the front unchanged, or
                     // releases both.
@@ -168,42 +165,34 @@ impl TieredInner {
             // The token can never be granted again, so the claim in the front is not needed.
             ClaimOutcome::TokenSpent => {
                 self.forget_token(ask);
-                self.spawn_and_wait_briefly(BackgroundTask::SettleFrontClaim {
-                    lease: mine,
-                    copied: FrontSettlement::release(),
-                })
-                .await;
+                self.spawn_and_wait_briefly(BackgroundTask::release_front_claim(mine)).await;
             }
             ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => {
                 let marked = if self.is_loose() { self.find_marker(&ask.address).await } else { Ok(None) };
                 if matches!(marked, Ok(Some(marker)) if marker.fence == mine.fence) {
                     // A front-only claim repeats its request: same token, same outcome.
-                    return Ok(ClaimStep::Outcome(ClaimOutcome::Granted(super::front_only::front_only_lease(
-                        ask, &mine,
-                    ))));
+                    return Ok(Some(ClaimOutcome::Granted(front_only_lease(ask, &mine))));
                 }
                 self.give_back_front_claim(mine, stands).await;
             }
         }
-        Ok(ClaimStep::Outcome(found))
+        Ok(Some(found))
     }
 
     /// Step 3: the front has a holder.
-    async fn occupied_in_front(
-        self: &Arc<Self>, ask: &Arc<ClaimRequest>, found: ClaimOutcome,
-    ) -> Result<ClaimStep, StoreError> {
+    async fn occupied_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, found: ClaimOutcome) -> ClaimStep {
         match self.wait_for_authority_entry(ask, &found).await {
             // The authority's entry may be this claim, granted while the front was unreachable.
-            Ok(Some(_)) if self.is_ambiguous(ask) => self.claim_in_authority(ask, false).await.map(ClaimStep::Outcome),
-            Ok(Some(there)) => Ok(ClaimStep::Outcome(there)),
+            Ok(Some(_)) if self.is_ambiguous(ask) => self.claim_in_authority(ask, false).await.map(Some),
+            Ok(Some(there)) => Ok(Some(there)),
             Ok(None) => match found {
                 ClaimOutcome::OutcomeUnknown(holder) if holder.takeover_in.is_zero() => {
                     self.take_over_expired(ask, holder).await
                 }
                 ClaimOutcome::OutcomeUnknown(holder) => self.forget_stale_front_entry(ask, holder).await,
-                found => Ok(ClaimStep::Outcome(found)),
+                found => Ok(Some(found)),
             },
-            Err(_) if self.is_loose() => Ok(ClaimStep::Outcome(found)),
+            Err(_) if self.is_loose() => Ok(Some(found)),
             Err(error) => Err(error),
         }
     }
@@ -228,20 +217,18 @@ impl TieredInner {
 
     /// The holder's lease expired in the front and it never reached the authority: it never started, unless it ran
     /// front-only.
-    async fn take_over_expired(
-        self: &Arc<Self>, ask: &Arc<ClaimRequest>, holder: Holder,
-    ) -> Result<ClaimStep, StoreError> {
+    async fn take_over_expired(self: &Arc<Self>, ask: &Arc<ClaimRequest>, holder: Holder) -> ClaimStep {
         let at = &ask.address;
         // A request with another fingerprint must not replace it: if the holder did run front-only, the entry would
         // name the wrong request.
         if holder.fingerprint != ask.fingerprint
             || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some())
         {
-            return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(holder)));
+            return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
         }
         let mine = match self.front.claim(&with_take_over(&self.front_request(ask), Some(holder.fence))).await {
             Ok(ClaimOutcome::Granted(mine)) => mine,
-            Ok(_) => return Ok(ClaimStep::Retry),
+            Ok(_) => return Ok(None),
             Err(error) => {
                 self.report_front_error("claim", &error);
                 return self.claim_without_front(ask, error.kind == ErrorKind::Ambiguous).await;
@@ -254,7 +241,7 @@ impl TieredInner {
                 Ok(Some(_)) => {
                     let fence = mine.fence;
                     self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                    return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(Holder { fence, ..holder })));
+                    return Ok(Some(ClaimOutcome::OutcomeUnknown(Holder { fence, ..holder })));
                 }
                 Err(error) => {
                     self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
@@ -267,9 +254,7 @@ impl TieredInner {
 
     /// `mine` took over, in the front, a holder that the caller named and the authority did not know. If that holder
     /// ran front-only, the authority first records it as outcome unknown, and `mine` takes it over there, too.
-    async fn taken_over_in_front(
-        self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease,
-    ) -> Result<ClaimStep, StoreError> {
+    async fn taken_over_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease) -> ClaimStep {
         let marked = match self.find_marker(&ask.address).await {
             Ok(marked) => marked,
             Err(error) => {
@@ -300,14 +285,14 @@ impl TieredInner {
 
     /// The holder is parked in the front and the authority has forgotten it: forgets it in the front, too, unless it
     /// ran front-only. A parked holder cannot start a front-only run.
-    async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> Result<ClaimStep, StoreError> {
+    async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> ClaimStep {
         let at = &ask.address;
         if self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some() {
-            return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(holder)));
+            return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
         }
         let _: SettleOutcome =
             self.front.admin().forget(at, holder.fence).await.map_err(|error| self.as_not_applied(error))?;
-        Ok(ClaimStep::Retry)
+        Ok(None)
     }
 
     /// The front could not tell whether a claim ran front-only. Nothing was claimed.
@@ -319,30 +304,25 @@ impl TieredInner {
 
     /// The token is spent in the front: by its owner, by an operator who forgot the answer copied there, or because the
     /// authority did not grant it.
-    async fn token_spent_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimStep, StoreError> {
+    async fn token_spent_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> ClaimStep {
         if !self.is_loose() || self.authority.get(&ask.address).await?.is_some() {
-            return self.claim_in_authority(ask, false).await.map(ClaimStep::Outcome);
+            return self.claim_in_authority(ask, false).await.map(Some);
         }
         // A grant requires a claim in the front: otherwise other claims see no holder once the authority is
         // unreachable.
-        let other_name = ClaimToken::mint();
-        {
-            let mut other_names = self.token_aliases.lock();
-            if other_names.len() >= MAX_TRACKED_TOKENS {
-                return Ok(ClaimStep::Outcome(ClaimOutcome::TokenSpent));
-            }
-            other_names.insert(ask.token, other_name);
+        let mut aliases = self.token_aliases.lock();
+        if aliases.len() >= MAX_TRACKED_TOKENS {
+            return Ok(Some(ClaimOutcome::TokenSpent));
         }
-        Ok(ClaimStep::Retry)
+        aliases.insert(ask.token, ClaimToken::mint());
+        Ok(None)
     }
 
     /// Step 4. `may_be_there`: the claim may have reached the front.
-    async fn claim_without_front(
-        self: &Arc<Self>, ask: &Arc<ClaimRequest>, may_be_there: bool,
-    ) -> Result<ClaimStep, StoreError> {
+    async fn claim_without_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, may_be_there: bool) -> ClaimStep {
         let told = Instant::now();
         let found = self.claim_in_authority(ask, false).await?;
-        let lease = Lease { request: self.front_request(ask), fence: Fence::UNSEEN, attempt: 0, front_only: false };
+        let lease = Lease::unseen(&self.front_request(ask));
         match &found {
             ClaimOutcome::Completed(finished) if may_be_there => {
                 let copied = FrontSettlement::from_completed(finished, told);
@@ -356,28 +336,28 @@ impl TieredInner {
             }
             _ => {}
         }
-        Ok(ClaimStep::Outcome(found))
+        Ok(Some(found))
     }
 
     /// Step 5: the authority has an entry, and the caller requests a takeover.
-    async fn take_over(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimStep, StoreError> {
+    async fn take_over(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> ClaimStep {
         let lease = match self.claim_in_authority(ask, false).await? {
             ClaimOutcome::Granted(lease) => lease,
-            found => return Ok(ClaimStep::Outcome(found)),
+            found => return Ok(Some(found)),
         };
         match self.overwrite_front(ask).await {
             Ok(None) => {
                 self.clear_ambiguous(ask);
-                Ok(ClaimStep::Outcome(ClaimOutcome::Granted(lease)))
+                Ok(Some(ClaimOutcome::Granted(lease)))
             }
             Ok(Some(stands)) => {
                 let _: SettleOutcome = self.authority.settle(&lease, &Settlement::Release).await?;
                 self.clear_ambiguous(ask);
-                Ok(ClaimStep::Outcome(stands))
+                Ok(Some(stands))
             }
             Err(error) => {
                 self.report_front_error("claim", &error);
-                Ok(ClaimStep::Outcome(ClaimOutcome::Granted(lease)))
+                Ok(Some(ClaimOutcome::Granted(lease)))
             }
         }
     }
@@ -387,27 +367,28 @@ impl TieredInner {
     async fn overwrite_front(&self, ask: &Arc<ClaimRequest>) -> Result<Option<ClaimOutcome>, StoreError> {
         let at = &ask.address;
         for _ in 0..MAX_ROUNDS {
-            let (fence, is_ripe) = match self.front.claim(&with_take_over(&self.front_request(ask), None)).await? {
+            let found = self.front.claim(&with_take_over(&self.front_request(ask), None)).await?;
+            let (fence, is_ripe) = match &found {
                 ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => return Ok(None),
+                ClaimOutcome::Completed(finished) => (finished.fence, false),
+                ClaimOutcome::InProgress(holder) => (holder.fence, false),
+                ClaimOutcome::OutcomeUnknown(holder) => {
+                    (holder.fence, holder.takeover_in.is_zero() && holder.fingerprint == ask.fingerprint)
+                }
+            };
+            match found {
                 ClaimOutcome::Completed(finished)
                     if self.is_loose() && self.generation.is_front_current(self).await =>
                 {
                     return Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)));
                 }
-                ClaimOutcome::Completed(finished) => (finished.fence, false),
-                ClaimOutcome::InProgress(holder) => {
-                    if self.is_held_front_only_by_other(ask, holder.fence).await? {
-                        return Ok(Some(ClaimOutcome::InProgress(holder)));
-                    }
-                    (holder.fence, false)
+                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_)
+                    if self.is_held_front_only_by_other(ask, fence).await? =>
+                {
+                    return Ok(Some(found));
                 }
-                ClaimOutcome::OutcomeUnknown(holder) => {
-                    if self.is_held_front_only_by_other(ask, holder.fence).await? {
-                        return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
-                    }
-                    (holder.fence, holder.takeover_in.is_zero() && holder.fingerprint == ask.fingerprint)
-                }
-            };
+                _ => {}
+            }
             if !is_ripe {
                 let _: SettleOutcome = self.front.admin().forget(at, fence).await?;
             } else if let ClaimOutcome::Granted(_) =
@@ -427,14 +408,10 @@ impl TieredInner {
     async fn claim_in_authority(&self, ask: &Arc<ClaimRequest>, is_in_first: bool) -> Result<ClaimOutcome, StoreError> {
         let was_unclear = self.mark_ambiguous(ask);
         match self.authority.claim(ask).await {
-            Ok(ClaimOutcome::Granted(lease)) => {
-                if is_in_first {
+            Ok(found) => {
+                if is_in_first || !matches!(found, ClaimOutcome::Granted(_)) {
                     self.clear_ambiguous(ask);
                 }
-                Ok(ClaimOutcome::Granted(lease))
-            }
-            Ok(found) => {
-                self.clear_ambiguous(ask);
                 Ok(found)
             }
             // This call was not applied, but an earlier one may have been.
@@ -458,11 +435,7 @@ impl TieredInner {
         if self.is_loose() && stands == FrontClaimOrigin::Fresh {
             self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, Instant::now())).await;
         } else {
-            self.spawn_and_wait_briefly(BackgroundTask::SettleFrontClaim {
-                lease: mine,
-                copied: FrontSettlement::release(),
-            })
-            .await;
+            self.spawn_and_wait_briefly(BackgroundTask::release_front_claim(mine)).await;
         }
     }
 
@@ -490,10 +463,9 @@ impl TieredInner {
     }
 }
 
-fn with_take_over(ask: &Arc<ClaimRequest>, over: Option<Fence>) -> Arc<ClaimRequest> {
-    if ask.take_over == over {
-        ask.clone()
-    } else {
-        Arc::new(ClaimRequest { take_over: over, ..ClaimRequest::clone(ask) })
+fn with_take_over(ask: &Arc<ClaimRequest>, take_over: Option<Fence>) -> Arc<ClaimRequest> {
+    if ask.take_over == take_over {
+        return ask.clone();
     }
+    Arc::new(ClaimRequest { take_over, ..ClaimRequest::clone(ask) })
 }

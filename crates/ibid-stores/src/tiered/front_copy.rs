@@ -11,7 +11,7 @@
 //! of writing. The header then continues with the holder's token (16 bytes), so that a reader can report the answer to
 //! the authority.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use ibid::store::{ClaimToken, CompletedEntry, Fence, Fingerprint, Lease, RecordSummary, Settlement};
 use tokio::time::Instant;
 
@@ -48,16 +48,8 @@ impl FrontSettlement {
     }
 
     fn new(lease: &Lease, end: &Settlement, sent_at: Instant, solo: Option<ClaimToken>) -> Self {
-        let settlement = match end {
-            Settlement::Complete { failed, record, summary: outline, ttl: keep } => Settlement::Complete {
-                failed: *failed,
-                record: encode(lease.fence, lease.attempt, lease.request.fingerprint, solo, record),
-                summary: *outline,
-                ttl: *keep,
-            },
-            other => other.clone(),
-        };
-        Self { settlement, sent_at }
+        let head = |record: &Bytes| encode(lease.fence, lease.attempt, lease.request.fingerprint, solo, record);
+        Self { settlement: end.map_record(head), sent_at }
     }
 
     /// Copies an answer that the authority returned at `sent_at` or later.
@@ -79,42 +71,33 @@ impl FrontSettlement {
     /// dropped by then expires in the front at once.
     pub(super) fn adjusted_for_delay(&self) -> Settlement {
         let late = self.sent_at.elapsed();
-        match &self.settlement {
-            Settlement::Complete { failed, record, summary: outline, ttl: keep } => Settlement::Complete {
-                failed: *failed,
-                record: record.clone(),
-                summary: *outline,
-                ttl: keep.saturating_sub(late),
-            },
-            Settlement::Park { ttl: keep, .. } if *keep <= late => Settlement::Release,
-            Settlement::Park { ttl: keep, retry_in } => {
-                Settlement::Park { ttl: *keep - late, retry_in: retry_in.saturating_sub(late) }
-            }
-            Settlement::Release => Settlement::Release,
+        let mut settlement = self.settlement.clone();
+        match &mut settlement {
+            Settlement::Complete { ttl, .. } => *ttl = ttl.saturating_sub(late),
+            Settlement::Park { ttl, .. } if *ttl <= late => return Settlement::Release,
+            Settlement::Park { ttl, retry_in } => (*ttl, *retry_in) = (*ttl - late, retry_in.saturating_sub(late)),
+            Settlement::Release => {}
         }
+        settlement
     }
 }
 
 /// Decodes a completed answer of the front. A record without a header predates the tiered setup, and is returned
 /// unchanged.
 pub(super) fn decode(mut finished: CompletedEntry) -> FrontCopy {
-    let record = &finished.record;
-    let (head, solo) = match record.strip_prefix(&MAGIC).and_then(|rest| rest.first()) {
-        Some(&CONFIRMED) if record.len() >= HEADER_LEN => (HEADER_LEN, None),
-        Some(&FRONT_ONLY) if record.len() >= HEADER_LEN + TOKEN_LEN => (
-            HEADER_LEN + TOKEN_LEN,
-            Some(ClaimToken(record[HEADER_LEN..HEADER_LEN + TOKEN_LEN].try_into().expect("16 bytes"))),
-        ),
+    let with_token = match finished.record.strip_prefix(&MAGIC).and_then(|rest| rest.first()) {
+        Some(&CONFIRMED) if finished.record.len() >= HEADER_LEN => false,
+        Some(&FRONT_ONLY) if finished.record.len() >= HEADER_LEN + TOKEN_LEN => true,
         _ => return FrontCopy { entry: finished, front_only_token: None },
     };
-    let number = |from: usize| u64::from_le_bytes(record[from..from + 8].try_into().expect("eight bytes"));
-    let attempt = u32::from_le_bytes(record[16..20].try_into().expect("four bytes"));
-    let digest = record[21..HEADER_LEN].try_into().expect("32 bytes");
-    finished.fence = Fence(number(8));
-    finished.attempt = attempt;
-    finished.fingerprint = Fingerprint { version: record[20], digest };
-    finished.record = finished.record.slice(head..);
-    FrontCopy { entry: finished, front_only_token: solo }
+    let mut record = finished.record.split_off(MAGIC.len() + 1);
+    finished.fence = Fence(record.get_u64_le());
+    finished.attempt = record.get_u32_le();
+    finished.fingerprint = Fingerprint { version: record.get_u8(), digest: [0; 32] };
+    record.copy_to_slice(&mut finished.fingerprint.digest);
+    let front_only_token = with_token.then(|| ClaimToken(record.get_u128().to_be_bytes()));
+    finished.record = record;
+    FrontCopy { entry: finished, front_only_token }
 }
 
 /// Prefixes a record that the authority has with its header.

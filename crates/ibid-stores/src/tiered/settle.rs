@@ -17,39 +17,30 @@ use super::{
     front_copy::{self, FrontSettlement},
 };
 
-#[derive(Clone, Copy)]
-enum LeaseUpdate<'a> {
-    Extend(Duration),
-    Settle(&'a Settlement),
-}
-
 impl TieredInner {
     pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let told = Instant::now();
         let errand = || BackgroundTask::Extend { lease: self.front_lease(lease), duration: hold, sent_at: told };
-        if lease.front_only {
-            match self.update_authority(lease, LeaseUpdate::Extend(hold)).await {
-                Ok(held) => {
-                    self.note_known_to_authority(lease, &held);
-                    // From now on the claim can be taken over in the authority, so it must not be settled in the front
-                    // alone.
-                    self.mark_ambiguous(&lease.request);
-                    if !matches!(held, SettleOutcome::ClaimLost(_)) {
-                        drop(self.spawn_background(errand()));
-                    }
-                    return Ok(held);
-                }
-                Err(error) => {
-                    if error.kind == ErrorKind::Ambiguous {
-                        self.mark_ambiguous(&lease.request);
-                    }
-                    return self.extend_front_only(lease, hold, error).await;
-                }
-            }
-        }
+        // An absent entry of a front-only claim is restored under the front's fence.
         let held = self.authority.extend(lease, hold).await;
-        if let Ok(held) = &held {
-            self.note_restored(lease, held);
+        if lease.front_only {
+            // From now on the claim can be taken over in the authority, so it must not be settled in the front alone.
+            if !matches!(&held, Err(error) if error.kind != ErrorKind::Ambiguous) {
+                self.mark_ambiguous(&lease.request);
+            }
+            let held = match held {
+                Ok(held) => held,
+                Err(error) => return self.extend_front_only(lease, hold, error).await,
+            };
+            self.note_known_to_authority(lease, &held);
+            if !matches!(held, SettleOutcome::ClaimLost(_)) {
+                drop(self.spawn_background(errand()));
+            }
+            return Ok(held);
+        }
+        // After a restore in the authority, the front's entry may belong to another holder.
+        if matches!(held, Ok(SettleOutcome::Restored)) {
+            self.mark_ambiguous(&lease.request);
         }
         // Also if the authority is unreachable: the front must show that the claim is running.
         if !matches!(held, Ok(SettleOutcome::ClaimLost(_))) && lease.fence != Fence::UNSEEN {
@@ -61,7 +52,7 @@ impl TieredInner {
     pub(super) async fn settle(self: &Arc<Self>, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let told = Instant::now();
         let held = if lease.front_only {
-            match self.update_authority(lease, LeaseUpdate::Settle(end)).await {
+            match self.authority.settle(lease, end).await {
                 Ok(held) => {
                     self.note_known_to_authority(lease, &held);
                     held
@@ -138,27 +129,17 @@ impl TieredInner {
         let ended = match end {
             Settlement::Release => self.abandon_in_front(&in_first).await,
             _ => {
-                self.front
-                    .settle(
-                        &in_first,
-                        &FrontSettlement::from_front_only(lease, end, Instant::now()).adjusted_for_delay(),
-                    )
-                    .await
+                let copied = FrontSettlement::from_front_only(lease, end, Instant::now());
+                self.front.settle(&in_first, &copied.adjusted_for_delay()).await
             }
         };
         match ended {
-            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => Err(why),
-            Ok(SettleOutcome::ClaimLost(found)) => match *found {
-                ClaimOutcome::Completed(finished) => {
-                    Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::Completed(front_copy::decode(finished).entry))))
-                }
-                // Another claim took over in the front, and may have given up since. The engine still reports the
-                // settlement to the authority.
-                ClaimOutcome::InProgress(_)
-                | ClaimOutcome::OutcomeUnknown(_)
-                | ClaimOutcome::Granted(_)
-                | ClaimOutcome::TokenSpent => Err(why),
-            },
+            Ok(SettleOutcome::ClaimLost(found)) if matches!(*found, ClaimOutcome::Completed(_)) => {
+                lost_in_front(found, why)
+            }
+            // If another claim took over in the front, it may have given up since. The engine still reports the
+            // settlement to the authority.
+            Ok(_) => Err(why),
             Err(error) => {
                 self.report_front_error("settle", &error);
                 Err(why)
@@ -202,22 +183,6 @@ impl TieredInner {
             self.report_front_error("replace", &error);
         }
         Ok(ClaimOutcome::Completed(answer))
-    }
-
-    /// Sends an update to the authority for a claim that it did not grant. An absent entry is restored under the
-    /// front's fence.
-    async fn update_authority(&self, lease: &Lease, says: LeaseUpdate<'_>) -> Result<SettleOutcome, StoreError> {
-        match says {
-            LeaseUpdate::Extend(hold) => self.authority.extend(lease, hold).await,
-            LeaseUpdate::Settle(end) => self.authority.settle(lease, end).await,
-        }
-    }
-
-    /// After a restore in the authority, the front's entry may belong to another holder.
-    fn note_restored(&self, lease: &Lease, held: &SettleOutcome) {
-        if *held == SettleOutcome::Restored {
-            self.mark_ambiguous(&lease.request);
-        }
     }
 
     /// Removes the marker of a front-only claim that the authority now knows.

@@ -90,7 +90,13 @@ fn it_answers_as_the_model_says() {
 
 #[tokio::test]
 async fn a_wrong_url_is_an_error_and_a_missing_server_is_not() {
-    assert!(Postgres::open("postgres://h/db?pool=none", patient_options()).await.unwrap_err().contains("from 1 to 64"));
+    assert!(
+        Postgres::open("postgres://h/db?pool=none", patient_options())
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("from 1 to 64")
+    );
     let store = Postgres::open("postgres://gateway:s3cret@127.0.0.1:1/db", RemoteOptions::default()).await.unwrap();
     let wanting = store.guarantees().warnings;
     assert!(wanting[0].contains("could not be checked"), "{wanting:?}");

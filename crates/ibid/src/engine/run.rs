@@ -56,7 +56,9 @@ enum Ending<A> {
 
 impl Engine {
     /// Starts a run at once, if no quota applies and the claim took little time.
-    pub(super) fn try_start_run(&self, policy: &Policy, lease: Lease, claimed_at: Instant) -> Result<ClaimedRun, ClaimedRun> {
+    pub(super) fn try_start_run(
+        &self, policy: &Policy, lease: Lease, claimed_at: Instant,
+    ) -> Result<ClaimedRun, ClaimedRun> {
         let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at };
         if self.quota.is_none() && !run.is_late(policy) { Ok(run) } else { Err(run) }
     }

@@ -20,6 +20,14 @@ pub enum BrokerReply {
     },
 }
 
+impl BrokerReply {
+    /// The reply for an event so old that it may have been handled and forgotten.
+    pub fn too_old() -> Self {
+        let why = "it is older than handled events are remembered: it may have been handled already";
+        Self::DeadLetter { why: why.into() }
+    }
+}
+
 /// The maximum delay of a redelivery. No broker keeps a longer one.
 const MAX_REDELIVERY_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 

@@ -5,6 +5,8 @@
 
 use std::{borrow::Cow, str, time::SystemTime};
 
+use percent_encoding::percent_decode_str;
+
 use super::event::{DeliveredMessage, EventIdentityError};
 use crate::{
     fingerprint::{
@@ -95,7 +97,8 @@ fn attribute<'a>(
         let not_text = || EventIdentityError::Unusable { part: attribute, why: "is not UTF-8" };
         let value = str::from_utf8(value).map_err(|_| not_text())?;
         let value = match coding {
-            AttributeEncoding::Percent => percent_decode(value).ok_or_else(not_text)?,
+            // Invalid escapes stay as they are, as the binding requires of readers.
+            AttributeEncoding::Percent => percent_decode_str(value).decode_utf8().map_err(|_| not_text())?,
             AttributeEncoding::Plain => Cow::Borrowed(value),
         };
         if found.replace(value.clone()).is_some_and(|before| before != value) {
@@ -111,26 +114,6 @@ fn attribute_encoding(name: &str, attribute: &str) -> Option<AttributeEncoding> 
         (head.eq_ignore_ascii_case(prefix) && tail.eq_ignore_ascii_case(attribute)).then_some(coding)
     };
     ATTRIBUTE_PREFIXES.into_iter().find_map(of)
-}
-
-/// Leaves invalid escapes as they are, as the binding requires of readers.
-fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
-    if !text.contains('%') {
-        return Some(Cow::Borrowed(text));
-    }
-    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        let digit = |byte: &u8| char::from(*byte).to_digit(16);
-        match (first, tail) {
-            (b'%', [high, low, after @ ..]) if digit(high).is_some() && digit(low).is_some() => {
-                bytes.push((digit(high)? * 16 + digit(low)?) as u8);
-                rest = after;
-            }
-            _ => bytes.push(*first),
-        }
-    }
-    String::from_utf8(bytes).ok().map(Cow::Owned)
 }
 
 fn parse_time(text: &str) -> Result<SystemTime, EventIdentityError> {

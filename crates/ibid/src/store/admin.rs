@@ -88,6 +88,16 @@ pub struct EntryPage {
     pub next: Option<ListCursor>,
 }
 
+impl EntryPage {
+    /// Creates a page of the first `at_most` of these entries. The next page starts after the last of them.
+    pub fn truncated(mut entries: Vec<EntryInfo>, at_most: usize) -> Self {
+        let more = entries.len() > at_most;
+        entries.truncate(at_most);
+        let next = entries.last().filter(|_| more).map(|last| ListCursor(Some(last.address)));
+        Self { entries, next }
+    }
+}
+
 /// One entry, as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryInfo {
@@ -124,4 +134,15 @@ pub struct EntryCounts {
     pub finished: u64,
     /// The approximate size of all entries in bytes.
     pub bytes: u64,
+}
+
+impl EntryCounts {
+    /// Counts one entry.
+    pub fn add(&mut self, state: EntryState) {
+        match state {
+            EntryState::Processing => self.processing += 1,
+            EntryState::Unknown => self.unknown += 1,
+            EntryState::Done | EntryState::Failed => self.finished += 1,
+        }
+    }
 }

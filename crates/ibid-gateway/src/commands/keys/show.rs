@@ -199,4 +199,3 @@ fn describe_entry(view: &RecordView) -> String {
 fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { escape_control(text) }
 }
-

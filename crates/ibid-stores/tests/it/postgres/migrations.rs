@@ -104,7 +104,7 @@ async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
     };
     assert_eq!(seen(user), user);
     assert_ne!(seen(""), user);
-    let why = migrate_with_rls_user(&url, MigrateAction::Up, Some("no_such()")).await.unwrap_err();
+    let why = migrate_with_rls_user(&url, MigrateAction::Up, Some("no_such()")).await.unwrap_err().to_string();
     assert!(why.contains("store.rls_user") && why.contains("nothing was changed"), "{why}");
 }
 
@@ -131,7 +131,7 @@ async fn what_others_made_is_refused_and_left_alone() {
         let name = server.create_database();
         server.sql(&name, &format!("CREATE SCHEMA ibid AUTHORIZATION migrator; {theirs}"));
         for how in [MigrateAction::Up, MigrateAction::DryRun, MigrateAction::Down] {
-            let why = migrate(&server.url("migrator", &name), how).await.unwrap_err();
+            let why = migrate(&server.url("migrator", &name), how).await.unwrap_err().to_string();
             assert!(why.contains("did not make") && why.contains("nothing was changed"), "{why}");
         }
         let left =
@@ -165,7 +165,7 @@ async fn a_later_schema_is_refused() {
     let name = database(server);
     server.sql(&name, "INSERT INTO ibid.migrations (version, name) VALUES (99, 'later')");
     for how in [MigrateAction::Up, MigrateAction::Down] {
-        let why = migrate(&server.url("migrator", &name), how).await.unwrap_err();
+        let why = migrate(&server.url("migrator", &name), how).await.unwrap_err().to_string();
         assert!(why.contains("version 99"), "{why}");
     }
     assert!(matches!(

@@ -7,7 +7,11 @@ use std::{
 
 use futures_util::future::join_all;
 use ibid::store::{SettleOutcome, Settlement, Store};
-use ibid_stores::{RemoteOptions, redis::Redis};
+use ibid_stores::{
+    RemoteOptions,
+    local_cache::{AnswerCache, LocalCache},
+    redis::Redis,
+};
 use testbed::{RedisCluster, RedisServer};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -129,7 +133,7 @@ async fn a_thousand_waiters_need_few_connections() {
 #[tokio::test]
 async fn many_waiters_for_one_holder_ask_the_server_as_one() {
     let server = RedisServer::start();
-    let store = open(&server.url()).await;
+    let store = LocalCache::new(Arc::new(open(&server.url()).await), AnswerCache::new(0));
     let ask = claim_request();
     let lease = claim_granted(&store, &ask).await;
     server.cli(&["CONFIG", "RESETSTAT"]);

@@ -1,14 +1,15 @@
-//! Hashes addresses. Addresses are digests, so little mixing is needed. But callers choose the digested input, and
-//! without a secret they could force collisions in the table.
+//! Hashes addresses. Addresses are digests, so little mixing is needed besides the secret.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Builds hashers with one random secret per table.
+/// Builds hashers of addresses with one random secret per table: callers choose what addresses are digests of, and must
+/// not be able to force collisions.
 #[derive(Debug, Clone)]
-pub(super) struct AddressHashBuilder([u64; 2]);
+pub struct AddressHashBuilder([u64; 2]);
 
+/// Hashes one address.
 #[derive(Debug)]
-pub(super) struct AddressHasher {
+pub struct AddressHasher {
     seeds: [u64; 2],
     hash: u64,
 }

@@ -1,0 +1,94 @@
+//! The end of a lane: the segment that its batches are written to.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::SeqCst},
+};
+
+use super::{
+    format::{BATCH_HEADER_LEN, BatchHeader, FIRST_BATCH_OFFSET, SECTOR_LEN, pad_to_sector, salted_crc},
+    segments::{LogPosition, LogSegment, SegmentEnd, seal_segment},
+};
+
+#[derive(Debug)]
+pub(super) struct LaneTail {
+    pub(super) segment: Arc<LogSegment>,
+    /// Position of the next batch.
+    pub(super) offset: u64,
+    lane: u8,
+    first_sequence: u64,
+    /// A full tail is sealed from the start.
+    pub(super) is_sealed: bool,
+}
+
+/// Why a batch is not durable.
+pub(super) enum BatchWriteError {
+    /// The batch is certainly not in the log.
+    NotWritten(io::Error),
+    /// The batch may be in the log.
+    NotSynced(io::Error),
+}
+
+impl LaneTail {
+    pub(super) fn new(lane: u8, segment: Arc<LogSegment>, first_sequence: u64) -> Self {
+        Self { segment, offset: FIRST_BATCH_OFFSET, lane, first_sequence, is_sealed: false }
+    }
+
+    /// The tail of a store without room for another segment: no batch fits.
+    pub(super) fn full(lane: u8, segment: Arc<LogSegment>) -> Self {
+        let offset = segment.header.size;
+        Self { segment, offset, lane, first_sequence: 0, is_sealed: true }
+    }
+
+    /// Whether a batch of this length fits, and the seal after it.
+    pub(super) fn has_room_for(&self, length: usize) -> bool {
+        self.offset + (pad_to_sector(length) + SECTOR_LEN) as u64 <= self.segment.header.size
+    }
+
+    /// Writes and syncs a batch, whose header is not filled in yet. `spans` are the offset and length of each entry.
+    pub(super) fn write_batch(
+        &self, batch: &mut Vec<u8>, spans: impl ExactSizeIterator<Item = (usize, usize)>, at: LogPosition, synced: bool,
+    ) -> Result<(), BatchWriteError> {
+        let (salt, length, count) = (self.segment.header.salt, batch.len(), spans.len() as u32);
+        for (begin, length) in spans {
+            let crc = salted_crc(salt, &batch[begin + 8..begin + length]);
+            batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
+        }
+        let header = BatchHeader {
+            length: (length - BATCH_HEADER_LEN) as u32,
+            count,
+            sequence: at.sequence,
+            clock: at.clock,
+            highest_fence: at.highest_fence,
+            lane: self.lane,
+            is_seal: false,
+        };
+        header.write_header(batch, salt);
+        batch.resize(pad_to_sector(length), 0);
+        let written = self.segment.file.write_at(batch, self.offset);
+        batch.truncate(length);
+        written.map_err(BatchWriteError::NotWritten)?;
+        if synced { self.segment.file.sync_data().map_err(BatchWriteError::NotSynced) } else { Ok(()) }
+    }
+
+    /// Seals the segment with the batch number `so_far.sequence`. If that fails, the next segment of the lane must prove
+    /// where this one ends.
+    #[must_use]
+    pub(super) fn seal(&self, so_far: LogPosition, synced: bool) -> bool {
+        let (lane, first_sequence, last_sequence) = (self.lane, self.first_sequence, so_far.sequence);
+        let end = SegmentEnd { lane, first_sequence, last_sequence, offset: self.offset };
+        let sealed = self.is_sealed || seal_segment(&self.segment, end, so_far, synced).is_ok();
+        if !sealed {
+            self.segment.mark_spoiled(self.offset);
+        }
+        sealed
+    }
+
+    /// Replaces the segment with `next`, which proves where this one ends if it is not sealed.
+    pub(super) fn continue_in(&mut self, next: Arc<LogSegment>, first_sequence: u64, is_sealed: bool) {
+        if !is_sealed {
+            next.proves_end_of.store(self.segment.header.id, SeqCst);
+        }
+        *self = Self::new(self.lane, next, first_sequence);
+    }
+}
