@@ -16,16 +16,17 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use ibid::http::RequestBody;
+use ibid::{
+    RefusalFormat,
+    http::{App, RequestBody},
+};
 use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
-    live_config::RoutedUpstream,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, UpstreamRequestBody},
     server::connection_builder,
     upstream::{self, UpstreamClient},
 };
 use tokio::net::{TcpListener, TcpStream};
-use tower_service::Service;
 
 type ProxyStartError = Box<dyn Error + Send + Sync>;
 
@@ -80,11 +81,12 @@ impl BareProxy {
     async fn serve_connection(self: Arc<Self>, socket: TcpStream, peer: SocketAddr) {
         let _ = socket.set_nodelay(true);
         let GatewaySettings { trusted_proxies, limits, .. } = &self.settings;
-        let proxy = Proxy::new(ProxyClient::new(peer.ip(), false, trusted_proxies, limits, Weak::new()));
-        let upstream = self.upstream.clone();
+        let client = ProxyClient::new(peer.ip(), false, trusted_proxies, limits, Weak::new());
+        let (upstream, refusals) = (self.upstream.clone(), RefusalFormat::default());
+        let proxy = Proxy { client, upstream, refusals, trace: None };
         let answer = service_fn(move |request| {
-            let (proxy, chosen) = (proxy.clone(), RoutedUpstream::pass_through(upstream.clone()));
-            async move { Ok::<_, Infallible>(proxy_buffered(proxy, chosen, request).await) }
+            let proxy = proxy.clone();
+            async move { Ok::<_, Infallible>(proxy_buffered(proxy, request).await) }
         });
         let builder = connection_builder(&self.settings.limits);
         // A client that hangs up is no concern of a benchmark's server; the client reports it.
@@ -93,14 +95,11 @@ impl BareProxy {
 }
 
 /// Has both bodies whole in memory before it sends them on, as the gateway does with a covered request.
-async fn proxy_buffered(
-    mut proxy: Proxy, chosen: RoutedUpstream, request: Request<Incoming>,
-) -> Response<ProxyResponseBody> {
-    let (mut parts, body) = request.into_parts();
+async fn proxy_buffered(mut proxy: Proxy, request: Request<Incoming>) -> Response<ProxyResponseBody> {
+    let (parts, body) = request.into_parts();
     let Ok(body) = body.collect().await else { return error_response(StatusCode::BAD_REQUEST) };
-    parts.extensions.insert(chosen);
     let request = Request::from_parts(parts, RequestBody::whole(body.to_bytes(), None));
-    let (parts, body) = proxy.call(request).await.unwrap_or_else(|never| match never {}).into_parts();
+    let (parts, body) = proxy.pass(request).await.unwrap_or_else(|never| match never {}).into_parts();
     let Ok(body) = body.collect().await else { return error_response(StatusCode::BAD_GATEWAY) };
     Response::from_parts(parts, ProxyResponseBody::whole(body.to_bytes(), None))
 }

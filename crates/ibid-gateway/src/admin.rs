@@ -35,8 +35,8 @@ use crate::{
     console::{self, Attention},
     format::now_ms,
     listener::{AcceptedConnection, ConnectionHandler, accept_connections},
-    live_config::LiveConfig,
     metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
+    watch::LiveConfig,
 };
 
 pub mod api;

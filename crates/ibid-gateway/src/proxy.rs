@@ -58,11 +58,11 @@ pub struct ProxyClient {
 /// Sends one request of a client to its upstream.
 #[derive(Clone)]
 pub struct Proxy {
-    pub(crate) client: Arc<ProxyClient>,
-    pub(crate) upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
+    pub client: Arc<ProxyClient>,
+    pub upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
     /// The format of refusals if no policy covers the request.
-    pub(crate) refusals: RefusalFormat,
-    pub(crate) trace: Option<RequestTrace>,
+    pub refusals: RefusalFormat,
+    pub trace: Option<RequestTrace>,
 }
 
 /// A request without a response of the app. Boxed, because it contains the response for the client.

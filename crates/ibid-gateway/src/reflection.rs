@@ -24,9 +24,10 @@ use tower_service::Service;
 
 use crate::{
     config::{Env, GatewaySettings, ServeArgs},
-    live_config::{ConfigSnapshot, LiveConfig, ReloadOutcome},
     proxy::UpstreamRequestBody,
+    snapshot::ConfigSnapshot,
     upstream::{Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient},
+    watch::{LiveConfig, ReloadOutcome},
 };
 
 /// Timeout of one upstream's answer.

@@ -44,10 +44,11 @@ use crate::{
     contract_page,
     jwt::JwtVerifier,
     listener::{AcceptedConnection, ConnectionHandler, accept_connections},
-    live_config::{LiveConfig, RequestHead, RoutedUpstream},
     openapi_document::Asked,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
+    snapshot::{RequestHead, RoutedUpstream},
     trace::{self, RequestTrace, Tracer},
+    watch::LiveConfig,
 };
 
 mod connection_activity;
@@ -404,7 +405,7 @@ pub fn connection_builder(limits: &LimitSettings) -> auto::Builder<StreamExecuto
     builder
 }
 
-fn contract_response(page: &crate::live_config::RenderedContract, request: &Request<Incoming>) -> ClientResponse {
+fn contract_response(page: &crate::snapshot::RenderedContract, request: &Request<Incoming>) -> ClientResponse {
     let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let html = accept.find("text/html");
     let json = accept.find("json");

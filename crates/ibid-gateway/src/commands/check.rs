@@ -14,8 +14,8 @@ use crate::{
     config::{
         ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dial_format, forgotten_answers, shortened_ttls,
     },
-    live_config::ConfigSnapshot,
     routes::RouteEntry,
+    snapshot::ConfigSnapshot,
 };
 
 /// `ibid check`.

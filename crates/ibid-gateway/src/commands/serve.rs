@@ -25,12 +25,13 @@ use tokio::{
 use crate::{
     admin::AdminServer,
     config::{Env, GatewaySettings, SealSettings, ServeArgs},
-    live_config::{ConfigSnapshot, LiveConfig},
     logs,
     metrics::MetricsObserver,
     reflection,
     server::GatewayServer,
+    snapshot::ConfigSnapshot,
     trace::{TraceObserver, Tracer},
+    watch::LiveConfig,
 };
 
 /// Minimum timeout of the store check at start-up.

@@ -21,10 +21,10 @@ use tokio::{
 use super::span_context::{SpanContext, hex_encode};
 use crate::{
     config::{Collector, TraceSettings},
-    live_config::LiveConfig,
     proxy::UpstreamRequestBody,
     tls,
     upstream::{self, Affinity, ReusePolicy, UpstreamClient},
+    watch::LiveConfig,
 };
 
 /// Spans in the queue; more are dropped.

@@ -12,7 +12,8 @@ use std::{
 
 use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
-    live_config::{ConfigSnapshot, LiveConfig, ReloadOutcome},
+    snapshot::ConfigSnapshot,
+    watch::{LiveConfig, ReloadOutcome},
 };
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\n";
