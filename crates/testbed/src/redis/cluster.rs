@@ -34,8 +34,9 @@ impl RedisCluster {
             }
         }
         for node in &nodes[1..] {
-            let bus = bus_port(node);
-            nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), &bus]);
+            let config = node.cli(&["CONFIG", "GET", "cluster-port"]);
+            let bus = config.lines().nth(1).expect("a cluster node has a bus port");
+            nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), bus]);
         }
         let says =
             |node: &TestRedis, what: &str| node.cli(&["CLUSTER", "INFO"]).lines().any(|line| line.trim() == what);
@@ -74,9 +75,4 @@ impl RedisCluster {
     pub fn first_owner(&self, slot: usize) -> usize {
         (0..PRIMARIES).find(|nth| slot < (nth + 1) * 16_384 / PRIMARIES).expect("a slot below 16,384")
     }
-}
-
-fn bus_port(node: &TestRedis) -> String {
-    let config = node.cli(&["CONFIG", "GET", "cluster-port"]);
-    config.lines().nth(1).expect("a cluster node has a bus port").to_owned()
 }
