@@ -10,7 +10,7 @@
 use std::{io, path::Path, time::Duration};
 
 use ibid_stores::postgres::{MigrateAction, migrate};
-use testbed::{PostgresServer, RedisServer};
+use testbed::{TestPostgres, TestRedis};
 
 use crate::cpu;
 
@@ -83,7 +83,7 @@ pub fn postgres_program(name: &str) -> String {
 /// A PostgreSQL with the store's schema in it.
 #[derive(Debug)]
 pub struct BenchDatabase {
-    server: PostgresServer,
+    server: TestPostgres,
     name: String,
     pid: u32,
 }
@@ -94,7 +94,7 @@ impl BenchDatabase {
     /// # Errors
     /// Why the schema cannot be made.
     pub async fn start() -> Result<Self, String> {
-        let server = PostgresServer::start_with(&["shared_buffers=128MB"]);
+        let server = TestPostgres::start_with(&["shared_buffers=128MB"]);
         let name = server.create_database();
         migrate(&server.url("migrator", &name), MigrateAction::Up).await.map_err(|why| format!("the schema: {why}"))?;
         let pid = server.sql("postgres", "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)");
@@ -146,7 +146,7 @@ impl BenchDatabase {
 #[derive(Debug)]
 pub struct StoreServers<'a> {
     stores: SharedStores,
-    redis: Option<(RedisServer, u32)>,
+    redis: Option<(TestRedis, u32)>,
     database: Option<&'a BenchDatabase>,
 }
 
@@ -164,7 +164,7 @@ impl<'a> StoreServers<'a> {
         let redis = match stores.redis() {
             None => None,
             Some(config) => {
-                let server = RedisServer::start_with_config(config);
+                let server = TestRedis::start_with_config(config);
                 let pid = server.info("process_id");
                 let pid = pid.trim().parse().map_err(|_| format!("INFO says process_id:{pid}"))?;
                 Some((server, pid))
@@ -177,7 +177,7 @@ impl<'a> StoreServers<'a> {
     ///
     /// # Errors
     /// If it has none.
-    pub fn redis(&self) -> Result<&RedisServer, String> {
+    pub fn redis(&self) -> Result<&TestRedis, String> {
         self.redis.as_ref().map(|(server, _)| server).ok_or_else(|| format!("{:?} has no Redis", self.stores))
     }
 

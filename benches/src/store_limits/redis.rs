@@ -58,7 +58,7 @@ pub(super) async fn claims(args: &BenchArgs, backing: &StoreServers<'_>, deep: u
     Err(format!("redis-benchmark sent {calls} claims, and {made} entries were made, {RUNS} times in a row"))
 }
 
-fn keys(server: &testbed::RedisServer) -> Result<u64, String> {
+fn keys(server: &testbed::TestRedis) -> Result<u64, String> {
     let size = server.cli(&["DBSIZE"]);
     size.parse().map_err(|_| format!("DBSIZE says {size:?}"))
 }

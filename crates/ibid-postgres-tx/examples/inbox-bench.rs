@@ -11,7 +11,7 @@ use ibid::inbox::InboxEvent;
 use ibid_postgres_tx::inbox::{TxEventOutcome, TxInbox};
 use ibid_stores::postgres::{MigrateAction, migrate};
 use sqlx::PgPool;
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 const BATCHES: [usize; 3] = [1, 16, 256];
 
@@ -19,7 +19,7 @@ const BATCHES: [usize; 3] = [1, 16, 256];
 async fn main() {
     let rounds: usize = std::env::args().nth(1).map_or(7, |rounds| rounds.parse().expect("a number of rounds"));
     let span = Duration::from_millis(if rounds > 1 { 1000 } else { 100 });
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     let name = server.create_database();
     migrate(&server.url("migrator", &name), MigrateAction::Up).await.expect("it migrates");
     server.sql(&name, "CREATE TABLE public.effects (id text); GRANT ALL ON public.effects TO PUBLIC");

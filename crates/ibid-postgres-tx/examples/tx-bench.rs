@@ -15,7 +15,7 @@ use ibid::{Policy, Scope};
 use ibid_postgres_tx::{IdempotentCall, TxOutcome, run_tx};
 use ibid_stores::postgres::{MigrateAction, migrate};
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 const CALLERS: u64 = 16;
 const CONNECTIONS: u32 = 16;
@@ -130,7 +130,7 @@ async fn main() -> Result<(), TxBenchError> {
     let rounds = numbers.next().map_or(if quick { 1 } else { 7 }, |rounds| rounds.max(1.0) as usize);
     let span = Duration::from_secs_f64(numbers.next().unwrap_or(if quick { 0.2 } else { 3.0 }));
 
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     let name = server.create_database();
     migrate(&server.url("migrator", &name), MigrateAction::Up).await?;
     server.sql(&name, "CREATE TABLE payments (what bigint PRIMARY KEY); GRANT ALL ON payments TO gateway");

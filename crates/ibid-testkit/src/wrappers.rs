@@ -158,32 +158,25 @@ impl<S> DelayedStore<S> {
 pub struct LossyStore<S> {
     inner: S,
     one_in: u64,
-    /// The state of the generator, and the number of failed calls.
-    random: Mutex<(u64, u64)>,
+    /// The state of the generator.
+    random: Mutex<u64>,
 }
 
 impl<S> LossyStore<S> {
     /// Wraps `inner`; one call in `one_in` fails.
     pub fn new(inner: S, seed: u64, one_in: u32) -> Self {
-        Self { inner, one_in: u64::from(one_in.max(1)), random: Mutex::new((seed | 1, 0)) }
-    }
-
-    /// The number of failed calls so far.
-    pub fn lost_calls(&self) -> u64 {
-        self.random.lock().1
+        Self { inner, one_in: u64::from(one_in.max(1)), random: Mutex::new(seed | 1) }
     }
 
     /// A random number below 4 if the next call fails.
     fn next_loss(&self) -> Option<u64> {
-        let (state, lost_calls) = &mut *self.random.lock();
+        let mut state = self.random.lock();
         // xorshift64*: small, seeded, random enough to choose calls.
         *state ^= *state >> 12;
         *state ^= *state << 25;
         *state ^= *state >> 27;
         let roll = state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-        let lost = roll.is_multiple_of(self.one_in);
-        *lost_calls += u64::from(lost);
-        lost.then_some((roll / self.one_in) % 4)
+        roll.is_multiple_of(self.one_in).then_some((roll / self.one_in) % 4)
     }
 
     async fn around<'a, T: Send + Unpin + Any>(

@@ -17,7 +17,7 @@
 //! # }
 //! ```
 
-use std::{fmt, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
@@ -192,10 +192,6 @@ pub struct Broken {
 }
 
 impl Broken {
-    fn new(kind: io::ErrorKind, why: impl fmt::Display) -> Self {
-        Broken { received: Bytes::new(), kind, reason: why.to_string() }
-    }
-
     /// Whether the peer closed or reset the connection.
     pub fn is_closed(&self) -> bool {
         matches!(
@@ -256,18 +252,12 @@ async fn read_final(wire: &mut MessageReader, head_only: bool) -> Result<TestRes
 }
 
 async fn read_message(wire: &mut MessageReader, head_only: bool) -> Result<TestResponse, Broken> {
-    match with_timeout(parse(wire, head_only)).await {
-        Ok(response) => Ok(response),
-        Err(broken) => Err(Broken { received: Bytes::copy_from_slice(wire.received()), ..broken }),
-    }
-}
-
-async fn with_timeout<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Broken> {
-    match timeout(WAIT_TIMEOUT, work).await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(error)) => Err(Broken::new(error.kind(), error)),
-        Err(_) => Err(Broken::new(io::ErrorKind::TimedOut, format_args!("not within {WAIT_TIMEOUT:?}"))),
-    }
+    let (kind, reason) = match timeout(WAIT_TIMEOUT, parse(wire, head_only)).await {
+        Ok(Ok(response)) => return Ok(response),
+        Ok(Err(error)) => (error.kind(), error.to_string()),
+        Err(_) => (io::ErrorKind::TimedOut, format!("not within {WAIT_TIMEOUT:?}")),
+    };
+    Err(Broken { received: Bytes::copy_from_slice(wire.received()), kind, reason })
 }
 
 async fn parse(wire: &mut MessageReader, head_only: bool) -> io::Result<TestResponse> {

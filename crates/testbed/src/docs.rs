@@ -57,11 +57,6 @@ pub struct DocPage {
     timeout: Duration,
 }
 
-/// Runs a page against the gateway at `addr`.
-pub async fn run_page(path: impl AsRef<Path>, addr: SocketAddr) {
-    DocPage::read(path).gateway(addr).run().await;
-}
-
 impl DocPage {
     pub fn read(path: impl AsRef<Path>) -> DocPage {
         let path = path.as_ref();
@@ -71,14 +66,8 @@ impl DocPage {
         let steps = blocks.iter().filter(|block| block.language == "console").map(parse::parse_commands);
         let steps: Result<Vec<_>, _> = steps.collect();
         let steps = steps.unwrap_or_else(|(line, why)| panic!("{}:{line}: {why}", path.display())).concat();
-        DocPage {
-            path: path.to_owned(),
-            config,
-            steps,
-            replacements: Vec::new(),
-            env: Vec::new(),
-            timeout: PAGE_TIMEOUT,
-        }
+        let path = path.to_owned();
+        DocPage { path, config, steps, replacements: vec![], env: vec![], timeout: PAGE_TIMEOUT }
     }
 
     pub fn config(&self) -> Option<&str> {
@@ -134,25 +123,16 @@ impl DocPage {
         let mut report = String::new();
         for (step, output) in self.steps.iter().zip(outputs) {
             let got = output.output.as_deref().map(|text| self.to_documented(text)).unwrap_or_default();
-            match &output.status {
-                Some(status) => {
-                    if let Err(difference) = compare(&step.expected, &got) {
-                        self.describe_difference(
-                            &mut report,
-                            step,
-                            &got,
-                            &format!("exit status {status}"),
-                            &difference,
-                        );
-                    }
-                }
+            let (status, difference) = match (&output.status, compare(&step.expected, &got)) {
+                (Some(_), Ok(())) => continue,
+                (Some(status), Err(difference)) => (format!("exit status {status}"), difference),
                 // Whatever it printed, the later commands never ran.
-                None => {
-                    let why = output.failure_reason();
-                    let difference = OutputDifference { expected: step.expected.len(), got: got.lines().count() };
-                    self.describe_difference(&mut report, step, &got, why, &difference);
+                (None, _) => {
+                    let end = OutputDifference { expected: step.expected.len(), got: got.lines().count() };
+                    (output.failure_reason().to_owned(), end)
                 }
-            }
+            };
+            self.describe_difference(&mut report, step, &got, &status, &difference);
         }
         if report.is_empty() { Ok(()) } else { Err(report) }
     }

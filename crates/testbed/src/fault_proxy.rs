@@ -47,7 +47,6 @@
 //! ```
 
 use std::{
-    fmt,
     net::SocketAddr,
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
@@ -75,6 +74,7 @@ mod tests;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The proxy. Dropping it closes everything.
+#[derive(Debug)]
 pub struct FaultProxy {
     addr: SocketAddr,
     state: Arc<ProxyState>,
@@ -88,6 +88,15 @@ struct ProxyCommand {
     /// Whether to accept new connections from now on; `None` changes nothing.
     listen: Option<bool>,
     done: mpsc::Sender<()>,
+}
+
+/// Methods that change the rules: whether to listen from now on, and the change.
+macro_rules! commands {
+    ($($name:ident($($arg:ident: $type:ty)?): $listen:expr, |$rules:ident| $change:expr;)*) => { $(
+        pub fn $name(&self $(, $arg: $type)?) {
+            self.send_command($listen, move |$rules| $change);
+        }
+    )* };
 }
 
 impl FaultProxy {
@@ -120,33 +129,14 @@ impl FaultProxy {
         *self.state.server.lock() = server;
     }
 
-    pub fn cut(&self) {
-        self.send_command(None, |rules| rules.open = [false, false]);
-    }
-
-    pub fn cut_and_refuse(&self) {
-        self.send_command(Some(false), |rules| rules.open = [false, false]);
-    }
-
-    pub fn cut_to_server(&self) {
-        self.send_command(None, |rules| rules.open[ProxyDirection::ToServer as usize] = false);
-    }
-
-    pub fn cut_to_client(&self) {
-        self.send_command(None, |rules| rules.open[ProxyDirection::ToClient as usize] = false);
-    }
-
-    pub fn reset(&self) {
-        self.send_command(None, |rules| rules.resets += 1);
-    }
-
-    pub fn refuse(&self) {
-        self.send_command(Some(false), |_| ());
-    }
-
-    /// Delays everything by this duration in each direction. Throughput stays the same.
-    pub fn delay(&self, by: Duration) {
-        self.send_command(None, move |rules| rules.delay = by);
+    commands! {
+        cut(): None, |rules| rules.open = [false, false];
+        cut_and_refuse(): Some(false), |rules| rules.open = [false, false];
+        cut_to_server(): None, |rules| rules.open[ProxyDirection::ToServer as usize] = false;
+        cut_to_client(): None, |rules| rules.open[ProxyDirection::ToClient as usize] = false;
+        reset(): None, |rules| rules.resets += 1;
+        refuse(): Some(false), |_rules| ();
+        delay(by: Duration): None, |rules| rules.delay = by;
     }
 
     /// Delivers everything in pieces of at most this many bytes, a millisecond apart.
@@ -204,17 +194,6 @@ impl FaultProxy {
             sent.is_ok() && wait.recv_timeout(COMMAND_TIMEOUT).is_ok(),
             "the link's thread has died; it said why above"
         );
-    }
-}
-
-impl fmt::Debug for FaultProxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let server = *self.state.server.lock();
-        f.debug_struct("FaultProxy")
-            .field("addr", &self.addr)
-            .field("server", &server)
-            .field("counts", &self.counts())
-            .finish()
     }
 }
 

@@ -4,7 +4,7 @@
 //! [`RawClient`](crate::client::RawClient), use it, so a test sees exactly what was sent: the order and spelling of
 //! headers, trailers, interim responses, half a body. Nothing here repairs or hides anything.
 
-use std::{fmt, io, ops::Deref, time::Duration};
+use std::{io, ops::Deref, time::Duration};
 
 use tokio::{io::AsyncReadExt as _, net::tcp::OwnedReadHalf};
 
@@ -17,7 +17,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 /// Header or trailer fields in the order and spelling in which they were sent.
 ///
 /// A value is text: valid UTF-8 as such, otherwise each byte is the character of that number.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderList(Vec<(String, String)>);
 
 impl HeaderList {
@@ -55,12 +55,6 @@ impl Deref for HeaderList {
 impl From<&http::HeaderMap> for HeaderList {
     fn from(map: &http::HeaderMap) -> Self {
         HeaderList(map.iter().map(|(name, value)| (name.to_string(), to_text(value.as_bytes()))).collect())
-    }
-}
-
-impl fmt::Debug for HeaderList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(name, value)| format!("{name}: {value}"))).finish()
     }
 }
 

@@ -4,8 +4,8 @@
 //! another one for [gRPC](grpc), [certificates], the gateway as a [process], and a runner for the commands in the
 //! [documentation](docs).
 //!
-//! Real servers that a test starts privately, and that end with it: [`RedisServer`], [`PostgresServer`],
-//! [`NatsServer`], [`RabbitmqServer`]; and a [`FaultProxy`] to put in front of one.
+//! Real servers that a test starts privately, and that end with it: [`TestRedis`], [`TestPostgres`],
+//! [`TestNats`], [`TestRabbitmq`]; and a [`FaultProxy`] to put in front of one.
 //!
 //! Everything panics with a description if it does not happen, or not in time: within ten seconds on the wire, thirty
 //! for the start of a gateway, three minutes for a server. No test is skipped.
@@ -31,8 +31,8 @@ pub mod upstream;
 
 pub use self::{
     fault_proxy::{ConnectionTraffic, FaultProxy, ProxyCounts},
-    nats::NatsServer,
-    postgres::{PgBouncer, PostgresServer},
-    rabbitmq::RabbitmqServer,
-    redis::{RedisCluster, RedisOptions, RedisSentinels, RedisServer},
+    nats::TestNats,
+    postgres::{PgBouncer, TestPostgres},
+    rabbitmq::TestRabbitmq,
+    redis::{RedisCluster, RedisOptions, RedisSentinels, TestRedis},
 };

@@ -5,18 +5,18 @@ use crate::server_process::{ServerProcess, free_port};
 /// A NATS server with JetStream. Its streams stay across restarts.
 ///
 /// ```no_run
-/// let server = testbed::NatsServer::start();
+/// let server = testbed::TestNats::start();
 /// server.kill();
 /// server.restart();
 /// println!("{}", server.url());
 /// ```
 #[derive(Debug)]
-pub struct NatsServer {
+pub struct TestNats {
     process: ServerProcess,
     port: u16,
 }
 
-impl NatsServer {
+impl TestNats {
     pub fn start() -> Self {
         let server = Self { process: ServerProcess::new("nats-server", None), port: free_port() };
         server.restart();

@@ -31,14 +31,14 @@ const CREATE_ROLES_SQL: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ib
     CREATE ROLE auditor LOGIN IN ROLE ibid_admin; CREATE ROLE alice LOGIN;";
 
 #[derive(Debug)]
-pub struct PostgresServer {
+pub struct TestPostgres {
     process: ServerProcess,
     port: u16,
     settings: Vec<String>,
     databases: AtomicU32,
 }
 
-impl PostgresServer {
+impl TestPostgres {
     pub fn start() -> Self {
         Self::start_with(&[])
     }
@@ -102,7 +102,7 @@ impl PostgresServer {
 
     /// A server for all tests of this process that do not disturb it.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<PostgresServer> = OnceLock::new();
+        static SHARED: OnceLock<TestPostgres> = OnceLock::new();
         SHARED.get_or_init(|| Self::start_with(&["max_connections=300"]))
     }
 
@@ -182,7 +182,7 @@ impl PostgresServer {
     }
 }
 
-impl Drop for PostgresServer {
+impl Drop for TestPostgres {
     /// A clean shutdown also frees its shared memory.
     fn drop(&mut self) {
         self.resume();

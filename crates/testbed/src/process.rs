@@ -22,7 +22,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fmt, fs,
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -33,7 +33,7 @@ use std::{
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use self::capture::OutputCapture;
+use self::capture::{OutputCapture, wait_for_address};
 use crate::http1::WAIT_TIMEOUT;
 
 mod capture;
@@ -46,7 +46,7 @@ const MAX_SHOWN_LOG_LINES: usize = 60;
 
 const CONFIG_FILE: &str = "ibid.toml";
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct GatewayLauncher {
     bin: PathBuf,
     config: String,
@@ -89,13 +89,13 @@ impl GatewayLauncher {
     pub async fn start(self) -> GatewayProcess {
         let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
         fs::write(dir.path().join(CONFIG_FILE), &self.config).expect("the configuration is written");
-        let (child, capture) = self.spawn_process(dir.path());
+        let (child, capture) = self.spawn_process(dir.path(), Vec::new());
         let mut gateway = GatewayProcess { launch: self, dir, child, capture, exit: None, addr: None, admin: None };
         gateway.wait_until_listening().await;
         gateway
     }
 
-    fn spawn_process(&self, dir: &Path) -> (Child, Arc<OutputCapture>) {
+    fn spawn_process(&self, dir: &Path, earlier_lines: Vec<String>) -> (Child, Arc<OutputCapture>) {
         let mut command = base_command(&self.bin);
         command.arg("serve").arg("--config").arg(dir.join(CONFIG_FILE)).args(["--listen", "127.0.0.1:0"]);
         if self.admin {
@@ -107,7 +107,7 @@ impl GatewayLauncher {
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value))).current_dir(dir);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.bin.display()));
-        let capture = OutputCapture::start(&mut child);
+        let capture = capture::start(&mut child, earlier_lines);
         (child, capture)
     }
 }
@@ -123,6 +123,7 @@ pub enum ProcessSignal {
 }
 
 /// A running gateway. Dropping it kills the process and waits until it has exited.
+#[derive(Debug)]
 pub struct GatewayProcess {
     launch: GatewayLauncher,
     dir: TempDir,
@@ -135,14 +136,7 @@ pub struct GatewayProcess {
 
 impl GatewayProcess {
     pub fn launch(bin: impl AsRef<Path>) -> GatewayLauncher {
-        GatewayLauncher {
-            bin: bin.as_ref().to_owned(),
-            config: String::new(),
-            upstream: None,
-            admin: true,
-            args: Vec::new(),
-            env: Vec::new(),
-        }
+        GatewayLauncher { bin: bin.as_ref().to_owned(), admin: true, ..GatewayLauncher::default() }
     }
 
     /// Runs this binary with this configuration in front of `upstream`.
@@ -170,12 +164,12 @@ impl GatewayProcess {
 
     /// All lines of stdout and stderr so far, in order of arrival; of all runs since the start.
     pub fn logs(&self) -> Vec<String> {
-        self.capture.lines()
+        self.capture.borrow().all.clone()
     }
 
     /// Waits for a line that contains `part`, and returns the first such line, old or new.
     pub async fn wait_for_log(&self, part: &str) -> String {
-        match timeout(WAIT_TIMEOUT, self.capture.wait_for_line(part)).await {
+        match timeout(WAIT_TIMEOUT, capture::wait_for_line(&self.capture, part)).await {
             Ok(Some(line)) => line,
             Ok(None) => panic!("the process ended without logging {part:?}:\n{}", self.log_tail()),
             Err(_) => panic!("waited {WAIT_TIMEOUT:?} for {part:?} in the log:\n{}", self.log_tail()),
@@ -217,7 +211,7 @@ impl GatewayProcess {
         if timeout(deadline, ended).await.is_err() {
             panic!("the process still runs after {deadline:?}:\n{}", self.log_tail());
         }
-        let _ = timeout(Duration::from_secs(1), self.capture.wait_for_end()).await;
+        let _ = timeout(Duration::from_secs(1), capture::wait_for_end(&self.capture)).await;
         self.exit.expect("just seen")
     }
 
@@ -230,10 +224,8 @@ impl GatewayProcess {
     /// Runs it again in the same directory with the current configuration file. Kills it first if it still runs.
     pub async fn restart(&mut self) {
         self.kill().await;
-        let old = self.logs();
-        let (child, capture) = self.launch.spawn_process(self.dir.path());
-        capture.prepend(old);
-        (self.child, self.capture, self.exit) = (child, capture, None);
+        (self.child, self.capture) = self.launch.spawn_process(self.dir.path(), self.logs());
+        self.exit = None;
         self.wait_until_listening().await;
     }
 
@@ -242,8 +234,8 @@ impl GatewayProcess {
         let admin = self.launch.admin;
         let capture = Arc::clone(&self.capture);
         let lines = async {
-            let addr = capture.wait_for_address("ibid: listening on ").await?;
-            let admin = if admin { Some(capture.wait_for_address("ibid: admin on ").await?) } else { None };
+            let addr = wait_for_address(&capture, "ibid: listening on ").await?;
+            let admin = if admin { Some(wait_for_address(&capture, "ibid: admin on ").await?) } else { None };
             Some((addr, admin))
         };
         match timeout(START_TIMEOUT, lines).await {
@@ -259,12 +251,6 @@ impl GatewayProcess {
     fn log_tail(&self) -> String {
         let lines = self.logs();
         lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
-    }
-}
-
-impl fmt::Debug for GatewayProcess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GatewayProcess").field("addr", &self.addr).field("exit", &self.exit).finish_non_exhaustive()
     }
 }
 

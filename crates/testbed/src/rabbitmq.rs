@@ -15,7 +15,7 @@ const SERVER_PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 /// A RabbitMQ node without plugins, as the user that runs the test. It has its own port mapper (`epmd`), so it neither
 /// sees nor disturbs other nodes of this machine.
 #[derive(Debug)]
-pub struct RabbitmqServer {
+pub struct TestRabbitmq {
     node: ServerProcess,
     mapper: ServerProcess,
     amqp_port: u16,
@@ -23,7 +23,7 @@ pub struct RabbitmqServer {
     mapper_port: u16,
 }
 
-impl RabbitmqServer {
+impl TestRabbitmq {
     pub fn start() -> Self {
         let node = ServerProcess::new("rabbitmq-server", None);
         let amqp_port = free_port();
@@ -47,7 +47,7 @@ impl RabbitmqServer {
 
     /// A node for all tests of this process that do not disturb it: a start takes seconds.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<RabbitmqServer> = OnceLock::new();
+        static SHARED: OnceLock<TestRabbitmq> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 

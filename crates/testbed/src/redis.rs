@@ -24,18 +24,18 @@ pub struct RedisOptions {
 /// A Redis server.
 ///
 /// ```no_run
-/// let server = testbed::RedisServer::start();
+/// let server = testbed::TestRedis::start();
 /// assert_eq!(server.cli(&["PING"]), "PONG");
 /// ```
 #[derive(Debug)]
-pub struct RedisServer {
+pub struct TestRedis {
     process: ServerProcess,
     port: u16,
     options: RedisOptions,
     is_sentinel: bool,
 }
 
-impl RedisServer {
+impl TestRedis {
     pub fn start() -> Self {
         Self::start_with(RedisOptions::default())
     }
@@ -51,7 +51,7 @@ impl RedisServer {
 
     /// A server for all tests of this process, started on first use. Each test should use its own prefix.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<RedisServer> = OnceLock::new();
+        static SHARED: OnceLock<TestRedis> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 

@@ -5,7 +5,7 @@
 
 use std::{
     collections::hash_map::RandomState,
-    fmt, fs,
+    fs,
     hash::BuildHasher,
     io,
     net::TcpListener,
@@ -31,6 +31,7 @@ const MAX_SHOWN_LOG_LINES: usize = 60;
 static FOLDERS_MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A directory that is removed with its owner. Creating one also removes those of killed processes.
+#[derive(Debug)]
 pub(crate) struct ServerFolder(PathBuf);
 
 impl ServerFolder {
@@ -85,6 +86,7 @@ pub(crate) fn free_port() -> u16 {
 
 /// A server's directory and process. Dropping it kills the process and removes the directory. A failing test shows the
 /// end of its log.
+#[derive(Debug)]
 pub(crate) struct ServerProcess {
     /// The Debian package of its program.
     package: &'static str,
@@ -178,12 +180,6 @@ impl Drop for ServerProcess {
         if thread::panicking() {
             eprintln!("--- the log of {} ---\n{}\n---", self.package, self.log_tail());
         }
-    }
-}
-
-impl fmt::Debug for ServerProcess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ServerProcess").field(&self.folder.0).finish()
     }
 }
 

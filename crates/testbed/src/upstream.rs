@@ -23,7 +23,7 @@
 //! # }
 //! ```
 
-use std::{collections::VecDeque, fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
@@ -46,6 +46,7 @@ mod h2c;
 mod reply;
 mod request_log;
 
+#[derive(Debug)]
 pub struct TestUpstream {
     request_log: Arc<RequestLog>,
     addr: SocketAddr,
@@ -61,6 +62,7 @@ enum UpstreamProtocol {
     H2c,
 }
 
+#[derive(Debug)]
 enum UpstreamState {
     Listening(JoinHandle<()>),
     /// The port stays reserved, but connections are refused.
@@ -234,12 +236,6 @@ impl TestUpstream {
 
     fn count(&self, which: impl Fn(&LoggedRequest) -> bool) -> usize {
         self.request_log.state().log.iter().filter(|seen| which(seen)).count()
-    }
-}
-
-impl fmt::Debug for TestUpstream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TestUpstream").field("addr", &self.addr).field("log", &self.log()).finish_non_exhaustive()
     }
 }
 

@@ -17,7 +17,7 @@ use ibid_brokers::nats::{
     DEAD_LETTER_MESSAGE_ID_HEADER, DEAD_LETTER_REASON_HEADER, DEAD_LETTER_SUBJECT_HEADER, redrive,
 };
 use ibid_stores::postgres::{MigrateAction, migrate};
-use testbed::{NatsServer, PostgresServer};
+use testbed::{TestNats, TestPostgres};
 use tokio::time::sleep;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-nats");
@@ -51,15 +51,15 @@ impl NatsConsumer {
 }
 
 struct NatsFixture {
-    nats: NatsServer,
-    postgres: &'static PostgresServer,
+    nats: TestNats,
+    postgres: &'static TestPostgres,
     database: String,
     jetstream: Context,
 }
 
 impl NatsFixture {
     async fn new() -> Self {
-        let (nats, postgres) = (NatsServer::start(), PostgresServer::shared());
+        let (nats, postgres) = (TestNats::start(), TestPostgres::shared());
         let database = postgres.create_database();
         migrate(&postgres.url("migrator", &database), MigrateAction::Up).await.unwrap();
         let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());

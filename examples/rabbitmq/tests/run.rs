@@ -16,7 +16,7 @@ use lapin::{
     options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable},
 };
-use testbed::{PostgresServer, RabbitmqServer};
+use testbed::{TestPostgres, TestRabbitmq};
 use tokio::time::sleep;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-rabbitmq");
@@ -50,14 +50,14 @@ impl RabbitmqConsumer {
 }
 
 struct RabbitmqFixture {
-    rabbitmq: RabbitmqServer,
-    postgres: &'static PostgresServer,
+    rabbitmq: TestRabbitmq,
+    postgres: &'static TestPostgres,
     database: String,
 }
 
 impl RabbitmqFixture {
     async fn new() -> Self {
-        let (rabbitmq, postgres) = (RabbitmqServer::start(), PostgresServer::shared());
+        let (rabbitmq, postgres) = (TestRabbitmq::start(), TestPostgres::shared());
         let database = postgres.create_database();
         migrate(&postgres.url("migrator", &database), MigrateAction::Up).await.unwrap();
         Self { rabbitmq, postgres, database }

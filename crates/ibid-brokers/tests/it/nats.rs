@@ -10,7 +10,7 @@ use async_nats::{
 };
 use ibid::inbox::BrokerReply;
 use ibid_brokers::nats::NatsDeliveries;
-use testbed::NatsServer;
+use testbed::TestNats;
 use tokio::time::{sleep, timeout};
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,8 +25,8 @@ async fn create_consumer(jetstream: &Context, ack_wait: Duration) -> PullConsume
     jetstream.get_stream("ORDERS").await.unwrap().create_consumer(config).await.unwrap()
 }
 
-async fn start_jetstream() -> (NatsServer, Context) {
-    let server = NatsServer::start();
+async fn start_jetstream() -> (TestNats, Context) {
+    let server = TestNats::start();
     let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     create_stream(&jetstream, "ORDERS", "orders").await;
     (server, jetstream)

@@ -8,7 +8,7 @@ use lapin::{
     options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions},
     types::{AMQPValue, FieldTable},
 };
-use testbed::RabbitmqServer;
+use testbed::TestRabbitmq;
 use tokio::time::timeout;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ fn messages_are_known_by_what_their_publishers_say() {
     );
 }
 
-async fn open_channel(server: &RabbitmqServer) -> (Connection, Channel) {
+async fn open_channel(server: &TestRabbitmq) -> (Connection, Channel) {
     let connection = Connection::connect(&server.url(), ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
@@ -60,7 +60,7 @@ async fn next_delivery(deliveries: &mut RabbitmqDeliveries) -> RabbitmqDelivery 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_are_what_they_say() {
-    let server = RabbitmqServer::start();
+    let server = TestRabbitmq::start();
     let (_connection, publisher) = open_channel(&server).await;
     declare(&publisher, "orders").await.unwrap();
     declare(&publisher, "orders").await.expect("a second time nothing changes");

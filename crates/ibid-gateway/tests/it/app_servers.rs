@@ -24,7 +24,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::faults::common::{BIN, assert_replay, pay, within};
+use crate::support::{BIN, assert_replay, pay, start_gateway, within};
 
 const EVERYTHING: &str = "[policy]\npreset = \"ietf\"\n";
 
@@ -192,7 +192,7 @@ async fn what_haproxy_says_of_a_client_is_not_lost_behind_what_the_client_says()
     for (trusted, chain) in
         [("", "203.0.113.7, 198.51.100.9, 127.0.0.1, 127.0.0.1"), ("trusted_proxies = []\n", "127.0.0.1")]
     {
-        let gateway = GatewayProcess::spawn(BIN, &format!("{trusted}{EVERYTHING}"), &upstream.url()).await;
+        let gateway = start_gateway(&format!("{trusted}{EVERYTHING}"), &upstream).await;
         let haproxy = HaproxyServer::start(gateway.addr()).await;
         for request in [get(haproxy.addr, "/list"), post(haproxy.addr, "/pay").key("k-1").json("{}")] {
             let answer = request

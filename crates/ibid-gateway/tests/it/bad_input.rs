@@ -5,11 +5,9 @@
 
 use std::time::Duration;
 
-use testbed::{
-    client::{RawClient, TestRequest, TestResponse, post},
-    process::GatewayProcess,
-    upstream::TestUpstream,
-};
+use testbed::client::{RawClient, TestRequest, TestResponse};
+
+use crate::support::TestGateway;
 
 mod bad_responses;
 mod bodies;
@@ -36,31 +34,18 @@ fn request_head(path: &str, key: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: {key}\r\n")
 }
 
-/// A gateway in front of a counting upstream.
-struct TestGateway {
-    gateway: GatewayProcess,
-    upstream: TestUpstream,
-}
-
 impl TestGateway {
-    async fn start(config: &str) -> TestGateway {
-        let upstream = TestUpstream::start().await;
-        let config = format!("store.url = \"memory:\"\n{config}");
-        let gateway = GatewayProcess::spawn(env!("CARGO_BIN_EXE_ibid"), &config, &upstream.url()).await;
-        TestGateway { gateway, upstream }
-    }
-
     async fn connect(&self) -> RawClient {
         RawClient::connect(self.gateway.addr()).await
     }
 
-    fn post(&self, path: &str) -> TestRequest {
-        post(self.gateway.addr(), path).header("Host", HOST)
+    fn shop_post(&self, path: &str) -> TestRequest {
+        self.post(path).header("Host", HOST)
     }
 
     /// A request without fault, under the key header of most presets.
     fn valid_request(&self, key: &str) -> TestRequest {
-        self.post("/pay").key(key).json(BODY)
+        self.shop_post("/pay").key(key).json(BODY)
     }
 
     /// Sends these bytes and reads one answer.

@@ -12,7 +12,7 @@ use ibid_chaos::{
     run::{ChaosPlan, FaultTargets, run},
 };
 
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 const RUN_DURATION: Duration = Duration::from_secs(5);
 /// For what goes wrong at once.

@@ -10,9 +10,9 @@ use tokio::{process::Command, time::timeout};
 use self::app::{ConformApp, ServerFaults};
 use super::presets::shipped_config;
 
-mod app;
+use crate::support::BIN;
 
-const BIN: &str = env!("CARGO_BIN_EXE_ibid");
+mod app;
 
 /// Where each preset's own configuration has an operation.
 fn path(preset: &str) -> &'static str {

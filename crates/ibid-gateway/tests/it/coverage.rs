@@ -13,7 +13,7 @@ use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use crate::faults::common::within;
+use crate::support::within;
 
 /// A connection over HTTP/2, on which requests may have any media type.
 pub(crate) struct Http2Connection(SendRequest<Full<Bytes>>);

@@ -28,7 +28,7 @@ use testbed::{
 };
 use tokio::time::{sleep, timeout};
 
-use crate::faults::common::{BIN, caller, is_in_progress, policy};
+use crate::support::{BIN, caller, is_in_progress, policy};
 
 const CLIENT_COUNT: usize = 12;
 /// The slowest answer of the upstream, in milliseconds.

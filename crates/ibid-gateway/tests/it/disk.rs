@@ -29,7 +29,7 @@ use testbed::{
 };
 use tokio::{task::JoinHandle, time::sleep};
 
-use crate::faults::common::{BIN, assert_refused, assert_replay, caller, policy, until};
+use crate::support::{BIN, assert_refused, assert_replay, caller, policy, until};
 
 const CLIENT_COUNT: usize = 8;
 /// Of an answer: a segment of 2 MiB, as `max_size=16MiB` makes them, is full after a hundred.

@@ -27,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-const BIN: &str = env!("CARGO_BIN_EXE_ibid");
+use crate::support::{BIN, start_gateway};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -43,7 +43,7 @@ async fn every_preset_page_shows_what_happens() {
         let page = DocPage::read(preset_page(name));
         let upstream = TestUpstream::start().await;
         let config = page.config().expect("a preset page has a configuration").to_owned();
-        let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+        let gateway = start_gateway(&config, &upstream).await;
         page.gateway(gateway.addr()).run().await;
     }
 }
@@ -424,7 +424,7 @@ async fn the_readmes_configuration_covers_its_request() {
     let charged = r#"{"id":"pay_0001","amount":1200,"status":"charged","at":"now"}"#;
     upstream.on("/payments", UpstreamReply::status(201).json(charged));
     let config = page.config().expect("the README has a configuration").to_owned();
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     page.gateway(gateway.addr()).run().await;
     assert_eq!(upstream.executions_at("/payments"), 1);
     let settings = GatewaySettings::from_text(&config, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap();

@@ -2,7 +2,6 @@
 
 mod anonymous_callers;
 mod client_disconnects;
-pub(crate) mod common;
 mod concurrency;
 mod fidelity;
 mod large_responses;

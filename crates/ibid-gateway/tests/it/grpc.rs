@@ -12,7 +12,7 @@ use testbed::{
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use crate::faults::common::BIN;
+use crate::support::start_gateway;
 
 const CREATE: &str = "/shop.Orders/Create";
 const KEY: (&str, &str) = ("idempotency-key", "key-1");
@@ -45,7 +45,7 @@ fn create_route_config(dials: &str) -> String {
 async fn start_shop(config: &str) -> (TestUpstream, GatewayProcess, GrpcTestClient) {
     let upstream = TestUpstream::start_h2c().await;
     upstream.reply_by_default(ok_reply("done"));
-    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+    let gateway = start_gateway(config, &upstream).await;
     let client = GrpcTestClient::connect(gateway.addr()).await;
     (upstream, gateway, client)
 }

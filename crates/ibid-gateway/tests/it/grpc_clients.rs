@@ -13,7 +13,7 @@ use ibid_example_tonic::DESCRIPTORS;
 use testbed::process::run;
 
 use self::common::{GrpcClientKind, GrpcShop};
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 /// Each scenario, by each client, against each server.
 macro_rules! scenarios {

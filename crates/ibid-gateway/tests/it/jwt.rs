@@ -12,7 +12,7 @@ use testbed::{
 };
 
 use self::signer::{ISSUER, SECRET, TokenSigner, base64url, claims, now};
-use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};
+use crate::support::{BIN, assert_ran, assert_refused, assert_replay};
 
 /// A gateway that knows callers by `sub`, with this in `[jwt]` and these dials.
 async fn gateway(upstream: &TestUpstream, jwt: &str, dials: &str) -> GatewayProcess {

@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use testbed::{PostgresServer, RedisServer};
+use testbed::{TestPostgres, TestRedis};
 
 mod changing;
 mod common;
@@ -156,12 +156,12 @@ macro_rules! shared_cases {
 pub(crate) async fn redis() -> TestStore {
     static PLACES: AtomicUsize = AtomicUsize::new(0);
     let table = format!("prefix = \"keys-{}\"", PLACES.fetch_add(1, SeqCst));
-    TestStore { table, expires_by_itself: true, ..TestStore::new(RedisServer::shared().url(), ()) }
+    TestStore { table, expires_by_itself: true, ..TestStore::new(TestRedis::shared().url(), ()) }
 }
 
 /// A database of its own, migrated by `ibid migrate`.
 pub(crate) async fn postgres() -> TestStore {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let database = server.create_database();
     let migrate = |how: &'static [&'static str]| {
         let url = server.url("migrator", &database);

@@ -31,6 +31,6 @@ mod secret_leaks;
 mod store_command;
 mod stores;
 mod stripe_clients;
-mod tls_helpers;
+mod support;
 mod upstream;
 mod webhooks;

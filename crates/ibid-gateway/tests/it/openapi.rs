@@ -10,9 +10,10 @@ use tempfile::TempDir;
 use testbed::process;
 use tokio::process::Command;
 
+use crate::support::BIN;
+
 mod served;
 
-const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 const YAML: &str = "payments-3.0.yaml";
 const JSON: &str = "orders-3.1.json";
 

@@ -1,7 +1,6 @@
 //! Stores that fail, configuration, reload, shutdown, logs, metrics.
 
 mod admin_store;
-mod common;
 mod concurrency;
 mod cors;
 mod demo;

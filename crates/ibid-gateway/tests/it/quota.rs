@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use testbed::{
-    PostgresServer, RedisServer,
+    TestPostgres, TestRedis,
     client::{TestRequest, post},
     grpc::{GrpcTestClient, message},
     process::{GatewayProcess, run},
@@ -11,7 +11,7 @@ use testbed::{
 };
 use tokio::time::sleep;
 
-use crate::faults::common::{BIN, assert_ran, assert_replay, within};
+use crate::support::{BIN, assert_ran, assert_replay, start_gateway, within};
 
 fn config(quota: &str, dials: &str) -> String {
     format!("[quota]\n{quota}\n[policy]\npreset = \"ietf\"\nscope = [\"header:X-Tenant-Id\"]\n{dials}\n")
@@ -114,8 +114,8 @@ async fn a_window_ends_and_the_next_begins() {
 
 #[tokio::test]
 async fn gateways_on_one_store_share_the_count() {
-    let redis = RedisServer::start();
-    let postgres = PostgresServer::shared();
+    let redis = TestRedis::start();
+    let postgres = TestPostgres::shared();
     let database = postgres.create_database();
     let migrated = run(BIN, &["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
     assert!(migrated.status.success(), "{migrated:?}");
@@ -225,7 +225,7 @@ async fn change(gateway: &GatewayProcess, quota: &str, taken: usize) {
 
 #[tokio::test]
 async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
-    let redis = RedisServer::start();
+    let redis = TestRedis::start();
     for store in ["memory:".to_owned(), "embedded:data".to_owned(), redis.url()] {
         let upstream = TestUpstream::start().await;
         let gateway = gateway(&upstream, "", "", &store).await;
@@ -307,7 +307,7 @@ async fn a_call_over_its_quota_is_resource_exhausted() {
     let upstream = TestUpstream::start_h2c().await;
     let config =
         "[quota]\nnew_keys = \"1/1h\"\n[[route]]\nmatch = \"grpc shop.Orders/Create\"\npreset = \"platform\"\n";
-    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+    let gateway = start_gateway(config, &upstream).await;
     let client = GrpcTestClient::connect(gateway.addr()).await;
     client.call("/shop.Orders/Create", &[("idempotency-key", "k-1")], message("ten")).await;
     let second = client.call("/shop.Orders/Create", &[("idempotency-key", "k-2")], message("ten")).await;

@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,7 @@ use testbed::{
     process::{GatewayProcess, ProcessSignal, run},
 };
 
-use crate::faults::common::{BIN, caller};
+use crate::support::{BIN, caller};
 
 mod commands;
 mod forged_records;

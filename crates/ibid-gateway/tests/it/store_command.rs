@@ -14,7 +14,7 @@ use testbed::{
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use crate::faults::common::{BIN, assert_replay, caller, find, policy};
+use crate::support::{BIN, assert_replay, caller, find, policy};
 
 const KEY_COUNT: usize = 5;
 

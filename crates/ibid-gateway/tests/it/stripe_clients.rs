@@ -17,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::faults::common::BIN;
+use crate::support::start_gateway;
 
 /// Imports of a large SDK, and its pauses between attempts, many tests at a time on few cores.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(90);
@@ -115,7 +115,7 @@ async fn logged(gateway: &GatewayProcess, says: &str) -> usize {
 async fn talks_to_the_gateway(sdk: StripeSdk) {
     let upstream = TestUpstream::start().await;
     let config = "[store]\nurl = \"memory:\"\n[policy]\npreset = \"stripe\"\n";
-    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+    let gateway = start_gateway(config, &upstream).await;
     let mut client = StripeClient::start(sdk, &gateway);
 
     // A first answer, and its replay. Both repeat the key.

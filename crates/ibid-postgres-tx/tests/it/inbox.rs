@@ -9,7 +9,7 @@ use ibid_postgres_tx::{
     inbox::{TxEventClaim, TxEventFailure, TxEventOutcome, TxInbox, TxInboxError},
 };
 use ibid_stores::postgres::{MigrateAction, migrate};
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 use self::TxEventClaim::{Duplicate, New, TooOld};
 
@@ -136,13 +136,13 @@ on_both! {
 
 /// A database of its own.
 struct InboxDatabase {
-    server: &'static PostgresServer,
+    server: &'static TestPostgres,
     name: String,
 }
 
 impl InboxDatabase {
     async fn new() -> Self {
-        let server = PostgresServer::shared();
+        let server = TestPostgres::shared();
         let name = server.create_database();
         migrate(&server.url("migrator", &name), MigrateAction::Up).await.unwrap();
         server

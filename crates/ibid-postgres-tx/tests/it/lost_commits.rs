@@ -10,7 +10,7 @@ use std::{
 
 use ibid::Policy;
 use ibid_postgres_tx::{TxError, TxOutcome};
-use testbed::{FaultProxy, PostgresServer};
+use testbed::{FaultProxy, TestPostgres};
 use tokio::task::JoinHandle;
 
 use crate::support::{
@@ -66,7 +66,7 @@ fn pay_with_policy<D: TestDriver>(pool: &D::Pool, policy: Policy) -> PaymentRun 
 }
 
 /// The backend that is committing, once it is.
-async fn wait_for_commit(server: &PostgresServer, name: &str) -> String {
+async fn wait_for_commit(server: &TestPostgres, name: &str) -> String {
     let query = format!(
         "SELECT pid FROM pg_stat_activity WHERE datname = '{name}' AND state = 'active' AND query ILIKE 'COMMIT%'"
     );
@@ -158,7 +158,7 @@ async fn a_commit_that_cannot_be_looked_up_is_in_doubt_and_the_next_call_finds_i
 }
 
 async fn a_server_that_dies_at_commit_has_one_effect_in_the_end<D: TestDriver>() {
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     let name = database(&server);
     server.sql(&name, COMMIT_GATE_SQL);
     let pool = D::pool(&server.url("gateway", &name), 3).await;

@@ -11,7 +11,7 @@ use ibid_stores::{
     postgres::{MigrateAction, Postgres, migrate},
 };
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 pub(crate) type TestError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -111,13 +111,13 @@ pub(crate) use with_both_drivers;
 
 /// A database with our schema, and a table `effects` for what operations do.
 pub(crate) struct TxDatabase {
-    pub(crate) server: &'static PostgresServer,
+    pub(crate) server: &'static TestPostgres,
     pub(crate) name: String,
 }
 
 impl TxDatabase {
     pub(crate) fn new() -> Self {
-        let server = PostgresServer::shared();
+        let server = TestPostgres::shared();
         let name = database(server);
         Self { server, name }
     }
@@ -155,7 +155,7 @@ pub(crate) async fn open(url: &str) -> Postgres {
 }
 
 /// A fresh database on a server.
-pub(crate) fn database(server: &PostgresServer) -> String {
+pub(crate) fn database(server: &TestPostgres) -> String {
     let name = server.create_database();
     let url = server.url("migrator", &name);
     // Callers are in a runtime already.

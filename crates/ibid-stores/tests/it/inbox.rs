@@ -15,7 +15,7 @@ use ibid::{
     store::{ClaimToken, Store},
 };
 use ibid_stores::{StoreConfig, StoreOptions, local_cache::MAX_UNCONFIRMED_AGE};
-use testbed::RedisServer;
+use testbed::TestRedis;
 use tokio::time::{Instant, sleep, timeout};
 
 const LEASE: Duration = Duration::from_millis(800);
@@ -50,7 +50,7 @@ async fn embedded() {
 
 #[tokio::test]
 async fn redis() {
-    let layout = store_config(&RedisServer::shared().url(), None, &prefix());
+    let layout = store_config(&TestRedis::shared().url(), None, &prefix());
     check_inbox([open(&layout).await, open(&layout).await]).await;
 }
 
@@ -62,7 +62,7 @@ async fn postgres() {
 
 #[tokio::test]
 async fn postgres_with_redis_before_it() {
-    let layout = store_config(&crate::postgres::url(), Some(&RedisServer::shared().url()), &prefix());
+    let layout = store_config(&crate::postgres::url(), Some(&TestRedis::shared().url()), &prefix());
     check_inbox([open(&layout).await, open(&layout).await]).await;
 }
 

@@ -16,7 +16,7 @@ use ibid_testkit::{
     property::{HistoryClock, check_histories},
     wrappers::{LossyStore, RetryingStore},
 };
-use testbed::{PgBouncer, PostgresServer};
+use testbed::{PgBouncer, TestPostgres};
 
 mod access_rights;
 mod certificates;
@@ -32,12 +32,12 @@ use common::{open, patient_options};
 /// One database for all cases: they use addresses of their own.
 fn shared() -> &'static str {
     static SHARED: OnceLock<String> = OnceLock::new();
-    SHARED.get_or_init(|| database(PostgresServer::shared()))
+    SHARED.get_or_init(|| database(TestPostgres::shared()))
 }
 
 /// Where a gateway finds it.
 pub(crate) fn url() -> String {
-    PostgresServer::shared().url("gateway", shared())
+    TestPostgres::shared().url("gateway", shared())
 }
 
 async fn store() -> Postgres {
@@ -46,7 +46,7 @@ async fn store() -> Postgres {
 
 fn bouncer() -> &'static PgBouncer {
     static BOUNCER: OnceLock<PgBouncer> = OnceLock::new();
-    BOUNCER.get_or_init(|| PgBouncer::start(PostgresServer::shared()))
+    BOUNCER.get_or_init(|| PgBouncer::start(TestPostgres::shared()))
 }
 
 async fn open_through_pgbouncer() -> Postgres {
@@ -77,7 +77,7 @@ async fn one_store_serves_all_cases_at_the_same_time() {
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    let store = open(&PostgresServer::shared().url("gateway", &database(PostgresServer::shared()))).await;
+    let store = open(&TestPostgres::shared().url("gateway", &database(TestPostgres::shared()))).await;
     contract::admin::sweeps_count_what_they_remove(&store).await;
 }
 

@@ -14,7 +14,7 @@ use ibid_testkit::{
     property::{HistoryClock, check_histories},
     wrappers::{LossyStore, RetryingStore},
 };
-use testbed::{RedisCluster, RedisSentinels, RedisServer};
+use testbed::{RedisCluster, RedisSentinels, TestRedis};
 
 mod certificates;
 mod cluster;
@@ -35,7 +35,7 @@ async fn open(url: &str) -> Redis {
     Redis::open(url, remote()).await.unwrap()
 }
 
-ibid_testkit::contract_tests!(single, async { Arc::new(open(&RedisServer::shared().url()).await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(single, async { Arc::new(open(&TestRedis::shared().url()).await) as Arc<dyn Store> });
 
 ibid_testkit::contract_tests!(sentinels, async {
     Arc::new(open(&RedisSentinels::shared().url()).await) as Arc<dyn Store>
@@ -51,7 +51,7 @@ async fn losing_answers(url: &str) -> Arc<dyn Store> {
     Arc::new(RetryingStore::new(LossyStore::new(open(url).await, seed, 3)))
 }
 
-ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&RedisServer::shared().url()));
+ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&TestRedis::shared().url()));
 
 ibid_testkit::contract_tests!(sentinels_losing_answers, losing_answers(&RedisSentinels::shared().url()));
 
@@ -64,20 +64,20 @@ ibid_testkit::contract_tests!(waiting_for_a_replica, async {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_store_serves_all_cases_at_the_same_time() {
-    let store = Arc::new(open(&RedisServer::shared().url()).await);
+    let store = Arc::new(open(&TestRedis::shared().url()).await);
     assert_eq!(failing_cases(store, Duration::from_secs(120)).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    contract::admin::sweeps_count_what_they_remove(&open(&RedisServer::shared().url()).await).await;
+    contract::admin::sweeps_count_what_they_remove(&open(&TestRedis::shared().url()).await).await;
     contract::admin::sweeps_count_what_they_remove(&open(&RedisCluster::shared().url()).await).await;
 }
 
 #[test]
 fn it_answers_as_the_model_says() {
     check_histories(60, HistoryClock::Real, async || {
-        Arc::new(open(&RedisServer::shared().url()).await) as Arc<dyn Store>
+        Arc::new(open(&TestRedis::shared().url()).await) as Arc<dyn Store>
     });
 }
 

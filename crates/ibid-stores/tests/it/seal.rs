@@ -21,7 +21,7 @@ use ibid_testkit::{
     wrappers::{LossyStore, RetryingStore},
 };
 use parking_lot::Mutex;
-use testbed::RedisServer;
+use testbed::TestRedis;
 
 use crate::{local_cache::seed, open_temporary};
 
@@ -70,7 +70,7 @@ ibid_testkit::contract_tests!(sealed_memory_losing_answers, async {
     Arc::new(RetryingStore::new(sealed(LossyStore::new(Memory::default(), seed(), 3)))) as Arc<dyn Store>
 });
 
-ibid_testkit::contract_tests!(sealed_redis, open_configured(&RedisServer::shared().url()));
+ibid_testkit::contract_tests!(sealed_redis, open_configured(&TestRedis::shared().url()));
 
 ibid_testkit::contract_tests!(sealed_postgres, open_configured(&crate::postgres::url()));
 

@@ -8,7 +8,7 @@ use ibid::{
 };
 use ibid_stores::{StoreConfig, StoreOptions};
 use ibid_testkit::wrappers::{LossyStore, RetryingStore};
-use testbed::RedisServer;
+use testbed::TestRedis;
 
 fn config_parts(url: &str) -> StoreOptions {
     let prefix: String = ClaimToken::mint().0[..6].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -33,14 +33,14 @@ async fn open(url: &str) -> Arc<dyn Store> {
 
 /// PostgreSQL with Redis in front of it.
 async fn open_strict() -> Arc<dyn Store> {
-    let cache = Some(RedisServer::shared().url().parse().unwrap());
+    let cache = Some(TestRedis::shared().url().parse().unwrap());
     open_parts(StoreOptions { cache, ..config_parts(&crate::postgres::url()) }).await
 }
 
 /// Redis with PostgreSQL to fall back on.
 async fn open_loose() -> Arc<dyn Store> {
     let fallback = Some(crate::postgres::url().parse().unwrap());
-    open_parts(StoreOptions { fallback, ..config_parts(&RedisServer::shared().url()) }).await
+    open_parts(StoreOptions { fallback, ..config_parts(&TestRedis::shared().url()) }).await
 }
 
 fn lossy(store: Arc<dyn Store>) -> Arc<dyn Store> {
@@ -49,8 +49,8 @@ fn lossy(store: Arc<dyn Store>) -> Arc<dyn Store> {
     Arc::new(RetryingStore::new(LossyStore::new(store, seed, 3)))
 }
 
-ibid_testkit::contract_tests!(redis_near, open(&RedisServer::shared().url()));
-ibid_testkit::contract_tests!(redis_near_losing_answers, async { lossy(open(&RedisServer::shared().url()).await) });
+ibid_testkit::contract_tests!(redis_near, open(&TestRedis::shared().url()));
+ibid_testkit::contract_tests!(redis_near_losing_answers, async { lossy(open(&TestRedis::shared().url()).await) });
 ibid_testkit::contract_tests!(postgres_near, open(&crate::postgres::url()));
 ibid_testkit::contract_tests!(postgres_with_redis_in_front, open_strict());
 ibid_testkit::contract_tests!(postgres_with_redis_in_front_losing_answers, async { lossy(open_strict().await) });

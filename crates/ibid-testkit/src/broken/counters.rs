@@ -12,16 +12,12 @@ const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Counters with one bug, if the bug concerns counters.
 #[derive(Debug)]
 pub(super) struct FaultyCounters {
-    bug: Bug,
+    pub(super) bug: Bug,
     /// The count and the end of each window.
-    windows: Mutex<HashMap<Address, (u64, Instant)>>,
+    pub(super) windows: Mutex<HashMap<Address, (u64, Instant)>>,
 }
 
 impl FaultyCounters {
-    pub(super) fn new(bug: Bug) -> Self {
-        Self { bug, windows: Mutex::default() }
-    }
-
     async fn count(&self, who: &Address, n: u64, window: Duration) -> CounterUsage {
         let who = if self.bug == Bug::CountsAllTenantsTogether { Address([0; 32]) } else { *who };
         let window = match self.bug {

@@ -40,7 +40,8 @@ struct FaultyStoreState {
 impl FaultyStore {
     /// Creates a store with this bug.
     pub fn new(bug: Bug) -> Self {
-        Self { inner: Memory::default(), bug, state: Mutex::default(), counters: FaultyCounters::new(bug) }
+        let counters = FaultyCounters { bug, windows: Mutex::default() };
+        Self { inner: Memory::default(), bug, state: Mutex::default(), counters }
     }
 
     async fn claim_with_bug(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {

@@ -115,7 +115,7 @@ pub async fn resolve_is_refused_unless_it_is_unknown_and_seen(store: &dyn Store)
 
 pub async fn forget_takes_a_running_entry_from_its_holder(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
-    expect_applied("forget", forget(store, &ask, lease.fence).await);
+    forget_applied(store, &lease).await;
     assert_eq!(get(store, &ask).await, None, "it is forgotten");
     expect_token_spent(claim(store, &ask).await);
     let _ = settle_lost("complete after forget", store, &lease, &complete_settlement(b"late")).await;
@@ -139,7 +139,7 @@ pub async fn forget_works_in_every_state(store: &dyn Store) {
                 (ask, lease)
             }
         };
-        expect_applied("forget", forget(store, &ask, lease.fence).await);
+        forget_applied(store, &lease).await;
         assert_eq!(get(store, &ask).await, None, "forgotten");
         expect_token_spent(claim(store, &lease.request).await);
         let _ = settle_lost("complete after forget", store, &lease, &complete_settlement(b"late")).await;

@@ -180,6 +180,11 @@ pub(super) async fn extend_lost(what: &str, store: &dyn Store, lease: &Lease) ->
     expect_claim_lost(what, extend(store, lease, LONG_LEASE).await)
 }
 
+pub(super) async fn forget_applied(store: &dyn Store, lease: &Lease) {
+    let forgotten = store.admin().forget(&lease.request.address, lease.fence).await;
+    expect_applied("forget", expect_answer("forget", forgotten));
+}
+
 /// A granted competing claim.
 pub(super) async fn claim_next(store: &dyn Store, after: &ClaimRequest) -> Lease {
     claim_granted(store, &competing_request(after)).await

@@ -178,10 +178,7 @@ pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
             1 => park(store, &lease).await,
             2 => {
                 complete(store, &lease, b"x").await;
-                expect_applied(
-                    "forget",
-                    expect_answer("forget", store.admin().forget(&ask.address, lease.fence).await),
-                );
+                forget_applied(store, &lease).await;
             }
             3 => {
                 // A repeated settlement after a lost answer may find its entry expired, and restore it.

@@ -202,8 +202,7 @@ pub async fn counts_follow_what_is_there(store: &dyn Store) {
         "each is counted: {after:?}"
     );
     for lease in &leases {
-        let forgotten = store.admin().forget(&lease.request.address, lease.fence).await;
-        expect_applied("forget", expect_answer("forget", forgotten));
+        forget_applied(store, lease).await;
     }
     // Others may use the store too. Counts and listings agree as soon as both are read in the same state.
     for state in [EntryState::Processing, EntryState::Unknown] {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all, join3};
-use ibid::store::{ClaimRequest, Fence, Settlement, Store};
+use ibid::store::{ClaimRequest, Fence, Lease, Settlement, Store};
 use tokio::time::{sleep, timeout};
 
 use super::common::*;
@@ -34,10 +34,7 @@ pub async fn wait_returns_at_once_unless_seen_runs(store: &dyn Store) {
 pub async fn wait_returns_soon_after_the_holder_settles(store: &dyn Store) {
     for end in [complete_settlement(b"done"), Settlement::Release, park_settlement()] {
         let (ask, lease) = new_claim(store).await;
-        let settles = async {
-            sleep(SHORT_LEASE).await;
-            settle_applied(store, &lease, &end).await;
-        };
+        let settles = settle_after(SHORT_LEASE, store, &lease, end);
         join(settles, expect_woken(store, &ask, lease.fence, "for a holder that settles")).await;
     }
 }
@@ -46,7 +43,7 @@ pub async fn wait_returns_soon_after_a_forget(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     let forgets = async {
         sleep(SHORT_LEASE).await;
-        expect_applied("forget", expect_answer("forget", store.admin().forget(&ask.address, lease.fence).await));
+        forget_applied(store, &lease).await;
     };
     join(forgets, expect_woken(store, &ask, lease.fence, "for a holder that is forgotten")).await;
 }
@@ -101,10 +98,7 @@ pub async fn wait_returns_after_its_limit(store: &dyn Store) {
 
 pub async fn all_of_200_waiters_wake(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
-    let settles = async {
-        sleep(SHORT_LEASE * 2).await;
-        complete(store, &lease, b"done").await;
-    };
+    let settles = settle_after(SHORT_LEASE * 2, store, &lease, complete_settlement(b"done"));
     let waiters = (0..200).map(|_| expect_woken(store, &ask, lease.fence, "together with 199 others"));
     join(settles, join_all(waiters)).await;
     find_completed(store, &ask).await;
@@ -116,10 +110,7 @@ pub async fn waiters_of_the_next_holder_are_not_lost(store: &dyn Store) {
         sleep(SHORT_LEASE).await;
         release(store, &first).await;
         let second = claim_next(store, &ask).await;
-        let settles = async {
-            sleep(SHORT_LEASE * 2).await;
-            complete(store, &second, b"done").await;
-        };
+        let settles = settle_after(SHORT_LEASE * 2, store, &second, complete_settlement(b"done"));
         join(expect_woken(store, &ask, second.fence, "for the next holder"), settles).await;
     };
     let waits = || expect_woken(store, &ask, first.fence, "for the first holder");
@@ -133,12 +124,14 @@ pub async fn a_waiter_that_gives_up_disturbs_nobody(store: &dyn Store) {
         assert!(timeout(SHORT_LEASE, wait).await.is_err(), "a waiter was back while the holder was running");
     };
     let short = async { expect_answer("wait", store.wait(&ask.address, lease.fence, SHORT_LEASE).await) };
-    let settles = async {
-        sleep(SHORT_LEASE * 3).await;
-        complete(store, &lease, b"done").await;
-    };
+    let settles = settle_after(SHORT_LEASE * 3, store, &lease, complete_settlement(b"done"));
     let others = join_all((0..3).map(|_| expect_woken(store, &ask, lease.fence, "beside one that gave up")));
     join3(join(gives_up, short), settles, others).await;
+}
+
+async fn settle_after(delay: Duration, store: &dyn Store, lease: &Lease, end: Settlement) {
+    sleep(delay).await;
+    settle_applied(store, lease, &end).await;
 }
 
 /// Waits for `seen` with a long limit; the wait must end soon.

@@ -20,15 +20,8 @@ pub struct TestRequest {
 }
 
 pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<String>) -> TestRequest {
-    TestRequest {
-        addr,
-        method: method.into(),
-        target: target.into(),
-        headers: Vec::new(),
-        body: None,
-        chunked: false,
-        trailers: Vec::new(),
-    }
+    let (method, target) = (method.into(), target.into());
+    TestRequest { addr, method, target, headers: vec![], body: None, chunked: false, trailers: vec![] }
 }
 
 macro_rules! request_with_method {
@@ -110,7 +103,10 @@ impl TestRequest {
     pub async fn try_send(&self) -> Result<TestResponse, Broken> {
         match RawClient::try_connect(self.addr).await {
             Ok(mut raw) => self.try_send_on(&mut raw).await,
-            Err(error) => Err(Broken::new(error.kind(), format_args!("cannot connect: {error}"))),
+            Err(error) => {
+                let (kind, reason) = (error.kind(), format!("cannot connect: {error}"));
+                Err(Broken { received: Bytes::new(), kind, reason })
+            }
         }
     }
 

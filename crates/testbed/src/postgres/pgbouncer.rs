@@ -1,6 +1,6 @@
 use std::{net::TcpStream, process::Command};
 
-use super::{PostgresServer, USER};
+use super::{TestPostgres, USER};
 use crate::server_process::{ServerProcess, free_port};
 
 /// pgbouncer in transaction mode: each statement may get another session.
@@ -12,7 +12,7 @@ pub struct PgBouncer {
 
 impl PgBouncer {
     /// Starts pgbouncer in front of a server.
-    pub fn start(server: &PostgresServer) -> Self {
+    pub fn start(server: &TestPostgres) -> Self {
         let (process, port) = (ServerProcess::new("pgbouncer", Some(USER)), free_port());
         let users = process.write("users", "\"gateway\" \"\"\n\"migrator\" \"\"\n\"postgres\" \"\"\n");
         let settings = format!(

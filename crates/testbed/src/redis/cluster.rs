@@ -1,6 +1,6 @@
 use std::sync::OnceLock;
 
-use super::RedisServer;
+use super::TestRedis;
 
 const PRIMARIES: usize = 3;
 /// Milliseconds of silence after which a node counts as down.
@@ -9,9 +9,9 @@ const NODE_TIMEOUT_MS: u32 = 3000;
 /// Three primaries, each with a replica. A shard that is down does not stop the others.
 #[derive(Debug)]
 pub struct RedisCluster {
-    pub primaries: Vec<RedisServer>,
+    pub primaries: Vec<TestRedis>,
     /// The initial replicas, in the order of their primaries.
-    pub replicas: Vec<RedisServer>,
+    pub replicas: Vec<TestRedis>,
 }
 
 impl RedisCluster {
@@ -25,7 +25,7 @@ impl RedisCluster {
             "repl-diskless-sync-delay 0",
             &timeout,
         ];
-        let mut nodes: Vec<RedisServer> = (0..PRIMARIES * 2).map(|_| RedisServer::start_with_config(&config)).collect();
+        let mut nodes: Vec<TestRedis> = (0..PRIMARIES * 2).map(|_| TestRedis::start_with_config(&config)).collect();
         for (nth, node) in nodes.iter().enumerate() {
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
             let (first, last) = (nth * 16_384 / PRIMARIES, (nth + 1) * 16_384 / PRIMARIES - 1);
@@ -34,11 +34,12 @@ impl RedisCluster {
             }
         }
         for node in &nodes[1..] {
-            let bus = bus_port(node);
-            nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), &bus]);
+            let config = node.cli(&["CONFIG", "GET", "cluster-port"]);
+            let bus = config.lines().nth(1).expect("a cluster node has a bus port");
+            nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), bus]);
         }
         let says =
-            |node: &RedisServer, what: &str| node.cli(&["CLUSTER", "INFO"]).lines().any(|line| line.trim() == what);
+            |node: &TestRedis, what: &str| node.cli(&["CLUSTER", "INFO"]).lines().any(|line| line.trim() == what);
         let known = format!("cluster_known_nodes:{}", PRIMARIES * 2);
         for node in &nodes {
             node.until("all nodes know each other", || says(node, &known) && says(node, "cluster_state:ok"));
@@ -74,9 +75,4 @@ impl RedisCluster {
     pub fn first_owner(&self, slot: usize) -> usize {
         (0..PRIMARIES).find(|nth| slot < (nth + 1) * 16_384 / PRIMARIES).expect("a slot below 16,384")
     }
-}
-
-fn bus_port(node: &RedisServer) -> String {
-    let config = node.cli(&["CONFIG", "GET", "cluster-port"]);
-    config.lines().nth(1).expect("a cluster node has a bus port").to_owned()
 }

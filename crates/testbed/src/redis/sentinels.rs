@@ -1,6 +1,6 @@
 use std::sync::OnceLock;
 
-use super::{RedisOptions, RedisServer};
+use super::{RedisOptions, TestRedis};
 
 /// The sentinels' name of the primary.
 const PRIMARY_NAME: &str = "ibid-primary";
@@ -8,25 +8,25 @@ const PRIMARY_NAME: &str = "ibid-primary";
 /// A primary, a replica, and three sentinels that monitor them.
 #[derive(Debug)]
 pub struct RedisSentinels {
-    pub primary: RedisServer,
-    pub replica: RedisServer,
-    pub sentinels: Vec<RedisServer>,
+    pub primary: TestRedis,
+    pub replica: TestRedis,
+    pub sentinels: Vec<TestRedis>,
 }
 
 impl RedisSentinels {
     /// Starts all servers, and waits until they know each other.
     pub fn start() -> Self {
-        let primary = RedisServer::start_with_config(&["repl-diskless-sync-delay 0"]);
+        let primary = TestRedis::start_with_config(&["repl-diskless-sync-delay 0"]);
         let of = format!("replicaof 127.0.0.1 {}", primary.port());
-        let replica = RedisServer::start_with_config(&["repl-diskless-sync-delay 0", &of]);
+        let replica = TestRedis::start_with_config(&["repl-diskless-sync-delay 0", &of]);
         replica.until("the replica has caught up", || replica.info("master_link_status") == "up");
         let watch = [
             format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 2", primary.port()),
             format!("sentinel down-after-milliseconds {PRIMARY_NAME} 2000"),
             format!("sentinel failover-timeout {PRIMARY_NAME} 6000"),
         ];
-        let sentinel = || RedisServer::launch(RedisOptions { config: watch.to_vec(), ..RedisOptions::default() }, true);
-        let sentinels: Vec<RedisServer> = (0..3).map(|_| sentinel()).collect();
+        let sentinel = || TestRedis::launch(RedisOptions { config: watch.to_vec(), ..RedisOptions::default() }, true);
+        let sentinels: Vec<TestRedis> = (0..3).map(|_| sentinel()).collect();
         for sentinel in &sentinels {
             sentinel.until("the sentinels know each other and the replica", || {
                 sentinel.try_cli(&["SENTINEL", "CKQUORUM", PRIMARY_NAME]).is_some_and(|says| says.starts_with("OK 3"))
@@ -48,11 +48,11 @@ impl RedisSentinels {
     }
 }
 
-impl RedisServer {
+impl TestRedis {
     /// Starts a sentinel that monitors this server as a primary, with TLS if the server has TLS.
-    pub fn start_sentinel(&self) -> RedisServer {
+    pub fn start_sentinel(&self) -> TestRedis {
         let watch = format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 1", self.port());
-        RedisServer::launch(RedisOptions { config: vec![watch], tls: self.options.tls, password: None }, true)
+        TestRedis::launch(RedisOptions { config: vec![watch], tls: self.options.tls, password: None }, true)
     }
 
     /// The last part of a sentinel URL: the name of the primary.

@@ -1,6 +1,6 @@
 //! One HTTP/2 connection of the upstream without TLS, by hyper. It shares the log and the rules with HTTP/1.1.
 
-use std::{fmt, io, sync::Arc, time::Instant};
+use std::{io, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
@@ -22,18 +22,12 @@ use super::{
 };
 use crate::http1::HeaderList;
 
-type ChannelBody = Channel<Bytes, StreamAbort>;
+type ChannelBody = Channel<Bytes, io::Error>;
 
-#[derive(Debug)]
-struct StreamAbort;
-
-impl fmt::Display for StreamAbort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("aborted by a rule of the test")
-    }
+/// Resets a stream.
+fn stream_abort() -> io::Error {
+    io::Error::other("aborted by a rule of the test")
 }
-
-impl std::error::Error for StreamAbort {}
 
 /// Panics if a rule needs a raw connection.
 pub(super) fn check_supported(reply: &UpstreamReply) {
@@ -60,7 +54,7 @@ pub(super) async fn serve(stream: TcpStream, open: OpenUpstreamConnection) {
 /// An error resets the stream.
 async fn exchange(
     request: Request<Incoming>, open: Arc<OpenUpstreamConnection>,
-) -> Result<Response<ChannelBody>, StreamAbort> {
+) -> Result<Response<ChannelBody>, io::Error> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
     let reply = open.request_log.next_reply(head.method.as_str(), &target);
@@ -68,7 +62,7 @@ async fn exchange(
         Ok(body) => body,
         Err(_) => {
             open.request_log.state().malformed_requests += 1;
-            return Err(StreamAbort);
+            return Err(stream_abort());
         }
     };
     let mut headers = HeaderList::default();
@@ -92,7 +86,7 @@ async fn exchange(
     answer(reply, execution).await
 }
 
-async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Response<ChannelBody>, StreamAbort> {
+async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Response<ChannelBody>, io::Error> {
     let mut builder = Response::builder().status(reply.status_for(execution));
     match reply.fault {
         None => {}
@@ -104,7 +98,7 @@ async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Respon
         Some(UpstreamFault::TruncatedChunked) => {
             return Ok(truncated_response(builder.status(200), Bytes::from_static(b"hello")));
         }
-        Some(_) => return Err(StreamAbort),
+        Some(_) => return Err(stream_abort()),
     }
     for (name, value) in reply.all_headers() {
         builder = builder.header(name, value);
@@ -121,13 +115,13 @@ fn truncated_response(head: http::response::Builder, part: Bytes) -> Response<Ch
     let (mut sender, body) = Channel::new(1);
     tokio::spawn(async move {
         let _ = sender.send_data(part).await;
-        sender.abort(StreamAbort);
+        sender.abort(stream_abort());
     });
     head.body(body).expect("the head is valid")
 }
 
 /// Sends the body, then the trailers. Ends by itself when the client is gone.
-async fn send_body(mut sender: Sender<Bytes, StreamAbort>, reply: UpstreamReply, execution: Option<usize>) {
+async fn send_body(mut sender: Sender<Bytes, io::Error>, reply: UpstreamReply, execution: Option<usize>) {
     let done = async {
         for (piece, pause) in reply.pieces(execution) {
             sender.send_data(piece).await?;

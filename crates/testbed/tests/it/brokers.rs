@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 
-use testbed::{NatsServer, RabbitmqServer};
+use testbed::{TestNats, TestRabbitmq};
 
 fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
@@ -10,7 +10,7 @@ fn listens(port: u16) -> bool {
 
 #[test]
 fn nats_restarts_and_goes_with_its_owner() {
-    let server = NatsServer::start();
+    let server = TestNats::start();
     let port = server.port();
     assert!(listens(port) && server.url().ends_with(&port.to_string()));
     server.kill();
@@ -23,7 +23,7 @@ fn nats_restarts_and_goes_with_its_owner() {
 
 #[test]
 fn rabbitmq_restarts_and_goes_with_its_owner_and_so_does_its_port_mapper() {
-    let server = RabbitmqServer::start();
+    let server = TestRabbitmq::start();
     let ports = server.ports();
     assert!(ports.into_iter().all(listens), "{ports:?}");
     server.restart();

@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::NamedTempFile;
 use testbed::{
-    docs::{DocPage, run_page},
+    docs::DocPage,
     upstream::{TestUpstream, UpstreamReply},
 };
 
@@ -65,7 +65,7 @@ $ pwd; echo "$HOME" | sed 's/page-.*/page/'; false
     );
     let read = DocPage::read(file.path());
     assert_eq!((read.config(), read.commands()), (Some("listen = \"127.0.0.1:8080\"\n"), 5));
-    run_page(file.path(), upstream.addr()).await;
+    DocPage::read(file.path()).gateway(upstream.addr()).run().await;
     assert_eq!(upstream.executions_with_key("k-1"), 1);
 }
 
@@ -115,7 +115,7 @@ async fn a_process_left_running_does_not_hold_up_the_page_and_is_killed() {
 #[tokio::test]
 #[should_panic(expected = "the page has no command")]
 async fn a_page_without_commands_fails() {
-    run_page(page("# nothing\n").path(), "127.0.0.1:1".parse().unwrap()).await;
+    DocPage::read(page("# nothing\n").path()).gateway("127.0.0.1:1".parse().unwrap()).run().await;
 }
 
 #[test]

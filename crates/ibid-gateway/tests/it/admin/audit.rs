@@ -3,22 +3,24 @@
 use serde_json::Value;
 use testbed::process::ProcessSignal;
 
-use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, AdminGateway, assert_problem};
+use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, assert_problem};
 use crate::disk::TestMount;
+use crate::support::TestGateway;
 
-async fn audit_entries(office: &AdminGateway, query: &str) -> Vec<Value> {
-    office.json(&format!("/api/audit{query}")).await["entries"].as_array().expect("a list").clone()
+async fn audit_entries(office: &TestGateway, query: &str) -> Vec<Value> {
+    office.admin_json(&format!("/api/audit{query}")).await["entries"].as_array().expect("a list").clone()
 }
 
 #[tokio::test]
 async fn every_change_is_written_down_and_survives_a_restart() {
-    let mut office = AdminGateway::start_filled().await;
+    let mut office = TestGateway::with_records().await;
     let (lost, done) = (office.address("key-two-of-u1-lost").await, office.address("key-one-of-u1-done").await);
-    let refused = office.post(ADMIN_TOKEN, &format!("/api/records/{done}/release"), r#"{"reason":"by mistake"}"#).await;
+    let refused =
+        office.admin_post(ADMIN_TOKEN, &format!("/api/records/{done}/release"), r#"{"reason":"by mistake"}"#).await;
     assert_eq!(refused.status, 409, "{refused:?}");
     let ada = "token-of-ada-lovelace";
     let body = "{\"reason\":\" ticket 7:\\n\\\"nothing\\\" there \"}";
-    let forgotten = office.post(ada, &format!("/api/records/{lost}/forget"), body).await;
+    let forgotten = office.admin_post(ada, &format!("/api/records/{lost}/forget"), body).await;
     assert_eq!(forgotten.status, 200, "{forgotten:?}");
 
     let entries = audit_entries(&office, "").await;
@@ -56,10 +58,10 @@ async fn every_change_is_written_down_and_survives_a_restart() {
         office.gateway.restart().await;
         assert_eq!(audit_entries(&office, "").await, entries, "after {signal:?}");
     }
-    let again = office.post(ADMIN_TOKEN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
+    let again = office.admin_post(ADMIN_TOKEN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
     assert_eq!(again.status, 200, "{again:?}");
     assert_eq!(audit_entries(&office, "?limit=1").await[0]["id"], 3, "numbers go on");
-    let page = office.json("/api/audit?limit=2").await;
+    let page = office.admin_json("/api/audit?limit=2").await;
     assert_eq!((page["entries"].as_array().unwrap().len(), &page["next"]), (2, &2.into()));
     let rest = audit_entries(&office, "?limit=2&cursor=2").await;
     assert_eq!((rest.len(), &rest[0]["id"]), (1, &1.into()));
@@ -70,16 +72,16 @@ async fn what_cannot_be_written_down_is_not_done() {
     let disk = TestMount::tmpfs("256k");
     let setting = format!("[admin]\naudit = {:?}", disk.path().join("audit.jsonl"));
     let routes = "[[route]]\nmatch = \"POST /pay/*\"\nlabel = { key = \"clear\" }\n";
-    let office = AdminGateway::with(&format!("{}{routes}", ADMIN_CONFIG.replacen("[admin]", &setting, 1))).await;
-    assert_eq!(office.pay("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
+    let office = TestGateway::embedded(&format!("{}{routes}", ADMIN_CONFIG.replacen("[admin]", &setting, 1))).await;
+    assert_eq!(office.pay_as("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
     let forget = format!("/api/records/{}/forget", office.address("key-of-a-payment").await);
     let ballast = disk.fill();
-    let refused = office.post(ADMIN_TOKEN, &forget, r#"{"reason":"r"}"#).await;
+    let refused = office.admin_post(ADMIN_TOKEN, &forget, r#"{"reason":"r"}"#).await;
     assert_problem(&refused, 503, "the audit trail cannot be written, so nothing was changed");
     assert_eq!(office.record("key-of-a-payment").await["state"], "done", "nothing was changed");
     // Whoever tried it in the console is told what is wrong, and not that the store is.
     let fence = office.record("key-of-a-payment").await["fence"].to_string();
-    let form = office.ask("POST", ADMIN_TOKEN, &forget.replacen("/api", "", 1));
+    let form = office.admin_request("POST", ADMIN_TOKEN, &forget.replacen("/api", "", 1));
     let form = form.header("Content-Type", "application/x-www-form-urlencoded");
     let page = form.body(format!("step=commit&reason=r&seen={fence}")).send().await;
     assert_eq!(page.status, 503, "{page:?}");
@@ -87,7 +89,7 @@ async fn what_cannot_be_written_down_is_not_done() {
     assert!(!page.text().contains("The store does not answer"));
     assert_eq!(audit_entries(&office, "").await.len(), 0);
     std::fs::remove_file(ballast).expect("room again");
-    assert_eq!(office.post(ADMIN_TOKEN, &forget, r#"{"reason":"r"}"#).await.status, 200);
+    assert_eq!(office.admin_post(ADMIN_TOKEN, &forget, r#"{"reason":"r"}"#).await.status, 200);
     assert_eq!(audit_entries(&office, "").await.len(), 1);
 }
 
@@ -96,10 +98,10 @@ async fn the_trail_is_where_the_configuration_says_or_only_in_the_log() {
     let routes = "[[route]]\nmatch = \"POST /pay/*\"\nlabel = { key = \"clear\" }\n";
     for (setting, file) in [("audit = \"trail/audit.jsonl\"", Some("trail/audit.jsonl")), ("audit = \"off\"", None)] {
         let who = ADMIN_CONFIG.replacen("[admin]", &format!("[admin]\n{setting}"), 1);
-        let mut office = AdminGateway::with(&format!("{who}{routes}")).await;
-        assert_eq!(office.pay("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
+        let mut office = TestGateway::embedded(&format!("{who}{routes}")).await;
+        assert_eq!(office.pay_as("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
         let address = office.address("key-of-a-payment").await;
-        let done = office.post(ADMIN_TOKEN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await;
+        let done = office.admin_post(ADMIN_TOKEN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await;
         assert_eq!(done.status, 200, "{done:?}");
         assert_eq!(audit_entries(&office, "").await.len(), 1, "{setting}");
         office.gateway.wait_for_log("an operator's change").await;
@@ -125,8 +127,7 @@ async fn a_trail_that_cannot_be_opened_stops_the_start() {
         std::fs::write(&file, text).unwrap();
         (folder, file)
     };
-    let output =
-        testbed::process::run(crate::faults::common::BIN, &["serve", "--config", file.to_str().unwrap()], &[]).await;
+    let output = testbed::process::run(crate::support::BIN, &["serve", "--config", file.to_str().unwrap()], &[]).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("admin.audit: ") && said.contains("file/audit.jsonl"), "{said}");
@@ -139,7 +140,7 @@ async fn start_error(settings: &str) -> String {
     let top = "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\nstore.url = \"memory:\"\n";
     std::fs::write(&file, format!("{top}{settings}")).unwrap();
     let serve = ["serve", "--config", file.to_str().unwrap()];
-    let output = testbed::process::run(crate::faults::common::BIN, &serve, &[]).await;
+    let output = testbed::process::run(crate::support::BIN, &serve, &[]).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     said
@@ -147,9 +148,9 @@ async fn start_error(settings: &str) -> String {
 
 #[tokio::test]
 async fn two_gateways_cannot_share_a_trail_and_it_can_be_read_all_the_same() {
-    let mut office = AdminGateway::start_filled().await;
+    let mut office = TestGateway::with_records().await;
     let done = office.address("key-one-of-u1-done").await;
-    let forgotten = office.post(ADMIN_TOKEN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
+    let forgotten = office.admin_post(ADMIN_TOKEN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
     assert_eq!(forgotten.status, 200, "{forgotten:?}");
     let written_to = office.gateway.dir().join("ibid-journal/audit.jsonl");
     let said = start_error(&format!("[admin]\nlisten = \"127.0.0.1:0\"\naudit = {written_to:?}\n")).await;
@@ -167,7 +168,7 @@ async fn two_gateways_cannot_share_a_trail_and_it_can_be_read_all_the_same() {
 
 #[tokio::test]
 async fn two_gateways_cannot_share_a_journal() {
-    let mut office = AdminGateway::start().await;
+    let mut office = TestGateway::with_operators().await;
     let journal = office.gateway.dir().join("ibid-journal");
     let unfinished = journal.join("half.part");
     std::fs::write(&unfinished, "half of an answer").unwrap();
@@ -184,7 +185,7 @@ async fn two_gateways_cannot_share_a_journal() {
 
 #[tokio::test]
 async fn pages_are_asked_for_well_or_refused() {
-    let office = AdminGateway::start().await;
+    let office = TestGateway::with_operators().await;
     for (query, part) in [
         ("limit=0", "allowed is 1 to 1000"),
         ("limit=1001", "allowed is 1 to 1000"),
@@ -192,6 +193,6 @@ async fn pages_are_asked_for_well_or_refused() {
         ("cursor=-1", "send what \"next\" said"),
         ("user=u1", "allowed are limit, cursor"),
     ] {
-        assert_problem(&office.get(ADMIN_TOKEN, &format!("/api/audit?{query}")).await, 400, part);
+        assert_problem(&office.admin_get(ADMIN_TOKEN, &format!("/api/audit?{query}")).await, 400, part);
     }
 }

@@ -2,11 +2,12 @@
 
 use testbed::client::{RawClient, get, request};
 
-use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, USER_TOKEN, assert_problem};
+use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, USER_TOKEN, assert_problem};
+use crate::support::TestGateway;
 
 #[tokio::test]
 async fn queries_that_are_not_understood_are_refused() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let long = format!("tenant={}", "x".repeat(1025));
     for (query, part) in [
         ("limit=0", "allowed is 1 to 1000"),
@@ -30,37 +31,37 @@ async fn queries_that_are_not_understood_are_refused() {
         ("key=%1b[2J", "can be shown"),
         (&long, "up to 1024 characters"),
     ] {
-        let answer = office.get(ADMIN_TOKEN, &format!("/api/records?{}", query.replace(' ', "%20"))).await;
+        let answer = office.admin_get(ADMIN_TOKEN, &format!("/api/records?{}", query.replace(' ', "%20"))).await;
         assert_problem(&answer, 400, part);
     }
     for path in ["/api/stats", "/api/policies", "/api/store", "/api/shadow", "/api/openapi.json"] {
-        assert_problem(&office.get(ADMIN_TOKEN, &format!("{path}?verbose=1")).await, 400, "none is allowed here");
+        assert_problem(&office.admin_get(ADMIN_TOKEN, &format!("{path}?verbose=1")).await, 400, "none is allowed here");
     }
     assert_problem(
-        &office.get(ADMIN_TOKEN, &format!("/api/records/{ABSENT_ADDRESS}?full=1")).await,
+        &office.admin_get(ADMIN_TOKEN, &format!("/api/records/{ABSENT_ADDRESS}?full=1")).await,
         400,
         "none is allowed here",
     );
-    assert_problem(&office.get(ADMIN_TOKEN, "/api/refusals?reason=bad").await, 400, "key-reused");
-    assert_problem(&office.get(ADMIN_TOKEN, "/api/refusals?limit=257").await, 400, "1 to 256");
+    assert_problem(&office.admin_get(ADMIN_TOKEN, "/api/refusals?reason=bad").await, 400, "key-reused");
+    assert_problem(&office.admin_get(ADMIN_TOKEN, "/api/refusals?limit=257").await, 400, "1 to 256");
 }
 
 #[tokio::test]
 async fn addresses_are_64_hex_digits() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-one-of-u1-done").await;
     for wrong in ["5", &address[1..], &format!("{address}0"), &format!("{}g", &address[1..]), "%00", "..", "*"] {
-        assert_problem(&office.get(ADMIN_TOKEN, &format!("/api/records/{wrong}")).await, 400, "64 hex digits");
-        let answer = office.post(ADMIN_TOKEN, &format!("/api/records/{wrong}/forget"), r#"{"reason":"r"}"#).await;
+        assert_problem(&office.admin_get(ADMIN_TOKEN, &format!("/api/records/{wrong}")).await, 400, "64 hex digits");
+        let answer = office.admin_post(ADMIN_TOKEN, &format!("/api/records/{wrong}/forget"), r#"{"reason":"r"}"#).await;
         assert_problem(&answer, 400, "64 hex digits");
     }
     // Whoever may not change anything does not learn what an address is.
-    assert_eq!(office.post(USER_TOKEN, "/api/records/5/forget", r#"{"reason":"r"}"#).await.status, 403);
+    assert_eq!(office.admin_post(USER_TOKEN, "/api/records/5/forget", r#"{"reason":"r"}"#).await.status, 403);
 }
 
 #[tokio::test]
 async fn bodies_that_cannot_be_used_are_refused_and_change_nothing() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-two-of-u1-lost").await;
     let long = format!(r#"{{"reason":"{}"}}"#, "x".repeat(1001));
     let deep = format!(r#"{{"reason":{}1{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
@@ -93,10 +94,10 @@ async fn bodies_that_cannot_be_used_are_refused_and_change_nothing() {
             // Also with all that a resolution needs, so that nothing else is missing.
             let whole = body.strip_suffix('}').filter(|_| action == "resolve" && body.len() > 2);
             let whole = whole.map_or(body.to_owned(), |start| format!("{start},\"as\":\"not-executed\"}}"));
-            let answer = office.post(ADMIN_TOKEN, &path, &whole).await;
+            let answer = office.admin_post(ADMIN_TOKEN, &path, &whole).await;
             assert_problem(&answer, 400, "");
         }
-        let answer = office.ask("POST", ADMIN_TOKEN, &path).body(&b"{\"reason\":\"\xff\"}"[..]).send().await;
+        let answer = office.admin_request("POST", ADMIN_TOKEN, &path).body(&b"{\"reason\":\"\xff\"}"[..]).send().await;
         assert_problem(&answer, 400, "");
     }
     for body in [
@@ -122,20 +123,20 @@ async fn bodies_that_cannot_be_used_are_refused_and_change_nothing() {
         r#"{"reason":"r","as":"done","answer":{"status":200},"keep":"0s"}"#,
         r#"{"reason":"r","as":"done","answer":{"status":200},"keep":"soon"}"#,
     ] {
-        let answer = office.post(ADMIN_TOKEN, &format!("/api/records/{address}/resolve"), body).await;
+        let answer = office.admin_post(ADMIN_TOKEN, &format!("/api/records/{address}/resolve"), body).await;
         assert_problem(&answer, 400, "");
     }
     assert_eq!(office.record("key-two-of-u1-lost").await["state"], "unknown");
-    assert_eq!(office.json("/api/audit").await["entries"].as_array().map(Vec::len), Some(0));
+    assert_eq!(office.admin_json("/api/audit").await["entries"].as_array().map(Vec::len), Some(0));
 }
 
 #[tokio::test]
 async fn a_body_beyond_the_limit_is_refused_before_it_is_all_there() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-two-of-u1-lost").await;
     let path = format!("/api/records/{address}/resolve");
     for chunked in [false, true] {
-        let request = office.ask("POST", ADMIN_TOKEN, &path).body(vec![b' '; (16 << 20) + 1]);
+        let request = office.admin_request("POST", ADMIN_TOKEN, &path).body(vec![b' '; (16 << 20) + 1]);
         let request = if chunked { request.chunked() } else { request };
         assert_problem(&request.send().await, 413, "16 MiB");
     }
@@ -147,7 +148,7 @@ async fn a_body_beyond_the_limit_is_refused_before_it_is_all_there() {
 
 #[tokio::test]
 async fn methods_and_paths_that_there_are_not() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-two-of-u1-lost").await;
     let change = format!("/api/records/{address}/forget");
     for (path, allow) in [
@@ -164,7 +165,7 @@ async fn methods_and_paths_that_there_are_not() {
                 continue;
             }
             for token in ["", ADMIN_TOKEN] {
-                let answer = office.ask(method, token, path).send().await;
+                let answer = office.admin_request(method, token, path).send().await;
                 assert_eq!(answer.header("allow"), Some(allow), "{method} {path}: {answer:?}");
                 assert_problem(&answer, 405, "are understood here");
             }

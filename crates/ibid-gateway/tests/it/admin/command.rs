@@ -2,8 +2,9 @@
 
 use testbed::process::run;
 
-use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, USER_TOKEN, VIEWER_TOKEN};
-use crate::faults::common::BIN;
+use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, USER_TOKEN, VIEWER_TOKEN};
+use crate::support::BIN;
+use crate::support::TestGateway;
 
 async fn run_keys(args: &[&str], token: &str) -> (Option<i32>, String) {
     let env = [("IBID_ADMIN_TOKEN", token)];
@@ -13,7 +14,7 @@ async fn run_keys(args: &[&str], token: &str) -> (Option<i32>, String) {
 
 #[tokio::test]
 async fn it_is_told_what_is_wrong() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let admin = format!("http://{}", office.gateway.admin_addr());
     let address = office.address("key-two-of-u1-lost").await;
     let list = ["keys", "list", "--admin", &admin];
@@ -51,7 +52,7 @@ async fn it_is_told_what_is_wrong() {
 
 #[tokio::test]
 async fn a_token_from_a_file_and_a_user_that_sees_its_own() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let admin = format!("http://{}", office.gateway.admin_addr());
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{USER_TOKEN}\n")).unwrap();

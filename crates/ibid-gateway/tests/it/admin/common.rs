@@ -2,12 +2,11 @@
 
 use serde_json::Value;
 use testbed::{
-    client::{TestRequest, TestResponse, post, request},
-    process::GatewayProcess,
-    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
+    client::{TestRequest, TestResponse, request},
+    upstream::{UpstreamFault, UpstreamReply},
 };
 
-use crate::faults::common::{BIN, caller};
+use crate::support::{TestGateway, caller};
 
 pub(super) const ADMIN_TOKEN: &str = "token-of-the-admin";
 pub(super) const VIEWER_TOKEN: &str = "token-of-the-viewer";
@@ -31,74 +30,68 @@ match = "POST /pay/*"
 label = { tenant = "header:X-Tenant-Id", user = "header:X-User-Id", key = "clear" }
 "#;
 
-pub(super) struct AdminGateway {
-    pub(super) upstream: TestUpstream,
-    pub(super) gateway: GatewayProcess,
-}
-
-impl AdminGateway {
+impl TestGateway {
     /// Nothing is remembered yet.
-    pub(super) async fn start() -> AdminGateway {
-        AdminGateway::with(&format!("{ADMIN_CONFIG}{ROUTES}")).await
+    pub(super) async fn with_operators() -> TestGateway {
+        TestGateway::embedded(&format!("{ADMIN_CONFIG}{ROUTES}")).await
     }
 
-    pub(super) async fn with(config: &str) -> AdminGateway {
-        let upstream = TestUpstream::start().await;
+    pub(super) async fn embedded(config: &str) -> TestGateway {
+        let office = TestGateway::start(&format!("[store]\nurl = \"embedded:data\"\n{config}")).await;
+        let upstream = &office.upstream;
         upstream.on("/pay/ok", UpstreamReply::status(201).json(r#"{"paid":1}"#).header("Location", "/p/1"));
         upstream.on("/pay/failed", UpstreamReply::status(404).json(r#"{"error":"no such account"}"#));
         upstream.on("/pay/lost", UpstreamFault::CloseWithoutReply);
-        let store = "[store]\nurl = \"embedded:data\"\n";
-        let gateway = GatewayProcess::spawn(BIN, &format!("{store}{config}"), &upstream.url()).await;
-        AdminGateway { upstream, gateway }
+        office
     }
 
     /// With a finished record of u1, one of u2, one of u2 that failed, and one of u1 that is lost.
-    pub(super) async fn start_filled() -> AdminGateway {
-        let office = AdminGateway::start().await;
+    pub(super) async fn with_records() -> TestGateway {
+        let office = TestGateway::with_operators().await;
         for (path, key, user, status) in [
             ("/pay/ok", "key-one-of-u1-done", "u1", 201),
             ("/pay/ok", "key-one-of-u2-done", "u2", 201),
             ("/pay/failed", "key-two-of-u2-failed", "u2", 404),
             ("/pay/lost", "key-two-of-u1-lost", "u1", 502),
         ] {
-            let answer = office.pay(path, key, user).send().await;
+            let answer = office.pay_as(path, key, user).send().await;
             assert_eq!(answer.status, status, "{answer:?}");
         }
         office
     }
 
     /// A request of a client.
-    pub(super) fn pay(&self, path: &str, key: &str, user: &str) -> TestRequest {
-        let request = caller(post(self.gateway.addr(), path)).header("Host", "shop.example");
+    pub(super) fn pay_as(&self, path: &str, key: &str, user: &str) -> TestRequest {
+        let request = caller(self.post(path)).header("Host", "shop.example");
         let request =
             request.header("X-Tenant-Id", "acme").header("X-User-Id", user).header("User-Agent", "shop/1 (x)");
         request.key(key).json(r#"{"amount":1}"#)
     }
 
     /// A request of an operator.
-    pub(super) fn ask(&self, method: &str, token: &str, path: &str) -> TestRequest {
+    pub(super) fn admin_request(&self, method: &str, token: &str, path: &str) -> TestRequest {
         let request = request(method, self.gateway.admin_addr(), path);
         if token.is_empty() { request } else { request.header("Authorization", format!("Bearer {token}")) }
     }
 
-    pub(super) async fn get(&self, token: &str, path: &str) -> TestResponse {
-        self.ask("GET", token, path).send().await
+    pub(super) async fn admin_get(&self, token: &str, path: &str) -> TestResponse {
+        self.admin_request("GET", token, path).send().await
     }
 
-    pub(super) async fn post(&self, token: &str, path: &str, body: &str) -> TestResponse {
-        self.ask("POST", token, path).json(body).send().await
+    pub(super) async fn admin_post(&self, token: &str, path: &str, body: &str) -> TestResponse {
+        self.admin_request("POST", token, path).json(body).send().await
     }
 
     /// What a path holds for the admin.
-    pub(super) async fn json(&self, path: &str) -> Value {
-        let answer = self.get(ADMIN_TOKEN, path).await;
+    pub(super) async fn admin_json(&self, path: &str) -> Value {
+        let answer = self.admin_get(ADMIN_TOKEN, path).await;
         assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")), "{answer:?}");
         answer.json()
     }
 
     /// The record with a key.
     pub(super) async fn record(&self, key: &str) -> Value {
-        let page = self.json(&format!("/api/records?key={key}")).await;
+        let page = self.admin_json(&format!("/api/records?key={key}")).await;
         let records = page["records"].as_array().expect("a list");
         assert_eq!(records.len(), 1, "{page:#}");
         records[0].clone()

@@ -5,19 +5,20 @@ use testbed::{
     process::run,
 };
 
-use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, AdminGateway, assert_problem};
-use crate::faults::common::BIN;
+use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, assert_problem};
+use crate::support::BIN;
+use crate::support::TestGateway;
 
 const GUARDED_PATHS: [&str; 5] = ["/", "/login", "/api/records", "/api/openapi.json", "/nothing"];
 
-fn request_with_host(office: &AdminGateway, path: &str, host: &str) -> TestRequest {
+fn request_with_host(office: &TestGateway, path: &str, host: &str) -> TestRequest {
     let request = get(office.gateway.admin_addr(), path).header("Host", host);
     request.header("Authorization", format!("Bearer {ADMIN_TOKEN}"))
 }
 
 #[tokio::test]
 async fn another_name_is_refused_with_any_token() {
-    let office = AdminGateway::start().await;
+    let office = TestGateway::with_operators().await;
     let own = office.gateway.admin_addr().to_string();
     for path in GUARDED_PATHS {
         for host in ["evil.example", "evil.example:8081", "localhost.evil.example", "127.0.0.1.nip.example", "10.1.2.3"]
@@ -40,7 +41,7 @@ async fn another_name_is_refused_with_any_token() {
 
 #[tokio::test]
 async fn health_and_metrics_answer_to_every_name() {
-    let office = AdminGateway::start().await;
+    let office = TestGateway::with_operators().await;
     for path in ["/healthz", "/readyz", "/metrics"] {
         for host in ["10.1.2.3:8081", "ibid-admin.ops.svc.cluster.local"] {
             let answer = get(office.gateway.admin_addr(), path).header("Host", host).send().await;
@@ -51,7 +52,7 @@ async fn health_and_metrics_answer_to_every_name() {
 
 #[tokio::test]
 async fn configured_names_are_answered_and_taken_up_without_a_restart() {
-    let office = AdminGateway::with(&format!("{ADMIN_CONFIG}hosts = [\"ibid.example.com\"]\n")).await;
+    let office = TestGateway::embedded(&format!("{ADMIN_CONFIG}hosts = [\"ibid.example.com\"]\n")).await;
     for (host, status) in [("Ibid.Example.Com:443", 200), ("other.example.com", 421)] {
         assert_eq!(request_with_host(&office, "/api/records", host).send().await.status, status, "{host}");
     }

@@ -1,22 +1,23 @@
 //! Log-ins that fail.
 
-use super::common::{ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN, assert_problem};
+use super::common::{ADMIN_TOKEN, VIEWER_TOKEN, assert_problem};
+use crate::support::TestGateway;
 
 #[tokio::test]
 async fn failed_log_ins_are_limited_and_never_below_thirty_a_minute() {
-    let office = AdminGateway::start().await;
-    assert_eq!(office.get(VIEWER_TOKEN, "/api/records").await.status, 200);
+    let office = TestGateway::with_operators().await;
+    assert_eq!(office.admin_get(VIEWER_TOKEN, "/api/records").await.status, 200);
     // Who shows nothing guesses nothing.
     for _ in 0..50 {
-        assert_eq!(office.get("", "/api/records").await.status, 401);
+        assert_eq!(office.admin_get("", "/api/records").await.status, 401);
     }
     for nth in 0..30 {
-        let answer = office.get(&format!("guess-{nth}"), "/api/records").await;
+        let answer = office.admin_get(&format!("guess-{nth}"), "/api/records").await;
         assert_eq!(answer.status, 401, "{nth}: {answer:?}");
     }
     let mut limited = None;
     for nth in 0..100 {
-        let answer = office.get(&format!("guess-{nth}"), "/api/records").await;
+        let answer = office.admin_get(&format!("guess-{nth}"), "/api/records").await;
         if answer.status == 429 {
             limited = Some(answer);
             break;
@@ -29,15 +30,15 @@ async fn failed_log_ins_are_limited_and_never_below_thirty_a_minute() {
     assert!((1..=60).contains(&after), "{after}");
     // A token that was never seen from here might be a guess; one that was is not.
     for _ in 0..3 {
-        let _ = office.get("guess", "/api/records").await;
-        assert_eq!(office.get(VIEWER_TOKEN, "/api/records").await.status, 200);
+        let _ = office.admin_get("guess", "/api/records").await;
+        assert_eq!(office.admin_get(VIEWER_TOKEN, "/api/records").await.status, 200);
     }
     for path in ["/healthz", "/metrics"] {
-        assert_eq!(office.get("", path).await.status, 200, "{path}");
+        assert_eq!(office.admin_get("", path).await.status, 200, "{path}");
     }
     let later = async {
         loop {
-            let answer = office.get(ADMIN_TOKEN, "/api/records").await;
+            let answer = office.admin_get(ADMIN_TOKEN, "/api/records").await;
             if answer.status == 200 {
                 return;
             }

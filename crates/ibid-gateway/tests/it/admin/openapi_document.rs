@@ -14,7 +14,8 @@ use serde_json::Value;
 use testbed::client::get;
 use tokio::{process::Command, time::timeout};
 
-use super::common::{ADMIN_TOKEN, AdminGateway, USER_TOKEN, VIEWER_TOKEN};
+use super::common::{ADMIN_TOKEN, USER_TOKEN, VIEWER_TOKEN};
+use crate::support::TestGateway;
 
 /// How long one run may take, on a machine that does much else.
 const SCHEMATHESIS_TIMEOUT: Duration = Duration::from_secs(240);
@@ -29,7 +30,7 @@ fn openapi_document() -> Value {
 
 #[tokio::test]
 async fn the_document_that_is_served_is_the_one_in_the_docs() {
-    let office = AdminGateway::start().await;
+    let office = TestGateway::with_operators().await;
     let served = get(office.gateway.admin_addr(), "/api/openapi.json").send().await;
     assert_eq!((served.status, served.header("content-type")), (200, Some("application/json")));
     let docs = fs::read_to_string(root().join("docs/admin-api.json")).expect("the docs have it");
@@ -68,10 +69,10 @@ fn the_guide_for_operators_names_every_endpoint() {
 /// Every endpoint that the document has is there, and every operation is allowed.
 #[tokio::test]
 async fn every_endpoint_of_the_document_is_there() {
-    let office = AdminGateway::start().await;
+    let office = TestGateway::with_operators().await;
     for (path, operations) in openapi_document()["paths"].as_object().unwrap() {
         let path = path.replace("{address}", super::common::ABSENT_ADDRESS);
-        let options = office.ask("OPTIONS", "", &path).send().await;
+        let options = office.admin_request("OPTIONS", "", &path).send().await;
         assert_eq!(options.status, 204, "{path}");
         let allow = options.header("allow").expect("it says what is allowed").to_owned();
         for method in operations.as_object().unwrap().keys() {
@@ -81,7 +82,7 @@ async fn every_endpoint_of_the_document_is_there() {
 }
 
 /// Runs it with a token; `fixed` are values of parameters that it could not guess.
-async fn run_schemathesis(office: &AdminGateway, token: &str, fixed: &str, flags: &[&str]) {
+async fn run_schemathesis(office: &TestGateway, token: &str, fixed: &str, flags: &[&str]) {
     let program = root().join("target/schemathesis/bin/schemathesis");
     assert!(program.exists(), "{} is missing: scripts/tools installs it", program.display());
     let folder = tempfile::tempdir().unwrap();
@@ -113,18 +114,18 @@ async fn run_schemathesis(office: &AdminGateway, token: &str, fixed: &str, flags
 /// In its stateful phase it takes addresses from lists and changes what is there.
 #[tokio::test]
 async fn everything_is_answered_as_the_document_says() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     run_schemathesis(&office, ADMIN_TOKEN, "", &[]).await;
 }
 
 /// On a record that is there: shown, resolved, and then refused.
 #[tokio::test]
 async fn a_record_that_is_there_is_answered_as_the_document_says() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let fixed = format!("[parameters]\n\"path.address\" = \"{}\"\n", office.address("key-two-of-u1-lost").await);
     let flags = ["--include-path-regex", "records/.address", "--exclude-path", "/api/records/{address}/forget"];
     run_schemathesis(&office, ADMIN_TOKEN, &fixed, &[&flags[..], &["--phases", "coverage,fuzzing"]].concat()).await;
-    let audit = office.json("/api/audit?limit=1000").await;
+    let audit = office.admin_json("/api/audit?limit=1000").await;
     let entries = audit["entries"].as_array().unwrap().iter();
     let outcomes: BTreeSet<_> = entries.map(|entry| entry["outcome"].as_str().unwrap()).collect();
     assert!(outcomes.contains("changed") && outcomes.contains("refused"), "{outcomes:?}");
@@ -133,20 +134,21 @@ async fn a_record_that_is_there_is_answered_as_the_document_says() {
 /// On a gateway that seals, so that there is something to reseal.
 #[tokio::test]
 async fn a_reseal_is_answered_as_the_document_says() {
-    let office = AdminGateway::with(&format!("{}{}", super::common::ADMIN_CONFIG, crate::sealing::table(&["k"]))).await;
-    assert_eq!(office.pay("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
+    let office =
+        TestGateway::embedded(&format!("{}{}", super::common::ADMIN_CONFIG, crate::sealing::table(&["k"]))).await;
+    assert_eq!(office.pay_as("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
     let flags = ["--include-path-regex", "^/api/(reseal|audit)$", "--phases", "coverage,fuzzing"];
     run_schemathesis(&office, ADMIN_TOKEN, "", &flags).await;
-    let audit = office.json("/api/audit?limit=1000").await;
+    let audit = office.admin_json("/api/audit?limit=1000").await;
     assert!(audit["entries"].as_array().unwrap().iter().any(|entry| entry["outcome"] == "changed"), "{audit:#}");
 }
 
 /// Those who may not change anything, and those who see little, get what is documented, too.
 #[tokio::test]
 async fn other_roles_are_answered_as_the_document_says() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     for token in [VIEWER_TOKEN, USER_TOKEN] {
         run_schemathesis(&office, token, "", &["--phases", "coverage"]).await;
     }
-    assert_eq!(office.json("/api/records").await["records"].as_array().map(Vec::len), Some(4));
+    assert_eq!(office.admin_json("/api/records").await["records"].as_array().map(Vec::len), Some(4));
 }

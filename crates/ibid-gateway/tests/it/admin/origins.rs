@@ -2,16 +2,17 @@
 
 use testbed::client::TestRequest;
 
-use super::common::{ADMIN_TOKEN, AdminGateway, assert_problem};
+use super::common::{ADMIN_TOKEN, assert_problem};
+use crate::support::TestGateway;
 
 #[tokio::test]
 async fn a_change_from_a_page_of_another_origin_is_refused() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-two-of-u1-lost").await;
     let own = format!("http://{}", office.gateway.admin_addr());
     let forget = |fence: &str| -> TestRequest {
         let body = format!(r#"{{"reason":"r"{fence}}}"#);
-        office.ask("POST", ADMIN_TOKEN, &format!("/api/records/{address}/forget")).json(&body)
+        office.admin_request("POST", ADMIN_TOKEN, &format!("/api/records/{address}/forget")).json(&body)
     };
     for (name, value) in [
         ("Origin", "http://evil.example"),
@@ -33,10 +34,10 @@ async fn a_change_from_a_page_of_another_origin_is_refused() {
 
 #[tokio::test]
 async fn a_cookie_that_nobody_was_given_is_worth_nothing() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-two-of-u1-lost").await;
-    let answer = office.ask("GET", "", "/api/records").header("Cookie", "ibid_session=guess").send().await;
+    let answer = office.admin_request("GET", "", "/api/records").header("Cookie", "ibid_session=guess").send().await;
     assert_problem(&answer, 401, "log in again");
-    let change = office.ask("POST", "", &format!("/api/records/{address}/forget")).json(r#"{"reason":"r"}"#);
+    let change = office.admin_request("POST", "", &format!("/api/records/{address}/forget")).json(r#"{"reason":"r"}"#);
     assert_problem(&change.header("Cookie", "ibid_session=guess").send().await, 401, "log in again");
 }

@@ -2,11 +2,12 @@
 
 use testbed::client::get;
 
-use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN, assert_problem, keys};
+use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, VIEWER_TOKEN, assert_problem, keys};
+use crate::support::TestGateway;
 
 #[tokio::test]
 async fn records_are_listed_by_every_filter_and_page_by_page() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     for (query, expected) in [
         ("", &["key-one-of-u1-done", "key-one-of-u2-done", "key-two-of-u1-lost", "key-two-of-u2-failed"][..]),
         ("?state=unknown", &["key-two-of-u1-lost"]),
@@ -23,14 +24,14 @@ async fn records_are_listed_by_every_filter_and_page_by_page() {
         ("?older_than=0ms&state=unknown", &["key-two-of-u1-lost"]),
         ("?state=&tenant=&user=&endpoint=&key=key-two-of-u1-lost&older_than=&cursor=", &["key-two-of-u1-lost"]),
     ] {
-        let page = office.json(&format!("/api/records{query}")).await;
+        let page = office.admin_json(&format!("/api/records{query}")).await;
         assert_eq!(keys(&page), expected, "{query}");
         assert!(page["next"].is_null(), "{query}");
     }
     let mut seen = Vec::new();
     let mut path = "/api/records?limit=3".to_owned();
     for expected in [3, 1] {
-        let page = office.json(&path).await;
+        let page = office.admin_json(&path).await;
         assert_eq!(keys(&page).len(), expected);
         seen.extend(keys(&page));
         let next = page["next"].as_str();
@@ -45,10 +46,10 @@ async fn records_are_listed_by_every_filter_and_page_by_page() {
 
 #[tokio::test]
 async fn one_record_is_shown_in_full() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let address = office.address("key-one-of-u1-done").await;
     for address in [address.clone(), address.to_uppercase()] {
-        let record = office.json(&format!("/api/records/{address}")).await;
+        let record = office.admin_json(&format!("/api/records/{address}")).await;
         assert_eq!(
             (&record["state"], &record["status"], &record["success"]),
             (&"done".into(), &201.into(), &true.into())
@@ -58,19 +59,23 @@ async fn one_record_is_shown_in_full() {
         let headers = record["response"]["headers"].as_array().expect("a list");
         assert!(headers.contains(&serde_json::json!(["location", "/p/1"])), "{headers:?}");
     }
-    let lost = office.json(&format!("/api/records/{}", office.address("key-two-of-u1-lost").await)).await;
+    let lost = office.admin_json(&format!("/api/records/{}", office.address("key-two-of-u1-lost").await)).await;
     assert_eq!(lost["state"], "unknown");
     assert!(lost["takeover_in_ms"].as_u64().is_some_and(|ms| ms > 0), "it may still be running: {lost:#}");
     assert!(lost.get("response").is_none(), "{lost:#}");
-    assert_problem(&office.get(ADMIN_TOKEN, &format!("/api/records/{ABSENT_ADDRESS}")).await, 404, "nothing matches");
+    assert_problem(
+        &office.admin_get(ADMIN_TOKEN, &format!("/api/records/{ABSENT_ADDRESS}")).await,
+        404,
+        "nothing matches",
+    );
 }
 
 #[tokio::test]
 async fn numbers_are_those_of_the_requests() {
-    let office = AdminGateway::start_filled().await;
-    let again = office.pay("/pay/ok", "key-one-of-u1-done", "u1").send().await;
+    let office = TestGateway::with_records().await;
+    let again = office.pay_as("/pay/ok", "key-one-of-u1-done", "u1").send().await;
     assert_eq!(again.header("idempotent-replayed"), Some("true"));
-    let stats = office.json("/api/stats").await;
+    let stats = office.admin_json("/api/stats").await;
     let totals = &stats["totals"];
     assert_eq!(
         (&totals["hits"], &totals["misses"], &totals["unknown"]),
@@ -87,8 +92,8 @@ async fn numbers_are_those_of_the_requests() {
 
 #[tokio::test]
 async fn policies_and_store_are_as_configured() {
-    let office = AdminGateway::start_filled().await;
-    let policies = office.json("/api/policies").await;
+    let office = TestGateway::with_records().await;
+    let policies = office.admin_json("/api/policies").await;
     let route = &policies["routes"][0];
     assert_eq!(
         (&route["match"], &route["preset"], &route["mode"]),
@@ -96,7 +101,7 @@ async fn policies_and_store_are_as_configured() {
     );
     assert_eq!((&route["dials"]["ttl"], &route["dials"]["on_unknown"]), (&"24h".into(), &"hold".into()));
     assert_eq!(route["overridden"], serde_json::json!(["label"]));
-    let store = office.json("/api/store").await;
+    let store = office.admin_json("/api/store").await;
     assert_eq!((&store["name"], &store["url"]), (&"embedded".into(), &"embedded:data".into()));
     assert_eq!((&store["durable"], &store["shared"], &store["error"]), (&true.into(), &false.into(), &().into()));
     assert_eq!(store["stored"]["finished"], 3);
@@ -106,8 +111,8 @@ async fn policies_and_store_are_as_configured() {
 #[tokio::test]
 async fn a_signature_that_is_not_asked_for_is_unusual() {
     let routes = "[[route]]\nmatch = \"POST /hooks\"\npreset = \"webhook:github\"\nunsigned = true\n";
-    let office = AdminGateway::with(&format!("{}{routes}", super::common::ADMIN_CONFIG)).await;
-    let policies = office.json("/api/policies").await;
+    let office = TestGateway::embedded(&format!("{}{routes}", super::common::ADMIN_CONFIG)).await;
+    let policies = office.admin_json("/api/policies").await;
     let route = &policies["routes"][0];
     assert_eq!(route["overridden"], serde_json::json!(["signature"]), "{route:#}");
     assert_eq!(route["dials"]["signature"], "none: deliveries are taken from anybody");
@@ -115,11 +120,11 @@ async fn a_signature_that_is_not_asked_for_is_unusual() {
 
 #[tokio::test]
 async fn answers_are_for_who_asked_and_nobody_else() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     for path in
         ["/api/records", "/api/stats", "/api/policies", "/api/store", "/api/audit", "/api/shadow", "/api/refusals"]
     {
-        let answer = office.get(VIEWER_TOKEN, path).await;
+        let answer = office.admin_get(VIEWER_TOKEN, path).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         for (name, value) in [
             ("cache-control", "no-store"),
@@ -129,7 +134,7 @@ async fn answers_are_for_who_asked_and_nobody_else() {
             assert_eq!(answer.header(name), Some(value), "{path}");
         }
         assert!(!answer.headers.contains("access-control-allow-origin"), "{answer:?}");
-        let head = office.ask("HEAD", VIEWER_TOKEN, path).send().await;
+        let head = office.admin_request("HEAD", VIEWER_TOKEN, path).send().await;
         assert_eq!((head.status, head.body.len()), (200, 0), "{path}");
     }
     let document = get(office.gateway.admin_addr(), "/api/openapi.json").send().await;

@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 use testbed::client::{get, post};
 
-use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN};
-use crate::faults::common::{BIN, caller};
+use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, VIEWER_TOKEN};
+use crate::support::TestGateway;
+use crate::support::{BIN, caller};
 
 const SHADOW: &str = r#"
 [[route]]
@@ -16,8 +17,8 @@ match = "POST /strict/*"
 key.required = true
 "#;
 
-async fn shadowed() -> AdminGateway {
-    let office = AdminGateway::with(&format!("{ADMIN_CONFIG}{SHADOW}")).await;
+async fn shadowed() -> TestGateway {
+    let office = TestGateway::embedded(&format!("{ADMIN_CONFIG}{SHADOW}")).await;
     let send = async |path: &str, key: &str, body: &str, agent: &str| {
         let mut request = caller(post(office.gateway.addr(), path)).header("Host", "shop.example").json(body);
         if !key.is_empty() {
@@ -38,7 +39,7 @@ async fn shadowed() -> AdminGateway {
     send("/pay/ok", "", "{}", "").await;
     assert_eq!(send("/strict/a", "", "{}", "Old-Shop/1.0 (iPad)").await, 400);
     // It is counted beside the requests, and so maybe after them.
-    while route(&office.json("/api/shadow").await, "POST /pay/*")["requests"] != 7 {
+    while route(&office.admin_json("/api/shadow").await, "POST /pay/*")["requests"] != 7 {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     office
@@ -56,7 +57,7 @@ fn route<'a>(report: &'a Value, name: &str) -> &'a Value {
 #[tokio::test]
 async fn the_shadow_report_says_what_would_have_been_and_who_sends_no_key() {
     let office = shadowed().await;
-    let report = office.json("/api/shadow").await;
+    let report = office.admin_json("/api/shadow").await;
     let pay = route(&report, "POST /pay/*");
     assert_eq!((&pay["mode"], &pay["requests"], &pay["run"]), (&"shadow".into(), &7.into(), &1.into()), "{pay:#}");
     assert_eq!((&pay["replay"], &pay["refuse"]), (&2.into(), &json!({ "key-reused": 1 })));
@@ -96,7 +97,7 @@ async fn the_report_command_prints_it_as_a_table_and_as_json() {
 
 #[tokio::test]
 async fn operators_see_which_part_of_a_reused_key_differed() {
-    let office = AdminGateway::start_filled().await;
+    let office = TestGateway::with_records().await;
     let key = "key-one-of-u1-done";
     let again = |path: &str, body: &str| {
         let request = caller(post(office.gateway.addr(), path)).header("Host", "shop.example").key(key).json(body);
@@ -111,7 +112,7 @@ async fn operators_see_which_part_of_a_reused_key_differed() {
         let refused = again(path, body).send().await;
         assert_eq!(refused.status, 422, "{refused:?}");
         assert!(!refused.text().contains("\"path\"") && !refused.text().contains("differs"), "a client is not told");
-        let seen = office.json("/api/refusals?reason=key-reused&limit=1").await;
+        let seen = office.admin_json("/api/refusals?reason=key-reused&limit=1").await;
         let newest = &seen["refusals"][0];
         assert_eq!(newest["differs"], json!(differs), "{newest:#}");
         assert_eq!(
@@ -125,15 +126,15 @@ async fn operators_see_which_part_of_a_reused_key_differed() {
         );
     }
     assert_eq!(again("/pay/ok", r#"{ "amount" : 1 }"#).send().await.status, 201, "the same in other words");
-    let all = office.json("/api/refusals").await;
+    let all = office.admin_json("/api/refusals").await;
     assert_eq!(all["refusals"].as_array().map(Vec::len), Some(4));
     // Without its first request it is a refusal still, of which nobody knows more.
     let address = office.address(key).await;
     assert_eq!(
-        office.post(ADMIN_TOKEN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await.status,
+        office.admin_post(ADMIN_TOKEN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await.status,
         200
     );
-    let gone = office.json("/api/refusals?limit=1").await;
+    let gone = office.admin_json("/api/refusals?limit=1").await;
     assert_eq!((&gone["refusals"][0]["differs"], &gone["refusals"][0]["first"]), (&Value::Null, &Value::Null));
     assert_eq!(get(office.gateway.admin_addr(), "/api/refusals").send().await.status, 401);
 }

@@ -15,13 +15,13 @@ use tokio::time::{Duration, sleep};
 
 use super::common::ADMIN_TOKEN;
 use crate::{
-    faults::common::{BIN, policy, within},
-    tls_helpers::{TlsExchange, send_over_tls},
+    support::tls::{TlsExchange, send_over_tls},
+    support::{BIN, policy, start_gateway, within},
 };
 
 /// A gateway whose admin port has this certificate, and lets in whom `clients` vouches for.
 async fn office(upstream: &TestUpstream, cert: &Path, key: &Path, clients: Option<&Path>) -> GatewayProcess {
-    GatewayProcess::spawn(BIN, &config(cert, key, clients), &upstream.url()).await
+    start_gateway(&config(cert, key, clients), &upstream).await
 }
 
 fn config(cert: &Path, key: &Path, clients: Option<&Path>) -> String {
@@ -219,7 +219,7 @@ async fn the_consoles_cookie_is_secure_where_the_port_is() {
     let page = Request::get("/records").header("host", "localhost").header("cookie", session);
     let page = send_over_tls(gateway.admin_addr(), &ours, None, page.body(Full::default()).unwrap()).await;
     assert_eq!(page.expect("an answer").answer.status(), 200);
-    let plain = GatewayProcess::spawn(BIN, &format!("[admin]\ntoken = {ADMIN_TOKEN:?}\n"), &upstream.url()).await;
+    let plain = start_gateway(&format!("[admin]\ntoken = {ADMIN_TOKEN:?}\n"), &upstream).await;
     let answer = post(plain.admin_addr(), "/login").header("content-type", "application/x-www-form-urlencoded");
     let answer = answer.header("sec-fetch-site", "same-origin").body(format!("token={ADMIN_TOKEN}")).send().await;
     let cookie = answer.header("set-cookie").expect("a cookie");

@@ -10,7 +10,7 @@ use testbed::{
 use tokio::time::{sleep, timeout};
 
 use super::common::assert_problem;
-use crate::faults::common::BIN;
+use crate::support::{BIN, TestGateway, start_gateway};
 
 const RELOADED_LOG_TEXT: &str = "configuration taken up";
 
@@ -55,7 +55,7 @@ fn config(tokens: &str) -> String {
 async fn a_token_that_is_replaced_in_the_file_is_good_no_more_and_neither_are_its_sessions() {
     let upstream = TestUpstream::start().await;
     let both = "token = \"the-first-token\"\ntokens = [{ role = \"viewer\", token = \"the-viewers\" }]\n";
-    let gateway = GatewayProcess::spawn(BIN, &config(both), &upstream.url()).await;
+    let gateway = start_gateway(&config(both), &upstream).await;
     let (admin, viewer) = (log_in(&gateway, "the-first-token").await, log_in(&gateway, "the-viewers").await);
     assert_eq!((page(&gateway, &admin).await, page(&gateway, &viewer).await), (String::new(), String::new()));
 
@@ -111,8 +111,8 @@ async fn a_token_changes_with_the_content_of_its_file_and_with_the_variable_that
 
 #[tokio::test]
 async fn who_guesses_is_limited_across_configurations() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, &config("token = \"the-first-token\"\n"), &upstream.url()).await;
+    let TestGateway { upstream: _upstream, gateway } =
+        TestGateway::start(&config("token = \"the-first-token\"\n")).await;
     let mut limited = None;
     for nth in 0..200 {
         if admin_request(&gateway, "guess").send().await.status == 429 {

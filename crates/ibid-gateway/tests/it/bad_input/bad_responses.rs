@@ -9,7 +9,7 @@ use super::{BODY, HOST, TestGateway, assert_problem};
 
 #[tokio::test]
 async fn an_upgrade_that_nobody_asked_for_is_a_lost_answer() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     world.upstream.on("/pay", UpstreamReply::upgrade_echo());
     let key = "key-of-an-upgrade";
     let answer = world.valid_request(key).send().await;
@@ -19,7 +19,7 @@ async fn an_upgrade_that_nobody_asked_for_is_a_lost_answer() {
     }
     assert_eq!(world.upstream.requests(), 1, "nobody knows whether it took place, so it is not tried again");
     // Without a key there is no claim to park, but there is no tunnel either: the connection goes on speaking HTTP.
-    let (keyless, safe) = (world.post("/pay").json(BODY), get(world.gateway.addr(), "/pay").header("Host", HOST));
+    let (keyless, safe) = (world.shop_post("/pay").json(BODY), get(world.gateway.addr(), "/pay").header("Host", HOST));
     for request in [keyless, safe] {
         let mut raw = request.start().await;
         assert_eq!(raw.read_response().await.status, 502);
@@ -30,7 +30,7 @@ async fn an_upgrade_that_nobody_asked_for_is_a_lost_answer() {
 
 #[tokio::test]
 async fn an_upgrade_to_something_else_than_was_asked_for_opens_no_claim() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     world.upstream.on("/pay", UpstreamReply::upgrade_echo());
     // With a key it does not get that far.
     let asked = world
@@ -48,7 +48,7 @@ async fn an_upgrade_to_something_else_than_was_asked_for_opens_no_claim() {
 #[tokio::test]
 async fn an_app_cannot_say_that_its_answer_is_a_replay() {
     let members = "[[route]]\nmatch = \"POST /members\"\npreset = \"membership\"\n[[route]]\nmatch = \"POST /*\"\n";
-    let world = TestGateway::start(members).await;
+    let world = TestGateway::in_memory(members).await;
     let lies = [("Idempotent-Replayed", "true"), ("X-Idempotency-Cached", "true"), ("X-Original-Timestamp", "1970")];
     for path in ["/pay", "/members"] {
         world

@@ -20,7 +20,7 @@ async fn assert_comparison(
 ) {
     let key = format!("body-{at:03}-compared");
     let request =
-        |kind: &str, body: &[u8]| world.post("/pay").key(&key).header("Content-Type", kind).body(body.to_vec());
+        |kind: &str, body: &[u8]| world.shop_post("/pay").key(&key).header("Content-Type", kind).body(body.to_vec());
     let answer = request(kind[0], first).send().await;
     assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, None), "{case}: {answer:?}");
     assert_eq!(world.upstream.last().body, first, "{case}: the app gets what was sent");
@@ -37,7 +37,7 @@ async fn assert_comparison(
 
 #[tokio::test]
 async fn json_is_compared_by_what_it_means() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("order of members", r#"{"a":1,"b":{"c":2,"d":3}}"#, r#"{"b":{"d":3,"c":2},"a":1}"#, Yes),
         ("white space", r#"{"a":[1,2]}"#, " {\t\"a\" :\r\n[ 1 , 2 ] }\n", Yes),
@@ -59,7 +59,7 @@ async fn json_is_compared_by_what_it_means() {
 
 #[tokio::test]
 async fn numbers_are_compared_as_written() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("beyond 2^53", "9007199254740992", "9007199254740993", No),
         ("far beyond", "123456789012345678901234567890", "123456789012345678901234567891", No),
@@ -81,7 +81,7 @@ async fn numbers_are_compared_as_written() {
 
 #[tokio::test]
 async fn what_is_not_quite_json_is_compared_byte_by_byte() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let nested = |depth: usize, inside: &str| format!("{}{inside}{}", "[".repeat(depth), "]".repeat(depth));
     let odd: Vec<(&str, Vec<u8>, Vec<u8>)> = vec![
         ("duplicate members", br#"{"a":1,"a":2}"#.to_vec(), br#"{"a":2,"a":1}"#.to_vec()),
@@ -118,7 +118,7 @@ async fn what_is_not_quite_json_is_compared_byte_by_byte() {
 
 #[tokio::test]
 async fn forms_are_compared_by_their_pairs() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("order of names", "a=1&b=2", "b=2&a=1", Yes),
         ("spellings", "a=x+y&b=%7E", "a=x%20y&b=~", Yes),
@@ -157,7 +157,7 @@ fn multipart(boundary: &str, file_name: &str, file: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn multipart_is_compared_by_its_parts() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let kind = |boundary: &str| format!("multipart/form-data; boundary={boundary}");
     let (one, two) = (kind("AaB03x"), kind("----WebKitFormBoundary7MA4YWxk"));
     let kinds = [one.as_str(), two.as_str()];
@@ -183,7 +183,7 @@ async fn multipart_is_compared_by_its_parts() {
 
 #[tokio::test]
 async fn other_bodies_are_compared_as_sent() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let every: Vec<u8> = (0..=255).collect();
     let mut other = every.clone();
     other[128] ^= 1;
@@ -233,11 +233,16 @@ fn peak_memory_kb(world: &TestGateway) -> u64 {
 
 #[tokio::test]
 async fn compressed_bodies_are_compared_as_sent_and_never_inflated() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let bomb = gzip_bomb(128 << 20);
     assert!(bomb.len() < 1 << 20, "{} bytes", bomb.len());
     let request = |key: &str, kind: &str, body: &[u8]| {
-        world.post("/pay").key(key).header("Content-Type", kind).header("Content-Encoding", "gzip").body(body.to_vec())
+        world
+            .shop_post("/pay")
+            .key(key)
+            .header("Content-Type", kind)
+            .header("Content-Encoding", "gzip")
+            .body(body.to_vec())
     };
     assert_eq!(request("warm-up", JSON, &vec![b'x'; bomb.len()]).send().await.status, 201);
     let before = peak_memory_kb(&world);

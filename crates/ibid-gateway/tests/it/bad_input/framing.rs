@@ -6,7 +6,7 @@ const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
 
 #[tokio::test]
 async fn a_content_length_that_is_no_number_is_turned_away() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("a sign", "Content-Length: +5"),
         ("negative", "Content-Length: -1"),
@@ -38,7 +38,7 @@ async fn a_content_length_that_is_no_number_is_turned_away() {
 
 #[tokio::test]
 async fn a_length_beyond_all_measure_is_refused_unread() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (at, length) in [u64::MAX, u64::MAX - 1, u64::MAX - 2, u64::MAX - 3, 1 << 63, 1 << 40].into_iter().enumerate() {
         let (case, key) = (length.to_string(), format!("huge-{at:02}"));
         // hyper keeps the last values for itself (431); all others are over max_request.
@@ -50,7 +50,7 @@ async fn a_length_beyond_all_measure_is_refused_unread() {
 
 #[tokio::test]
 async fn equal_lengths_are_one_length_upstream() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let length = BODY.len();
     let bytes =
         format!("{}Content-Length: {length}\r\nContent-Length: {length}\r\n\r\n{BODY}", request_head("/pay", "equal"));
@@ -63,7 +63,7 @@ async fn equal_lengths_are_one_length_upstream() {
 
 #[tokio::test]
 async fn a_coding_other_than_chunked_is_turned_away() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("unknown", "Transfer-Encoding: xchunked"),
         ("gzip", "Transfer-Encoding: gzip"),
@@ -100,7 +100,7 @@ async fn a_coding_other_than_chunked_is_turned_away() {
 
 #[tokio::test]
 async fn malformed_chunks_are_turned_away() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("no digit", "\r\nhello\r\n0\r\n\r\n".to_owned()),
         ("not hexadecimal", "g\r\nhello\r\n0\r\n\r\n".to_owned()),
@@ -135,7 +135,7 @@ async fn malformed_chunks_are_turned_away() {
 
 #[tokio::test]
 async fn malformed_chunks_without_a_key_end_the_request_upstream_too() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let bytes = format!("POST /keyless HTTP/1.1\r\nHost: {HOST}\r\n{CHUNKED}\r\n5\r\nhello\r\nnonsense\r\n\r\n");
     let mut raw = world.connect().await;
     raw.send(bytes).await;
@@ -149,7 +149,7 @@ async fn malformed_chunks_without_a_key_end_the_request_upstream_too() {
 
 #[tokio::test]
 async fn a_body_cut_short_is_never_claimed() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases = [
         ("no byte of it", "Content-Length: 100\r\n\r\n".to_owned()),
         ("half of it", format!("Content-Length: 24\r\n\r\n{BODY}")),
@@ -189,7 +189,7 @@ async fn a_body_cut_short_is_never_claimed() {
 
 #[tokio::test]
 async fn a_head_that_can_be_read_in_two_ways_is_turned_away() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases: [(&str, &str); 16] = [
         ("a folded header", "X: a\r\n b"),
         ("a folded key", "Idempotency-Key: a\r\n\tb"),
@@ -237,7 +237,7 @@ async fn a_head_that_can_be_read_in_two_ways_is_turned_away() {
 
 #[tokio::test]
 async fn line_feeds_alone_end_lines_and_go_upstream_as_they_should() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     // RFC 9112 lets a server take them for line ends, and hyper does. What matters: the app sees the same headers.
     let bytes = format!("POST /pay HTTP/1.1\nHost: {HOST}\nIdempotency-Key: lines\nX: a\nContent-Length: 2\n\n{{}}");
     assert_eq!(world.exchange(bytes).await.status, 201);
@@ -251,7 +251,7 @@ async fn line_feeds_alone_end_lines_and_go_upstream_as_they_should() {
 
 #[tokio::test]
 async fn a_request_names_one_host() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let length = BODY.len();
     for (at, (case, target, lines)) in [
         ("none", "/pay", ""),

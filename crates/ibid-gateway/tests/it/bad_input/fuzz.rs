@@ -110,7 +110,7 @@ fn mutate_request(random: &mut Xorshift) -> Vec<u8> {
 async fn damaged_requests_neither_kill_it_nor_run_twice() {
     let seed = std::env::var("IBID_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x1b1d_5eed);
     println!("seed {seed}; set IBID_FUZZ_SEED to repeat it");
-    let mut world = TestGateway::start(CONFIG).await;
+    let mut world = TestGateway::in_memory(CONFIG).await;
     let mut random = Xorshift(seed.max(1));
     let (addr, room) = (world.gateway.addr(), Arc::new(Semaphore::new(CONCURRENT_CLIENTS)));
     let mut clients = JoinSet::new();

@@ -171,7 +171,7 @@ async fn send_valid_request(world: &TestGateway, key: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn the_same_rules_hold_over_http2() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let (status, body) = send_valid_request(&world, "a, b").await;
     assert!(status == 400 && body.contains("#key-invalid"), "{status} {body}");
     assert_eq!(world.upstream.requests(), 0);
@@ -184,7 +184,7 @@ async fn the_same_rules_hold_over_http2() {
 
 #[tokio::test]
 async fn requests_against_the_rules_of_http2_are_reset() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases: [(&str, &[(&str, &str)]); 12] = [
         ("connection", &[("connection", "idempotency-key")]),
         ("transfer-encoding", &[("transfer-encoding", "chunked")]),
@@ -215,7 +215,7 @@ async fn requests_against_the_rules_of_http2_are_reset() {
 
 #[tokio::test]
 async fn what_a_pseudo_header_names_stays_in_its_place_upstream() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     // Written into a head of HTTP/1.1, each of these would be more than a method, a path or a host.
     for (at, (case, name, value)) in [
         ("a second line in the path", ":path", "/pay HTTP/1.1\r\nx: y"),
@@ -250,7 +250,7 @@ async fn what_a_pseudo_header_names_stays_in_its_place_upstream() {
 
 #[tokio::test]
 async fn another_host_beside_the_authority_is_refused() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (case, key, host) in [("another", "h2-host-1", "other.test"), ("with a port", "h2-host-2", "shop.test:81")] {
         let mut frames = FrameConnection::open(&world).await;
         frames.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &request(key, &[("host", host)]))).await;
@@ -261,7 +261,7 @@ async fn another_host_beside_the_authority_is_refused() {
 
 #[tokio::test]
 async fn a_stream_cut_short_is_never_claimed() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cancel = 8_u32.to_be_bytes();
     for (at, (case, frames)) in [
         ("reset after the head", vec![frame(RST_STREAM, 0, 1, &cancel)]),
@@ -283,7 +283,7 @@ async fn a_stream_cut_short_is_never_claimed() {
 
 #[tokio::test]
 async fn a_rapid_reset_ends_in_goaway_and_others_are_served() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let mut frames = FrameConnection::open(&world).await;
     let cancel = 8_u32.to_be_bytes();
     // Streams that are opened and reset before anybody can answer them: CVE-2023-44487.
@@ -303,7 +303,7 @@ async fn a_rapid_reset_ends_in_goaway_and_others_are_served() {
 
 #[tokio::test]
 async fn a_flood_of_continuations_ends_the_connection_and_others_are_served() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let mut frames = FrameConnection::open(&world).await;
     frames.send(&frame(HEADERS, 0, 1, &request("continued", &[]))).await;
     let more: Vec<_> = (0..100).flat_map(|_| encode_fields(&[("x-filler", &"y".repeat(100))])).collect();
@@ -321,7 +321,7 @@ async fn a_flood_of_continuations_ends_the_connection_and_others_are_served() {
 
 #[tokio::test]
 async fn a_head_over_the_limit_is_refused_over_http2_too() {
-    let world = TestGateway::start("[limits]\nmax_header_bytes = \"8KiB\"\n").await;
+    let world = TestGateway::in_memory("[limits]\nmax_header_bytes = \"8KiB\"\n").await;
     let mut frames = FrameConnection::open(&world).await;
     let filler = "y".repeat(100);
     let large = request("h2-large-head", &[("x-filler", filler.as_str()); 120]);
@@ -335,7 +335,7 @@ async fn a_head_over_the_limit_is_refused_over_http2_too() {
 
 #[tokio::test]
 async fn garbage_frames_end_the_connection_only() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (case, bytes) in [
         ("an unfinished preface", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n".to_vec()),
         ("a frame larger than allowed", vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1]),
@@ -362,7 +362,7 @@ async fn garbage_frames_end_the_connection_only() {
 /// In small pieces, so that nothing is left unread when the connection is given up, and its last word arrives.
 #[tokio::test]
 async fn floods_are_told_why_and_connections_that_were_there_before_are_served_on() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let beside = ValidHttp2Client::connect(&world).await;
     assert_eq!(beside.send_valid("beside-0").await.0, 201);
     let cancel = 8_u32.to_be_bytes();
@@ -410,7 +410,7 @@ async fn floods_are_told_why_and_connections_that_were_there_before_are_served_o
 #[tokio::test]
 async fn slow_heads_and_bodies_are_not_waited_for_over_http2_either() {
     let limits = "[limits]\nheader_timeout = \"300ms\"\nbody_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n";
-    let world = TestGateway::start(limits).await;
+    let world = TestGateway::in_memory(limits).await;
     // A head that does not end, and one that has not begun.
     for (case, begun) in [("half a head", frame(HEADERS, 0, 1, &request("h2-slow-head", &[]))), ("nothing", Vec::new())]
     {

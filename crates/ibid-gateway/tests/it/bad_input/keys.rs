@@ -38,7 +38,7 @@ fn with_value(value: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_key_that_breaks_a_rule_is_refused() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let cases: [(&str, &[u8]); 28] = [
         ("empty", b""),
         ("blank", b"   \t "),
@@ -80,7 +80,7 @@ async fn a_key_that_breaks_a_rule_is_refused() {
 
 #[tokio::test]
 async fn control_bytes_do_not_get_past_the_server() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for byte in (0..=0x1f_u8).chain([0x7f]).filter(|byte| !matches!(byte, b'\t' | b'\r' | b'\n')) {
         for quote in ["", "\""] {
             let (case, key) =
@@ -97,14 +97,14 @@ async fn control_bytes_do_not_get_past_the_server() {
 
 #[tokio::test]
 async fn two_key_headers_are_refused_even_if_they_agree() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (case, other) in [("two keys", "another-key"), ("the same key twice", "two-headers-1"), ("an empty second", "")]
     {
         for (at, other_first) in [false, true].into_iter().enumerate() {
             let key = format!("two-headers-{at}-{}", case.len());
             let other = if other == "two-headers-1" { &key } else { other };
             let (first, second) = if other_first { (other, key.as_str()) } else { (key.as_str(), other) };
-            let answer = world.post("/pay").key(first).header("idempotency-KEY", second).json(BODY).send().await;
+            let answer = world.shop_post("/pay").key(first).header("idempotency-KEY", second).json(BODY).send().await;
             assert_problem(case, &answer, 400, "key-invalid", None);
             world.assert_runs_once(case, &key).await;
         }
@@ -113,7 +113,7 @@ async fn two_key_headers_are_refused_even_if_they_agree() {
 
 #[tokio::test]
 async fn a_key_over_the_limit_is_refused_and_one_at_the_limit_runs() {
-    let world = TestGateway::start(ROUTES).await;
+    let world = TestGateway::in_memory(ROUTES).await;
     let (long, too_long) = ("a".repeat(255), "a".repeat(256));
     for sent in [too_long.clone(), format!("\"{too_long}\""), "b".repeat(4000)] {
         let answer = world.valid_request(&sent).send().await;
@@ -125,7 +125,7 @@ async fn a_key_over_the_limit_is_refused_and_one_at_the_limit_runs() {
     assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")));
 
     let portal =
-        |key: &str| world.post("/portal").header("X-Tenant-Id", "t1").header("X-Idempotency-Key", key).json(BODY);
+        |key: &str| world.shop_post("/portal").header("X-Tenant-Id", "t1").header("X-Idempotency-Key", key).json(BODY);
     let answer = portal(&"p".repeat(129)).send().await;
     assert_problem("129 under appsportal", &answer, 400, "key-invalid", None);
     let key = "p".repeat(128);
@@ -134,36 +134,36 @@ async fn a_key_over_the_limit_is_refused_and_one_at_the_limit_runs() {
 
 #[tokio::test]
 async fn a_missing_key_is_refused_only_where_it_is_required() {
-    let world = TestGateway::start(ROUTES).await;
+    let world = TestGateway::in_memory(ROUTES).await;
     for (case, path) in [("ietf, required", "/strict"), ("leads", "/leads"), ("bookings", "/bookings")] {
-        let answer = world.post(path).json(BODY).send().await;
+        let answer = world.shop_post(path).json(BODY).send().await;
         assert_problem(case, &answer, 400, "key-missing", None);
     }
     // The other presets' header is not this one's.
-    let answer = world.post("/leads").key("550e8400-e29b-41d4-a716-446655440000").json(BODY).send().await;
+    let answer = world.shop_post("/leads").key("550e8400-e29b-41d4-a716-446655440000").json(BODY).send().await;
     assert_problem("the wrong header", &answer, 400, "key-missing", None);
     assert_eq!(world.upstream.requests(), 0);
-    let answer = world.post("/pay").json(BODY).send().await;
+    let answer = world.shop_post("/pay").json(BODY).send().await;
     assert_eq!((answer.status, world.upstream.executions()), (201, 1));
     world
         .assert_request_runs_once(
             "required and there",
             "a-key-that-is-there",
-            &world.post("/strict").key("a-key-that-is-there"),
+            &world.shop_post("/strict").key("a-key-that-is-there"),
         )
         .await;
 }
 
 #[tokio::test]
 async fn a_key_in_the_trailers_is_no_key() {
-    let world = TestGateway::start(ROUTES).await;
+    let world = TestGateway::in_memory(ROUTES).await;
     let key = "key-in-the-trailers";
-    let answer = world.post("/strict").json(BODY).trailer("Idempotency-Key", key).send().await;
+    let answer = world.shop_post("/strict").json(BODY).trailer("Idempotency-Key", key).send().await;
     assert_problem("only in the trailers", &answer, 400, "key-missing", None);
-    let strict = world.post("/strict").key(key).json(BODY);
+    let strict = world.shop_post("/strict").key(key).json(BODY);
     world.assert_request_runs_once("only in the trailers", key, &strict).await;
     // Where none is required it runs without protection, and claims nothing.
-    let keyless = world.post("/pay").json(BODY).trailer("Idempotency-Key", "another-in-trailers");
+    let keyless = world.shop_post("/pay").json(BODY).trailer("Idempotency-Key", "another-in-trailers");
     assert_eq!(keyless.send().await.status, 201);
     assert_eq!(keyless.send().await.status, 201);
     assert_eq!(world.upstream.executions_at("/pay"), 2);
@@ -172,7 +172,7 @@ async fn a_key_in_the_trailers_is_no_key() {
 
 #[tokio::test]
 async fn a_key_in_the_wrong_format_is_refused() {
-    let world = TestGateway::start(ROUTES).await;
+    let world = TestGateway::in_memory(ROUTES).await;
     let uuid = "550e8400-e29b-41d4-a716-446655440000";
     let cases: [(&str, &str, &[&str]); 4] = [
         (
@@ -204,7 +204,7 @@ async fn a_key_in_the_wrong_format_is_refused() {
     ];
     for (path, good, bad) in cases {
         let header = if path == "/leads" { "X-Idempotency-Key" } else { "Idempotency-Key" };
-        let with = |key: &str| world.post(path).header(header, key).header("X-User-Id", "u1").json(BODY);
+        let with = |key: &str| world.shop_post(path).header(header, key).header("X-User-Id", "u1").json(BODY);
         for key in bad {
             let answer = with(key).send().await;
             assert_problem(&format!("{path}: {key}"), &answer, 400, "key-invalid", None);
@@ -213,13 +213,13 @@ async fn a_key_in_the_wrong_format_is_refused() {
         world.assert_request_runs_once(path, good, &with(good)).await;
     }
     // Any case of a UUID is one key.
-    let shouted = world.post("/leads").header("X-Idempotency-Key", uuid.to_uppercase()).json(BODY).send().await;
+    let shouted = world.shop_post("/leads").header("X-Idempotency-Key", uuid.to_uppercase()).json(BODY).send().await;
     assert_eq!((shouted.status, world.upstream.executions_at("/leads")), (201, 1));
 }
 
 #[tokio::test]
 async fn a_quoted_and_a_bare_key_are_one_key() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     world.assert_runs_once("bare", "abc").await;
     let cases: [&[u8]; 3] = [b"\"abc\"", b"  \"abc\"\t", b" abc "];
     for value in cases {
@@ -235,7 +235,7 @@ async fn a_quoted_and_a_bare_key_are_one_key() {
 
 #[tokio::test]
 async fn a_key_on_a_method_that_is_not_covered_passes_through() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (method, target) in [("GET", "/things?x=1"), ("OPTIONS", "/things"), ("GET", "/things")] {
         let bytes = format!("{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: \"a, b\r\n\r\n");
         for _ in 0..2 {

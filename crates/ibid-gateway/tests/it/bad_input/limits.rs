@@ -18,7 +18,7 @@ const SHORT_TIMEOUTS: &str = "[limits]\nheader_timeout = \"300ms\"\nbody_timeout
 
 #[tokio::test]
 async fn a_head_over_the_limits_is_turned_away() {
-    let world = TestGateway::start(SMALL_LIMITS).await;
+    let world = TestGateway::in_memory(SMALL_LIMITS).await;
     let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
     let many = |count: usize| "x: y\r\n".repeat(count);
     for (at, (case, lines)) in [
@@ -42,7 +42,7 @@ async fn a_head_over_the_limits_is_turned_away() {
 
 #[tokio::test]
 async fn a_target_over_the_limits_is_turned_away() {
-    let world = TestGateway::start("[limits]\nmax_header_bytes = \"256KiB\"\n").await;
+    let world = TestGateway::in_memory("[limits]\nmax_header_bytes = \"256KiB\"\n").await;
     let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
     for (case, target) in
         [("path", format!("/{}", "p".repeat(65_600))), ("query", format!("/pay?{}", "q".repeat(65_600)))]
@@ -52,7 +52,7 @@ async fn a_target_over_the_limits_is_turned_away() {
     }
     world.assert_runs_once("a long target", "long-target").await;
     // With usual limits such a head is too large before its target is looked at.
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let target = format!("/{}", "p".repeat(70_000));
     world.assert_rejected("usual limits", format!("{}{rest}", request_head(&target, "long-target")), &[414, 431]).await;
     world.assert_runs_once("a long target", "long-target").await;
@@ -60,7 +60,7 @@ async fn a_target_over_the_limits_is_turned_away() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
-    let world = TestGateway::start(SMALL_LIMITS).await;
+    let world = TestGateway::in_memory(SMALL_LIMITS).await;
     for (at, (case, length, chunked)) in [
         ("one byte too many", 1025, false),
         ("one byte too many, in chunks", 1025, true),
@@ -71,7 +71,7 @@ async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
     .enumerate()
     {
         let key = format!("large-body-{at}");
-        let request = world.post("/pay").key(&key).body(vec![b'x'; length]);
+        let request = world.shop_post("/pay").key(&key).body(vec![b'x'; length]);
         let request = if chunked { request.chunked() } else { request };
         match request.try_send().await {
             Ok(answer) => assert_problem(case, &answer, 413, "body-too-large", Some(&key)),
@@ -82,17 +82,17 @@ async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
         world.assert_runs_once(case, &key).await;
     }
     for chunked in [false, true] {
-        let request = world.post("/pay").key(format!("just-fits-{chunked}")).body(vec![b'x'; 1024]);
+        let request = world.shop_post("/pay").key(format!("just-fits-{chunked}")).body(vec![b'x'; 1024]);
         let request = if chunked { request.chunked() } else { request };
         assert_eq!(request.send().await.status, 201);
     }
     // Without a key nothing is kept, so nothing limits it.
-    assert_eq!(world.post("/pay").body(vec![b'x'; 1 << 20]).send().await.status, 201);
+    assert_eq!(world.shop_post("/pay").body(vec![b'x'; 1 << 20]).send().await.status, 201);
 }
 
 #[tokio::test]
 async fn a_declared_length_over_the_limit_is_refused_without_a_byte_of_it() {
-    let world = TestGateway::start(SMALL_LIMITS).await;
+    let world = TestGateway::in_memory(SMALL_LIMITS).await;
     let answer = world.exchange(format!("{}Content-Length: 1025\r\n\r\n", request_head("/pay", "declared-only"))).await;
     assert_problem("declared", &answer, 413, "body-too-large", Some("declared-only"));
     world.assert_runs_once("declared", "declared-only").await;
@@ -100,7 +100,7 @@ async fn a_declared_length_over_the_limit_is_refused_without_a_byte_of_it() {
 
 #[tokio::test]
 async fn slow_heads_are_not_waited_for() {
-    let world = TestGateway::start(SHORT_TIMEOUTS).await;
+    let world = TestGateway::in_memory(SHORT_TIMEOUTS).await;
     for (at, rest) in ["", "X: y\r\n", "Content-Length: 12\r\n"].into_iter().enumerate() {
         let key = format!("slow-head-{at}");
         let begun = Instant::now();
@@ -122,7 +122,7 @@ async fn slow_heads_are_not_waited_for() {
 
 #[tokio::test]
 async fn a_connection_that_does_not_begin_is_closed_when_idle() {
-    let world = TestGateway::start("[limits]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n").await;
+    let world = TestGateway::in_memory("[limits]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n").await;
     // `P` and `PRI` may still become HTTP/2, so the protocol is not known yet.
     for begun in ["", "P", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
         let mut raw = world.connect().await;
@@ -134,7 +134,7 @@ async fn a_connection_that_does_not_begin_is_closed_when_idle() {
 
 #[tokio::test]
 async fn slow_bodies_are_not_waited_for_and_not_claimed() {
-    let world = TestGateway::start(SHORT_TIMEOUTS).await;
+    let world = TestGateway::in_memory(SHORT_TIMEOUTS).await;
     for (at, (case, rest)) in [
         ("no byte", "Content-Length: 12\r\n\r\n"),
         ("half", "Content-Length: 12\r\n\r\n{\"amou"),
@@ -167,7 +167,7 @@ async fn slow_bodies_are_not_waited_for_and_not_claimed() {
 
 #[tokio::test]
 async fn slow_clients_do_not_hold_up_others() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let mut slow = Vec::new();
     for at in 0..100 {
         let mut raw = world.connect().await;

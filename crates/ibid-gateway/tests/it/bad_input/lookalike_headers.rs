@@ -9,7 +9,7 @@ const MEMBERSHIP_ROUTES: &str =
 
 #[tokio::test]
 async fn twins_repeats_and_nominations_are_ambiguous() {
-    let world = TestGateway::start(MEMBERSHIP_ROUTES).await;
+    let world = TestGateway::in_memory(MEMBERSHIP_ROUTES).await;
     let cases = [
         ("an underscore twin of the key", "Idempotency_Key: other"),
         ("a twin in capitals", "IDEMPOTENCY_KEY: other"),
@@ -51,7 +51,7 @@ async fn twins_repeats_and_nominations_are_ambiguous() {
 
 #[tokio::test]
 async fn a_twin_without_a_key_is_refused_too() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for line in ["Idempotency_Key: only-the-twin", "Connection: Idempotency-Key", "X_Api_Key: a", "Ibid_Fence: 1"] {
         let bytes = format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\n{line}\r\nContent-Length: 0\r\n\r\n");
         let answer = world.exchange(bytes).await;
@@ -63,8 +63,8 @@ async fn a_twin_without_a_key_is_refused_too() {
 
 #[tokio::test]
 async fn scope_headers_have_no_twins_either() {
-    let world = TestGateway::start(MEMBERSHIP_ROUTES).await;
-    let members = |key: &str| world.post("/members").header("Idempotency-Key", key).json(BODY);
+    let world = TestGateway::in_memory(MEMBERSHIP_ROUTES).await;
+    let members = |key: &str| world.shop_post("/members").header("Idempotency-Key", key).json(BODY);
     for (at, (case, name, lines)) in [
         ("a twin of X-User-Id", "request-ambiguous", &[("X-User-Id", "u1"), ("X_User_Id", "u2")][..]),
         ("X-User-Id twice", "request-ambiguous", &[("X-User-Id", "u1"), ("X-User-Id", "u2")]),
@@ -89,9 +89,9 @@ async fn scope_headers_have_no_twins_either() {
 
 #[tokio::test]
 async fn a_scope_header_is_believed_only_from_trusted_proxies() {
-    let world = TestGateway::start(&format!("trusted_proxies = [\"10.0.0.0/8\"]\n{MEMBERSHIP_ROUTES}")).await;
+    let world = TestGateway::in_memory(&format!("trusted_proxies = [\"10.0.0.0/8\"]\n{MEMBERSHIP_ROUTES}")).await;
     let key = "req-1234567890abcdef";
-    let answer = world.post("/members").key(key).header("X-User-Id", "u1").json(BODY).send().await;
+    let answer = world.shop_post("/members").key(key).header("X-User-Id", "u1").json(BODY).send().await;
     assert_problem("not trusted", &answer, 403, "scope-refused", Some(key));
     // Where a request came from is what the connection says, not what it says itself.
     for (name, value) in [
@@ -100,19 +100,19 @@ async fn a_scope_header_is_believed_only_from_trusted_proxies() {
         ("X-Real-Ip", "10.0.0.1"),
         ("Via", "1.1 10.0.0.1"),
     ] {
-        let request = world.post("/members").key(key).header("X-User-Id", "u1").header(name, value).json(BODY);
+        let request = world.shop_post("/members").key(key).header("X-User-Id", "u1").header(name, value).json(BODY);
         assert_problem(name, &request.send().await, 403, "scope-refused", Some(key));
     }
     assert_eq!(world.upstream.requests(), 0);
     // The same from a trusted one, whatever it says about those behind it.
-    let world = TestGateway::start(&format!("trusted_proxies = [\"127.0.0.0/8\"]\n{MEMBERSHIP_ROUTES}")).await;
-    let trusted = world.post("/members").key(key).header("X-User-Id", "u1").header("X-Forwarded-For", "8.8.8.8");
+    let world = TestGateway::in_memory(&format!("trusted_proxies = [\"127.0.0.0/8\"]\n{MEMBERSHIP_ROUTES}")).await;
+    let trusted = world.shop_post("/members").key(key).header("X-User-Id", "u1").header("X-Forwarded-For", "8.8.8.8");
     world.assert_request_runs_once("trusted", key, &trusted.json(BODY)).await;
 }
 
 #[tokio::test]
 async fn a_caller_known_by_cookies_only_is_refused() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let key = "key-of-a-browser";
     let answer = world.valid_request(key).header("Cookie", "session=1").send().await;
     assert_problem("cookies only", &answer, 400, "scope-missing", Some(key));
@@ -122,7 +122,7 @@ async fn a_caller_known_by_cookies_only_is_refused() {
 
 #[tokio::test]
 async fn what_only_we_may_say_is_stripped() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let lies = [("Ibid-Fence", "999"), ("Ibid-Attempt", "77"), ("ibid-anything", "x"), ("IBID-KEY", "y")];
     let lie = |request: testbed::client::TestRequest| {
         lies.iter().fold(request, |request, (name, value)| request.header(*name, *value))
@@ -137,7 +137,7 @@ async fn what_only_we_may_say_is_stripped() {
     assert_eq!(world.upstream.last().headers.get_all("ibid-fence").len(), 1);
     assert!(own(&world).iter().all(|(name, _)| matches!(&name[..], "ibid-fence" | "ibid-attempt" | "ibid-key")));
     assert!(own(&world).iter().all(|(_, value)| !matches!(&value[..], "999" | "77" | "x" | "y")), "{:?}", own(&world));
-    assert_eq!(lie(world.post("/pay").json(BODY)).send().await.status, 201);
+    assert_eq!(lie(world.shop_post("/pay").json(BODY)).send().await.status, 201);
     assert_eq!(own(&world), [], "without a key");
     assert_eq!(lie(get(world.gateway.addr(), "/things")).send().await.status, 200);
     assert_eq!(own(&world), [], "on a method that is not covered");
@@ -146,16 +146,17 @@ async fn what_only_we_may_say_is_stripped() {
 #[tokio::test]
 async fn a_client_cannot_say_that_its_request_is_a_replay() {
     let portal = "[[route]]\nmatch = \"POST /portal\"\npreset = \"appsportal\"\n";
-    let world = TestGateway::start(&format!("{portal}{MEMBERSHIP_ROUTES}")).await;
+    let world = TestGateway::in_memory(&format!("{portal}{MEMBERSHIP_ROUTES}")).await;
     let told = |request: testbed::client::TestRequest, lies: &[&str]| {
         lies.iter().fold(request, |request, name| request.header(*name, "true")).header("X-Request-Id", "r-1")
     };
     let cached = ["X-Idempotency-Cached", "X-Original-Timestamp"];
-    let member = world.post("/members").header("X-User-Id", "u1").key("member-key-1234567").json(BODY);
-    let portal = world.post("/portal").header("X-Tenant-Id", "t1").header("X-Idempotency-Key", "portal").json(BODY);
+    let member = world.shop_post("/members").header("X-User-Id", "u1").key("member-key-1234567").json(BODY);
+    let portal =
+        world.shop_post("/portal").header("X-Tenant-Id", "t1").header("X-Idempotency-Key", "portal").json(BODY);
     for (case, request, lies) in [
         ("ietf", world.valid_request("replay-of-a-client"), &["Idempotent-Replayed"][..]),
-        ("ietf, no key", world.post("/pay").json(BODY), &["Idempotent-Replayed"]),
+        ("ietf, no key", world.shop_post("/pay").json(BODY), &["Idempotent-Replayed"]),
         ("appsportal", portal, &["X-Idempotency-Replay"]),
         ("membership", member, &cached),
     ] {

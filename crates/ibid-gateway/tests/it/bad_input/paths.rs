@@ -54,7 +54,7 @@ fn request(method: &str, target: &str, key: &str) -> String {
 
 #[tokio::test]
 async fn dot_segments_are_refused_where_a_key_is_carried_or_required() {
-    let world = TestGateway::start(ROUTES).await;
+    let world = TestGateway::in_memory(ROUTES).await;
     for (at, path) in DOT_SEGMENT_PATHS.into_iter().enumerate() {
         let key = format!("path-{at:02}");
         for target in [path.to_owned(), format!("{path}?x=1"), format!("http://{HOST}{path}")] {
@@ -67,7 +67,7 @@ async fn dot_segments_are_refused_where_a_key_is_carried_or_required() {
         assert_eq!(world.exchange(&keyless).await.status, 201, "{path}");
         assert_eq!(world.upstream.last().target, path);
     }
-    let world = TestGateway::start("[policy]\npreset = \"platform\"\n").await;
+    let world = TestGateway::in_memory("[policy]\npreset = \"platform\"\n").await;
     for path in DOT_SEGMENT_PATHS.into_iter().chain(["/static/../b"]) {
         let keyless = format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\r\n");
         assert_problem(path, &world.exchange(keyless).await, 400, "request-ambiguous", None);
@@ -79,7 +79,7 @@ async fn dot_segments_are_refused_where_a_key_is_carried_or_required() {
 #[tokio::test]
 async fn dot_segments_pass_where_no_route_that_they_lead_to_requires_anything() {
     let required = "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay\"\npreset = \"platform\"\n";
-    let world = TestGateway::start(required).await;
+    let world = TestGateway::in_memory(required).await;
     let keyless = |path: &str| format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\r\n");
     for path in ["/static/../b", "/pay/..", "/%2e%2e/static"] {
         assert_eq!(world.exchange(keyless(path)).await.status, 201, "{path}");
@@ -93,7 +93,7 @@ async fn dot_segments_pass_where_no_route_that_they_lead_to_requires_anything() 
 #[tokio::test]
 async fn a_path_that_is_read_in_two_ways_is_covered_and_goes_on_as_sent() {
     for config in [ROUTES.to_owned(), String::new(), format!("[policy]\npreset = \"off\"\n{ROUTES}")] {
-        let world = TestGateway::start(&config).await;
+        let world = TestGateway::in_memory(&config).await;
         for (at, path) in AMBIGUOUS_PATHS.into_iter().enumerate() {
             let key = format!("two-ways-{at}");
             let answer = world.exchange(request("POST", path, &key)).await;
@@ -108,7 +108,7 @@ async fn a_path_that_is_read_in_two_ways_is_covered_and_goes_on_as_sent() {
 
 #[tokio::test]
 async fn the_same_paths_pass_byte_for_byte_where_they_are_not_covered() {
-    let world = TestGateway::start(&format!("[policy]\npreset = \"off\"\n{ROUTES}")).await;
+    let world = TestGateway::in_memory(&format!("[policy]\npreset = \"off\"\n{ROUTES}")).await;
     for method in ["GET", "PATCH", "REPORT"] {
         for path in DOT_SEGMENT_PATHS.into_iter().chain(AMBIGUOUS_PATHS) {
             for target in [path.to_owned(), format!("{path}?x=../y//%2f")] {
@@ -127,7 +127,7 @@ async fn the_same_paths_pass_byte_for_byte_where_they_are_not_covered() {
 
 #[tokio::test]
 async fn a_path_with_one_reading_is_left_alone() {
-    let world = TestGateway::start(ROUTES).await;
+    let world = TestGateway::in_memory(ROUTES).await;
     for (at, target) in [
         "/pay/1?next=/../x//y%2f",
         "/pay/...",
@@ -157,7 +157,7 @@ async fn a_path_with_one_reading_is_left_alone() {
 
 #[tokio::test]
 async fn a_target_that_is_no_path_does_not_pass_its_routes_by() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (case, line) in [
         ("an asterisk", "POST *"),
         ("authority form", "POST shop.test"),

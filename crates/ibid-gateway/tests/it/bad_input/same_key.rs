@@ -15,31 +15,31 @@ fn assert_replay(case: &str, answer: &TestResponse, run: u64) {
 
 #[tokio::test]
 async fn another_request_under_the_same_key_is_refused() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let key = "key-used-before";
     world.assert_runs_once("first", key).await;
     let addr = world.gateway.addr();
     let dressed = |request: TestRequest| request.key(key).json(BODY);
     for (case, request) in [
-        ("another body", world.post("/pay").key(key).json(r#"{"amount":2}"#)),
-        ("no body", world.post("/pay").key(key)),
-        ("the same bytes as text", world.post("/pay").key(key).header("Content-Type", "text/plain").body(BODY)),
-        ("another path", dressed(world.post("/refund"))),
-        ("another case", dressed(world.post("/PAY"))),
-        ("a query", dressed(world.post("/pay?x=1"))),
-        ("an empty query with a value", dressed(world.post("/pay?="))),
+        ("another body", world.shop_post("/pay").key(key).json(r#"{"amount":2}"#)),
+        ("no body", world.shop_post("/pay").key(key)),
+        ("the same bytes as text", world.shop_post("/pay").key(key).header("Content-Type", "text/plain").body(BODY)),
+        ("another path", dressed(world.shop_post("/refund"))),
+        ("another case", dressed(world.shop_post("/PAY"))),
+        ("a query", dressed(world.shop_post("/pay?x=1"))),
+        ("an empty query with a value", dressed(world.shop_post("/pay?="))),
         ("PUT", dressed(put(addr, "/pay").header("Host", HOST))),
         ("PATCH", dressed(patch(addr, "/pay").header("Host", HOST))),
         ("DELETE", dressed(delete(addr, "/pay").header("Host", HOST))),
-        ("a precondition", dressed(world.post("/pay")).header("If-Match", "\"1\"")),
-        ("a range", dressed(world.post("/pay")).header("Content-Range", "bytes 0-11/12")),
+        ("a precondition", dressed(world.shop_post("/pay")).header("If-Match", "\"1\"")),
+        ("a range", dressed(world.shop_post("/pay")).header("Content-Range", "bytes 0-11/12")),
     ] {
         let answer = request.send().await;
         assert_problem(case, &answer, 422, "key-reused", Some(key));
         assert_eq!(world.upstream.requests(), 1, "{case}");
     }
     // Frameworks redirect between the two forms of a path.
-    assert_replay("a trailing slash", &dressed(world.post("/pay/")).send().await, 1);
+    assert_replay("a trailing slash", &dressed(world.shop_post("/pay/")).send().await, 1);
     // None of it changed the record.
     assert_replay("the first again", &world.valid_request(key).send().await, 1);
     assert_eq!(world.upstream.executions(), 1);
@@ -47,7 +47,7 @@ async fn another_request_under_the_same_key_is_refused() {
 
 #[tokio::test]
 async fn another_caller_has_keys_of_its_own() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let key = "key-of-many-callers";
     let callers: [&[(&str, &str)]; 6] = [
         &[],
@@ -76,7 +76,7 @@ async fn another_caller_has_keys_of_its_own() {
 
 #[tokio::test]
 async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_not() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let key = "key-of-two-callers";
     let alone = world.valid_request(key).header("Authorization", "Bearer one").send().await;
     let second = world.valid_request(key).header("Authorization", "Bearer two").send().await;
@@ -90,7 +90,7 @@ async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_
 
 #[tokio::test]
 async fn what_is_in_flight_is_refused_until_it_has_ended() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let key = "key-in-flight-now";
     let gate = ReplyGate::new();
     world.upstream.on("/pay", UpstreamReply::usual().gated(&gate));
@@ -102,7 +102,7 @@ async fn what_is_in_flight_is_refused_until_it_has_ended() {
     let answer = world.valid_request(key).send().await;
     assert_problem("in flight", &answer, 409, "in-progress", Some(key));
     // The fingerprint is compared before the state is looked at.
-    let answer = world.post("/pay").key(key).json(r#"{"amount":2}"#).send().await;
+    let answer = world.shop_post("/pay").key(key).json(r#"{"amount":2}"#).send().await;
     assert_problem("another body in flight", &answer, 422, "key-reused", Some(key));
     assert_eq!(world.upstream.requests(), 1);
     gate.open();
@@ -112,7 +112,7 @@ async fn what_is_in_flight_is_refused_until_it_has_ended() {
 
 #[tokio::test]
 async fn what_nobody_knows_is_not_run_again() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let key = "key-of-unknown-fate";
     world.upstream.on("/pay", UpstreamFault::CloseWithoutReply);
     let answer = world.valid_request(key).send().await;
@@ -126,7 +126,7 @@ async fn what_nobody_knows_is_not_run_again() {
 
 #[tokio::test]
 async fn an_upgrade_with_a_key_is_refused() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (at, upgrade) in ["websocket", "WebSocket", "h2c, websocket"].into_iter().enumerate() {
         let key = format!("key-of-upgrade-{at}");
         let answer = world.valid_request(&key).header("Connection", "Upgrade").header("Upgrade", upgrade).send().await;

@@ -14,7 +14,7 @@ async fn assert_nothing_smuggled(world: &TestGateway, case: &str) {
 
 #[tokio::test]
 async fn a_length_beside_chunks_is_ignored_and_the_connection_closed() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let chunks = format!("{:x}\r\n{BODY}\r\n0\r\n\r\n", BODY.len());
     for (at, (case, lines)) in [
         ("length first", "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"),
@@ -47,7 +47,7 @@ async fn a_length_beside_chunks_is_ignored_and_the_connection_closed() {
 
 #[tokio::test]
 async fn an_empty_chunked_body_does_not_let_the_rest_through() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     for (key, first) in [
         ("empty-chunks", request_head("/pay", "empty-chunks")),
         ("", format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\n")),
@@ -84,7 +84,7 @@ async fn send_refused_then_valid(world: &TestGateway, case: &str, mut raw: RawCl
 
 #[tokio::test]
 async fn the_unread_body_of_a_refusal_is_not_the_next_request() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let (small, large) = (SMUGGLED_REQUEST.to_owned(), SMUGGLED_REQUEST.repeat(40_000));
     for (at, body) in [&small, &large].into_iter().enumerate() {
         let length = body.len();
@@ -105,12 +105,12 @@ async fn the_unread_body_of_a_refusal_is_not_the_next_request() {
 
 #[tokio::test]
 async fn an_oversized_retry_does_not_confuse_its_connection() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     world.assert_runs_once("first", "remembered").await;
     let body = SMUGGLED_REQUEST.repeat(20_000);
     for (at, chunked) in [false, true].into_iter().enumerate() {
         let (case, key) = (format!("chunked: {chunked}"), format!("after-oversized-{at}"));
-        let retry = world.post("/pay").key("remembered").body(body.clone());
+        let retry = world.shop_post("/pay").key("remembered").body(body.clone());
         let retry = if chunked { retry.chunked() } else { retry };
         let mut raw = world.connect().await;
         match retry.try_send_on(&mut raw).await {
@@ -125,7 +125,7 @@ async fn an_oversized_retry_does_not_confuse_its_connection() {
 
 #[tokio::test]
 async fn a_replay_leaves_its_connection_in_order() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     world.assert_runs_once("first", "replayed-here").await;
     let mut raw = world.connect().await;
     for _ in 0..3 {
@@ -141,7 +141,7 @@ async fn a_replay_leaves_its_connection_in_order() {
 /// Where nothing of a body is compared, a replay could be given without having read it.
 #[tokio::test]
 async fn the_body_of_a_replay_is_not_the_next_request() {
-    let world = TestGateway::start("[policy]\npreset = \"appsportal\"\n").await;
+    let world = TestGateway::in_memory("[policy]\npreset = \"appsportal\"\n").await;
     let head =
         format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\nX-Tenant-Id: t1\r\nX-Idempotency-Key: replayed-unread\r\n");
     let first = world.exchange(format!("{head}Content-Length: {}\r\n\r\n{BODY}", BODY.len())).await;
@@ -181,7 +181,7 @@ async fn the_body_of_a_replay_is_not_the_next_request() {
 
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let get = format!("GET /things HTTP/1.1\r\nHost: {HOST}\r\n\r\n").into_bytes();
     let bad = format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: a,b\r\n\r\n").into_bytes();
     let posts = |key: &str| world.valid_request(key).to_bytes();
@@ -207,7 +207,7 @@ async fn pipelined_requests_are_answered_in_order() {
 
 #[tokio::test]
 async fn an_http_1_0_client_is_served_and_hung_up_on() {
-    let world = TestGateway::start("").await;
+    let world = TestGateway::in_memory("").await;
     let length = BODY.len();
     let request = |more: &str| {
         format!(
@@ -242,7 +242,7 @@ async fn an_http_1_0_client_is_served_and_hung_up_on() {
 
 #[tokio::test]
 async fn a_body_is_not_asked_for_where_it_will_not_be_read() {
-    let world = TestGateway::start("[policy]\nmax_request = \"1KiB\"\n").await;
+    let world = TestGateway::in_memory("[policy]\nmax_request = \"1KiB\"\n").await;
     let length = BODY.len();
     let ask = |key: &str, length: usize| {
         let head = request_head("/pay", key);

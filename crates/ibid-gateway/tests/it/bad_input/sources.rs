@@ -19,8 +19,8 @@ key = { from = ["json:/id", "query:key", "header:Idempotency-Key"], required = t
 
 #[tokio::test]
 async fn a_key_in_json_is_a_string_or_a_number() {
-    let world = TestGateway::start(SOURCES).await;
-    let good = |value: &str| world.post("/json").json(&format!(r#"{{"order":{{"id":{value}}}}}"#));
+    let world = TestGateway::in_memory(SOURCES).await;
+    let good = |value: &str| world.shop_post("/json").json(&format!(r#"{{"order":{{"id":{value}}}}}"#));
     let cases = [
         ("absent", "key-missing", r#"{"order":{}}"#),
         ("an empty document", "key-missing", ""),
@@ -40,11 +40,11 @@ async fn a_key_in_json_is_a_string_or_a_number() {
         ("too long a number", "key-invalid", r#"{"order":{"id":123456789012345678901}}"#),
     ];
     for (case, name, body) in cases {
-        let answer = world.post("/json").json(body).send().await;
+        let answer = world.shop_post("/json").json(body).send().await;
         assert_problem(case, &answer, 400, name, None);
     }
     let answer =
-        world.post("/json").header("Content-Type", "text/plain").body(r#"{"order":{"id":"j-1"}}"#).send().await;
+        world.shop_post("/json").header("Content-Type", "text/plain").body(r#"{"order":{"id":"j-1"}}"#).send().await;
     assert_problem("JSON by another name", &answer, 400, "key-missing", None);
     assert_eq!(world.upstream.requests(), 0);
     for (at, value) in ["\"j-1\"", "12345", "\"a,b\"", "1e5"].into_iter().enumerate() {
@@ -61,7 +61,7 @@ async fn a_key_in_json_is_a_string_or_a_number() {
 
 #[tokio::test]
 async fn a_key_in_the_query_is_sent_once_and_whole() {
-    let world = TestGateway::start(SOURCES).await;
+    let world = TestGateway::in_memory(SOURCES).await;
     for (case, name, query) in [
         ("none", "key-missing", ""),
         ("another parameter", "key-missing", "?keys=q-1"),
@@ -78,27 +78,27 @@ async fn a_key_in_the_query_is_sent_once_and_whole() {
         ("DEL", "key-invalid", "?key=q%7f"),
         ("too long", "key-invalid", &format!("?key={}", "q".repeat(256))),
     ] {
-        let answer = world.post(&format!("/query{query}")).json(BODY).send().await;
+        let answer = world.shop_post(&format!("/query{query}")).json(BODY).send().await;
         assert_problem(case, &answer, 400, name, None);
     }
     // The header is not where this route looks.
-    let answer = world.post("/query").key("q-1").json(BODY).send().await;
+    let answer = world.shop_post("/query").key("q-1").json(BODY).send().await;
     assert_problem("in the header", &answer, 400, "key-missing", None);
     assert_eq!(world.upstream.requests(), 0);
-    let first = world.post("/query?a=1&key=q%2d1").json(BODY).send().await;
+    let first = world.shop_post("/query?a=1&key=q%2d1").json(BODY).send().await;
     assert_eq!((first.status, first.json()["run"].as_u64()), (201, Some(1)));
-    let again = world.post("/query?a=1&key=q%2d1").json(BODY).send().await;
+    let again = world.shop_post("/query?a=1&key=q%2d1").json(BODY).send().await;
     assert_eq!(again.header("idempotent-replayed"), Some("true"), "{again:?}");
     // The same key spelled differently is the same key; the query, compared as sent, is another.
-    let answer = world.post("/query?a=1&key=q-1").json(BODY).send().await;
+    let answer = world.shop_post("/query?a=1&key=q-1").json(BODY).send().await;
     assert_problem("spelled differently", &answer, 422, "key-reused", Some("q-1"));
     assert_eq!(world.upstream.executions(), 1);
 }
 
 #[tokio::test]
 async fn a_request_that_is_its_own_key_runs_once() {
-    let world = TestGateway::start(SOURCES).await;
-    let run = async |body: &str| world.post("/body").json(body).send().await.json()["run"].as_u64();
+    let world = TestGateway::in_memory(SOURCES).await;
+    let run = async |body: &str| world.shop_post("/body").json(body).send().await.json()["run"].as_u64();
     assert_eq!(run(r#"{"a":1,"b":2}"#).await, Some(1));
     assert_eq!(run(r#"{ "b": 2, "a": 1 }"#).await, Some(1), "a double click");
     assert_eq!(run(r#"{"a":1,"b":3}"#).await, Some(2));
@@ -106,20 +106,20 @@ async fn a_request_that_is_its_own_key_runs_once() {
     assert_eq!(run("").await, Some(3));
     assert_eq!(run("{not json").await, Some(4));
     // A key of the client's is not asked for, so it makes no difference.
-    assert_eq!(world.post("/body").key("\"unclosed").json("").send().await.json()["run"], 3);
+    assert_eq!(world.shop_post("/body").key("\"unclosed").json("").send().await.json()["run"], 3);
     assert_eq!(world.upstream.executions(), 4);
 }
 
 #[tokio::test]
 async fn every_source_of_a_list_is_looked_at_in_order() {
-    let world = TestGateway::start(SOURCES).await;
-    let text = |target: &str| world.post(target).header("Content-Type", "text/plain").body("hello");
+    let world = TestGateway::in_memory(SOURCES).await;
+    let text = |target: &str| world.shop_post(target).header("Content-Type", "text/plain").body("hello");
     // Only JSON bodies can have the first: a request with another body still has the others.
     for (run, (case, request)) in [
-        ("json", world.post("/any").json(r#"{"id":"any-1"}"#)),
-        ("query, a JSON body without the member", world.post("/any?key=any-2").json("{}")),
+        ("json", world.shop_post("/any").json(r#"{"id":"any-1"}"#)),
+        ("query, a JSON body without the member", world.shop_post("/any?key=any-2").json("{}")),
         ("query, another body", text("/any?key=any-3")),
-        ("header, a JSON body without the member", world.post("/any").key("any-4").json("{}")),
+        ("header, a JSON body without the member", world.shop_post("/any").key("any-4").json("{}")),
         ("header, another body", text("/any").key("any-5")),
     ]
     .into_iter()
@@ -131,14 +131,14 @@ async fn every_source_of_a_list_is_looked_at_in_order() {
         assert_eq!(answer.header("idempotent-replayed"), Some("true"), "{case}: {answer:?}");
     }
     for (case, name, request) in [
-        ("nowhere", "key-missing", world.post("/any").json("{}")),
+        ("nowhere", "key-missing", world.shop_post("/any").json("{}")),
         ("nowhere, another body", "key-missing", text("/any")),
-        ("malformed in the first", "key-invalid", world.post("/any?key=any-6").key("any-6").json(r#"{"id":""}"#)),
-        ("malformed in the second", "key-invalid", world.post("/any?key=").key("any-6").json("{}")),
+        ("malformed in the first", "key-invalid", world.shop_post("/any?key=any-6").key("any-6").json(r#"{"id":""}"#)),
+        ("malformed in the second", "key-invalid", world.shop_post("/any?key=").key("any-6").json("{}")),
         ("malformed in the second, another body", "key-invalid", text("/any?key=").key("any-6")),
-        ("malformed in the third", "key-invalid", world.post("/any").key("\"any-6").json("{}")),
+        ("malformed in the third", "key-invalid", world.shop_post("/any").key("\"any-6").json("{}")),
         ("malformed in the third, another body", "key-invalid", text("/any").key("any-6,any-7")),
-        ("the third sent twice", "request-ambiguous", world.post("/any").key("any-6").key("any-6").json("{}")),
+        ("the third sent twice", "request-ambiguous", world.shop_post("/any").key("any-6").key("any-6").json("{}")),
     ] {
         let answer = request.send().await;
         assert_problem(case, &answer, 400, name, None);

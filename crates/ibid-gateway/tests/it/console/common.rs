@@ -1,20 +1,17 @@
 //! A gateway in the test's own process with records of every kind in its store, and a way into its console.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use ibid::store::Memory;
-use ibid_gateway::{
-    commands::serve,
-    config::{Env, GatewaySettings, ServeArgs},
-    metrics::MetricsObserver,
-};
-use ibid_stores::OpenedStore;
+use ibid_gateway::commands::serve;
 use ibid_testkit::wrappers::FailingStore;
 use tempfile::TempDir;
 use testbed::{
     client::{TestRequest, TestResponse, get, post},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
+
+use crate::support::{failing_store, start_in_process};
 
 pub(super) const ADMIN: &str = "token-of-the-admin-0123456789";
 pub(super) const VIEWER: &str = "token-of-the-viewer-0123456789";
@@ -46,25 +43,13 @@ impl ConsoleGateway {
     /// Without records.
     pub(super) async fn start_empty() -> ConsoleGateway {
         let (upstream, folder) = (TestUpstream::start().await, tempfile::tempdir().expect("a folder"));
-        let store = Arc::new(FailingStore::new(Memory::default()));
-        let args = ServeArgs {
-            listen: Some("127.0.0.1:0".into()),
-            admin: Some("127.0.0.1:0".into()),
-            upstream: Some(upstream.url()),
-            store: Some("memory:".into()),
-            ..ServeArgs::default()
-        };
+        let store = failing_store();
         let audit = folder.path().join("audit.jsonl");
         let config = format!(
             "{CONFIG}[admin]\naudit = {audit:?}\ntoken = {ADMIN:?}\n\
              tokens = [{{ role = \"viewer\", token = {VIEWER:?} }}, {{ role = \"user\", user = \"user-1\", token = {USER:?} }}]\n"
         );
-        let settings =
-            GatewaySettings::from_text(&config, None, &args, &Env::from_pairs(&[])).expect("a valid configuration");
-        let watched = MetricsObserver::new(ibid::NoopObserver);
-        let gateway = serve::RunningGateway::start(settings, args, OpenedStore::plain(store.clone()), watched)
-            .await
-            .expect("it starts");
+        let gateway = start_in_process(&config, &upstream, store.clone(), Arc::new(ibid::NoopObserver)).await;
         ConsoleGateway { gateway, store, upstream, _folder: folder }
     }
 
@@ -204,15 +189,4 @@ fn text_between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
 fn unescape(text: &str) -> String {
     let text = text.replace("&#60;", "<").replace("&#62;", ">").replace("&#34;", "\"").replace("&#39;", "'");
     text.replace("&#38;", "&")
-}
-
-/// Waits until something is so.
-pub(super) async fn wait_until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
-    let so = async {
-        while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let limit = Duration::from_secs(20);
-    tokio::time::timeout(limit, so).await.unwrap_or_else(|_| panic!("waited {limit:?} for: {what}"));
 }

@@ -20,8 +20,8 @@ async fn assert_charts_drawn(browser: &ConsoleBrowser) {
                  const painted = (canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height) \
                    .data.some((byte) => byte > 0); \
                  return [...document.querySelectorAll('[data-chart] canvas')].filter((canvas) => wide(canvas) && painted(canvas)).length";
-    super::common::wait_until("four charts are drawn", || async {
-        browser.execute(drawn, Vec::new()).await.unwrap() == 4
+    crate::support::until_some("four charts are drawn", || async {
+        (browser.execute(drawn, Vec::new()).await.unwrap() == 4).then_some(())
     })
     .await;
 }

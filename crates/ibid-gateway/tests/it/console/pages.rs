@@ -1,10 +1,10 @@
 //! What pages hold, as a plain HTTP client sees them.
 
-use testbed::{client::get, process::GatewayProcess, upstream::TestUpstream};
+use testbed::client::get;
 
-use super::common::{ADMIN, ConsoleGateway, MARKUP_KEY, PageClient, UNKNOWN_KEY, wait_until};
+use super::common::{ADMIN, ConsoleGateway, MARKUP_KEY, PageClient, UNKNOWN_KEY};
 
-const BIN: &str = env!("CARGO_BIN_EXE_ibid");
+use crate::support::{TestGateway, until_some};
 
 #[tokio::test]
 async fn every_page_may_do_little_and_is_kept_by_nobody() {
@@ -240,9 +240,9 @@ async fn the_overview_counts_what_happens() {
         column.iter().map(|value| value.as_f64().unwrap_or(0.0)).sum::<f64>()
     };
     // Points are rates over about a second each; the counts behind them are whole, so their sum is near.
-    wait_until("the charts show three replays", || async {
+    until_some("the charts show three replays", || async {
         let series = reader.get("/series?window=10m").await.json();
-        sum(&series, "replayed") > 2.0 && sum(&series, "open") > 0.5 && sum(&series, "ran") > 4.0
+        (sum(&series, "replayed") > 2.0 && sum(&series, "open") > 0.5 && sum(&series, "ran") > 4.0).then_some(())
     })
     .await;
     let page = reader.get_page("/").await;
@@ -288,8 +288,7 @@ async fn an_empty_gateway_says_what_will_be_there() {
 /// Without a token nobody gets in, and the page says how to set one.
 #[tokio::test]
 async fn a_gateway_without_tokens_says_how_to_set_one() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, "", &upstream.url()).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start("").await;
     let at = gateway.admin_addr();
     let page = get(at, "/login").send().await.text();
     assert!(page.contains("No token is configured") && page.contains("env:IBID_ADMIN_TOKEN"), "{page}");

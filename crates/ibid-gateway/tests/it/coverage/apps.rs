@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::Http2Connection;
-use crate::faults::common::{BIN, assert_refused, within};
+use crate::support::{BIN, assert_refused, within};
 
 const SECRET: &str = "It's a Secret to Everybody";
 

@@ -8,7 +8,7 @@ use testbed::{
 };
 
 use super::Http2Connection;
-use crate::faults::common::{BIN, within};
+use crate::support::{BIN, within};
 
 const ROUTES: &str = r#"
     [[route]]

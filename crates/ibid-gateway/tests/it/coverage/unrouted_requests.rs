@@ -8,7 +8,7 @@ use testbed::{
 };
 
 use super::Http2Connection;
-use crate::faults::common::{BIN, assert_ran, assert_replay};
+use crate::support::{TestGateway, assert_ran, assert_replay, start_gateway};
 
 const POLICY_OFF_CONFIG: &str =
     "store.url = \"memory:\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay\"\n";
@@ -21,8 +21,7 @@ async fn uncovered_metric(gateway: &GatewayProcess) -> String {
 
 #[tokio::test]
 async fn a_route_uncovers_nothing_beside_it() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, "[[route]]\nmatch = \"POST /payments/*\"\n", &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start("[[route]]\nmatch = \"POST /payments/*\"\n").await;
     let paths = ["/payments", "/else", "/@scope%2fname", "/projects/group%2Fproject/issues", "/files/a%5Cb", "/a//b"];
     for (at, path) in paths.into_iter().enumerate() {
         let send = || post(gateway.addr(), path).key(format!("key-{at}")).json("{}");
@@ -36,8 +35,7 @@ async fn a_route_uncovers_nothing_beside_it() {
 
 #[tokio::test]
 async fn a_key_that_nothing_covers_is_counted_and_logged_once_per_path() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, POLICY_OFF_CONFIG, &upstream.url()).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start(POLICY_OFF_CONFIG).await;
     assert_eq!(uncovered_metric(&gateway).await, "0");
     for path in ["/paid", "/paid", "/paid/1", "/@scope%2fname"] {
         assert_eq!(post(gateway.addr(), path).key("key-1").json("{}").send().await.status, 201, "{path}");
@@ -57,8 +55,7 @@ async fn a_key_that_nothing_covers_is_counted_and_logged_once_per_path() {
 
 #[tokio::test]
 async fn a_thousand_paths_are_logged_and_no_more() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, POLICY_OFF_CONFIG, &upstream.url()).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start(POLICY_OFF_CONFIG).await;
     let http2 = Http2Connection::connect(gateway.addr()).await;
     for at in 0..1005 {
         let answer = http2.send("POST", &format!("/paid/{at}"), &[("idempotency-key", "key-1")], "").await;
@@ -88,7 +85,7 @@ async fn calls_to_unknown_methods_are_refused_or_pass_as_is_set() {
         ("grpc_unknown = \"pass\"", true, true),
         (&format!("grpc_unknown = \"pass\"\n{platform}"), true, true),
     ] {
-        let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+        let gateway = start_gateway(config, &upstream).await;
         let client = GrpcTestClient::connect(gateway.addr()).await;
         for (headers, passes) in [(&[("x-idempotency-key", "key-1")][..], keyed), (&[], keyless)] {
             let before = upstream.requests();

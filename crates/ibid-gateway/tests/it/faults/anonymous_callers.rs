@@ -6,8 +6,10 @@ use testbed::{
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
-use super::common::{BIN, assert_ran, assert_refused, assert_replay, is_in_progress, policy, start_ietf_gateway};
 use crate::sealing::table;
+use crate::support::{
+    TestGateway, assert_ran, assert_refused, assert_replay, is_in_progress, policy, start_gateway, start_ietf_gateway,
+};
 
 fn request_with_cookies(gateway: &GatewayProcess, key: &str, cookies: &str) -> TestRequest {
     let request = post(gateway.addr(), "/pay").key(key).json(r#"{"amount":1}"#);
@@ -21,7 +23,7 @@ async fn a_load_balancers_cookie_on_the_first_answer_does_not_break_the_retry() 
     for config in [policy(""), format!("{}{}", policy(""), table(&["k"]))] {
         let before = upstream.executions();
         let config = format!("{config}[store]\nurl = \"embedded:data\"\n");
-        let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+        let mut gateway = start_gateway(&config, &upstream).await;
         let first = request_with_cookies(&gateway, "k-1", "").send().await;
         assert_ran(&first);
         for cookies in ["lb=node-1", "zone=b; lb=node-1", "lb=node-1; lb=node-1", ""] {
@@ -80,9 +82,8 @@ async fn cookies_of_an_answer_that_was_released_are_kept() {
 
 #[tokio::test]
 async fn cookies_of_an_answer_with_an_unknown_outcome_are_kept() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamReply::status(502).set_cookie("lb=node-1"));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     assert_eq!(request_with_cookies(&gateway, "k-1", "").send().await.status, 502);
     assert_refused(&request_with_cookies(&gateway, "k-1", "lb=node-1").send().await, 409, "outcome-unknown");
     assert_refused(&request_with_cookies(&gateway, "k-1", "session=7").send().await, 400, "scope-missing");

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use testbed::{
     client::RawClient,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    upstream::{ReplyGate, UpstreamReply},
 };
 use tokio::time::sleep;
 
-use super::common::{assert_ran, assert_refused, assert_replay, pay, send_until_settled, start_ietf_gateway};
+use crate::support::{TestGateway, assert_ran, assert_refused, assert_replay, pay, send_until_settled};
 
 /// How a client leaves.
 type Disconnect = fn(RawClient);
@@ -17,8 +17,7 @@ const DISCONNECTS: [(&str, Disconnect); 2] = [("close", |raw| drop(raw)), ("rese
 
 #[tokio::test]
 async fn a_body_that_is_never_whole_leaves_no_trace() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for (way, leave) in DISCONNECTS {
         for (framing, request) in [("length", pay(&gateway, way)), ("chunks", pay(&gateway, way).chunked())] {
             let whole = request.to_bytes();
@@ -44,8 +43,7 @@ async fn a_body_that_is_never_whole_leaves_no_trace() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_does_not_stop_its_request() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for (way, leave) in DISCONNECTS {
         let gate = ReplyGate::new();
         upstream.on("/pay", UpstreamReply::usual().gated(&gate));
@@ -66,9 +64,8 @@ async fn a_client_that_hangs_up_does_not_stop_its_request() {
 
 #[tokio::test]
 async fn clients_that_hang_up_at_any_moment_cause_one_execution() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_concurrent = \"wait\"").await;
     upstream.on("/pay", UpstreamReply::usual().delay(Duration::from_millis(10)));
-    let gateway = start_ietf_gateway(&upstream, "on_concurrent = \"wait\"").await;
     for n in 0..40_u64 {
         let key = format!("k-{n}");
         let request = pay(&gateway, &key);
@@ -94,10 +91,9 @@ async fn clients_that_hang_up_at_any_moment_cause_one_execution() {
 
 #[tokio::test]
 async fn a_waiter_that_hangs_up_takes_nobody_elses_answer_away() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_concurrent = \"wait\"").await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = start_ietf_gateway(&upstream, "on_concurrent = \"wait\"").await;
     let request = pay(&gateway, "k-1");
     let mut holder = request.start().await;
     gate.arrived(1).await;

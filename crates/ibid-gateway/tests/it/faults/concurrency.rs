@@ -4,20 +4,19 @@ use std::time::{Duration, Instant};
 
 use testbed::{
     client::many,
-    process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply, filler},
 };
 
-use super::common::{
-    BIN, assert_ran, assert_refused, assert_replay, caller, is_in_progress, pay, policy, start_ietf_gateway,
+use crate::support::{
+    TestGateway, assert_ran, assert_refused, assert_replay, caller, is_in_progress, pay, policy, start_gateway,
+    start_ietf_gateway,
 };
 
 #[tokio::test]
 async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let opened = async {
         gate.arrived(1).await;
         gate.open();
@@ -35,10 +34,9 @@ async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
 
 #[tokio::test]
 async fn of_fifty_at_once_all_get_the_answer_where_they_wait() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_concurrent = \"wait\"").await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = start_ietf_gateway(&upstream, "on_concurrent = \"wait\"").await;
     let opened = async {
         gate.arrived(1).await;
         gate.open();
@@ -54,10 +52,10 @@ async fn of_fifty_at_once_all_get_the_answer_where_they_wait() {
 
 #[tokio::test]
 async fn a_waiter_is_told_to_come_back_when_its_time_is_up() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } =
+        TestGateway::ietf("on_concurrent = \"wait\"\nwait_timeout = \"300ms\"").await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = start_ietf_gateway(&upstream, "on_concurrent = \"wait\"\nwait_timeout = \"300ms\"").await;
     let request = pay(&gateway, "k-1");
     let mut holder = request.start().await;
     gate.arrived(1).await;
@@ -99,9 +97,8 @@ async fn after_a_released_answer_exactly_one_waiter_runs() {
 
 #[tokio::test]
 async fn every_waiter_runs_in_turn_while_nothing_is_remembered() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_concurrent = \"wait\"").await;
     upstream.on("/pay", UpstreamReply::status(500));
-    let gateway = start_ietf_gateway(&upstream, "on_concurrent = \"wait\"").await;
     let answers = many(8, || pay(&gateway, "k-1")).await;
     assert!(answers.iter().all(|answer| answer.status == 500), "{answers:?}");
     let fences: Vec<_> = upstream.log().iter().map(|seen| (seen.attempt(), seen.fence())).collect();
@@ -115,7 +112,7 @@ async fn more_than_may_run_is_refused_before_any_claim() {
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let config = format!("max_running = 2\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let mut running = [pay(&gateway, "k-1").start().await, pay(&gateway, "k-2").start().await];
     gate.arrived(2).await;
     let third = pay(&gateway, "k-3");
@@ -134,7 +131,7 @@ async fn more_than_may_run_is_refused_before_any_claim() {
 async fn a_request_beyond_the_memory_budget_is_refused_before_any_claim() {
     let upstream = TestUpstream::start().await;
     let config = format!("buffer_memory = \"64KiB\"\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let large = || caller(testbed::client::post(gateway.addr(), "/pay")).key("k-1").body(filler(100 << 10));
     for _ in 0..3 {
         assert_refused(&large().send().await, 503, "overloaded");
@@ -149,10 +146,9 @@ async fn a_request_beyond_the_memory_budget_is_refused_before_any_claim() {
 
 #[tokio::test]
 async fn different_keys_run_at_the_same_time() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let mut n = 0;
     let next = || {
         n += 1;
@@ -173,7 +169,7 @@ async fn a_request_that_waits_for_a_connection_has_not_been_sent() {
     let gate = ReplyGate::new();
     upstream.on("/slow", UpstreamReply::usual().gated(&gate));
     let config = format!("max_upstream = 1\n{}", policy("timeout = \"300ms\""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let mut slow = testbed::client::get(gateway.addr(), "/slow").start().await;
     gate.arrived(1).await;
     let request = pay(&gateway, "k-1");

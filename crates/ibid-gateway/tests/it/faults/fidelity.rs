@@ -5,7 +5,7 @@ use testbed::{
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use super::common::{assert_ran, assert_replay, caller, pay, start_ietf_gateway};
+use crate::support::{TestGateway, assert_ran, assert_replay, caller, pay, start_ietf_gateway};
 
 const LONG_AGO: &str = "Thu, 01 Jan 2015 00:00:00 GMT";
 
@@ -82,8 +82,7 @@ async fn a_binary_body_is_replayed_byte_by_byte() {
 
 #[tokio::test]
 async fn empty_answers_are_replayed_empty() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for (path, status) in [("/204", 204), ("/200", 200), ("/303", 303), ("/404", 404)] {
         upstream.on(path, UpstreamReply::status(status).header("Location", "/x"));
         let request = caller(delete(gateway.addr(), path)).key(path);
@@ -101,9 +100,8 @@ async fn empty_answers_are_replayed_empty() {
 
 #[tokio::test]
 async fn chunked_answers_are_replayed_with_a_length() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamReply::chunks(["one", "two", "three"]));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_eq!(first.text(), "onetwothree");
     let again = pay(&gateway, "k-1").send().await;
@@ -113,9 +111,8 @@ async fn chunked_answers_are_replayed_with_a_length() {
 
 #[tokio::test]
 async fn trailers_are_replayed() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamReply::chunks(["body"]).header("Trailer", "X-Sum").trailer("X-Sum", "42"));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let request = pay(&gateway, "k-1").header("TE", "trailers");
     let first = request.send().await;
     assert_eq!((first.text().as_str(), first.trailers.get("x-sum")), ("body", Some("42")), "{first:?}");
@@ -130,9 +127,8 @@ async fn trailers_are_replayed() {
 
 #[tokio::test]
 async fn many_headers_are_replayed() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamReply::usual().many_headers(150));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_ran(&first);
     let again = pay(&gateway, "k-1").send().await;
@@ -146,9 +142,8 @@ async fn many_headers_are_replayed() {
 
 #[tokio::test]
 async fn conditions_and_ranges_are_not_evaluated_on_a_replay() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamReply::status(200).header("ETag", "\"v1\"").body("0123456789"));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let plain = pay(&gateway, "k-1");
     let first = plain.send().await;
     let again = plain.header("Range", "bytes=0-3").header("If-Modified-Since", "Thu, 01 Jan 2099 00:00:00 GMT");
@@ -158,9 +153,8 @@ async fn conditions_and_ranges_are_not_evaluated_on_a_replay() {
 
 #[tokio::test]
 async fn client_errors_are_remembered_as_they_were() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on_each("/pay", [UpstreamReply::status(422).json(r#"{"error":"card"}"#), UpstreamReply::usual()]);
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_eq!((first.status, first.text().as_str()), (422, r#"{"error":"card"}"#));
     assert_replay(&pay(&gateway, "k-1").send().await, &first);

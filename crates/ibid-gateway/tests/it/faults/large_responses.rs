@@ -3,15 +3,14 @@
 use sha2::{Digest as _, Sha256};
 use testbed::{
     client::{RawClient, TestResponse, post},
-    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply, filler},
 };
 
-use super::common::{
-    BIN, ScriptedUpstream, assert_refused, assert_replay, caller, find, pay, policy, send_until_settled,
-    start_ietf_gateway,
+use crate::support::until_some;
+use crate::support::{
+    ScriptedUpstream, TestGateway, assert_refused, assert_replay, caller, find, pay, policy, send_until_settled,
+    start_gateway, start_ietf_gateway,
 };
-use crate::stores::common::until as until_some;
 
 const SMALL_MAX_RESPONSE: &str = "max_response = \"64KiB\"";
 
@@ -38,12 +37,6 @@ async fn read_body(raw: &mut RawClient, at_least: usize) -> Vec<u8> {
         assert!(!more.is_empty(), "closed after {} bytes", all.len());
         all.extend(more);
     }
-}
-
-async fn start_scripted(dials: &str) -> (ScriptedUpstream, GatewayProcess) {
-    let upstream = ScriptedUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, &policy(dials), &upstream.url()).await;
-    (upstream, gateway)
 }
 
 #[tokio::test]
@@ -73,8 +66,7 @@ async fn a_large_answer_arrives_whole_and_is_replayed_as_its_digest() {
 
 #[tokio::test]
 async fn an_answer_at_the_limit_is_kept_and_one_byte_more_is_not() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, SMALL_MAX_RESPONSE).await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf(SMALL_MAX_RESPONSE).await;
     let (fits, over) = (filler(64 << 10), filler((64 << 10) + 1));
     upstream.on("/fits", UpstreamReply::status(201).body(fits.clone()));
     upstream.on("/over", UpstreamReply::status(201).body(over.clone()));
@@ -87,7 +79,7 @@ async fn an_answer_at_the_limit_is_kept_and_one_byte_more_is_not() {
 
 #[tokio::test]
 async fn a_large_answer_streams_before_the_upstream_has_finished() {
-    let (upstream, gateway) = start_scripted(SMALL_MAX_RESPONSE).await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(&policy(SMALL_MAX_RESPONSE)).await;
     let body = filler(300 << 10);
     let request = pay(&gateway, "k-1");
     let mut client = request.start().await;
@@ -126,7 +118,7 @@ async fn a_client_that_stalls_is_dropped_and_the_answer_recorded() {
 
 #[tokio::test]
 async fn a_client_that_leaves_a_large_answer_does_not_stop_its_recording() {
-    let (upstream, gateway) = start_scripted(SMALL_MAX_RESPONSE).await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(&policy(SMALL_MAX_RESPONSE)).await;
     let body = filler(300 << 10);
     for (key, leave) in [("close", (|raw| drop(raw)) as fn(RawClient)), ("reset", RawClient::abort)] {
         let request = pay(&gateway, key);
@@ -145,8 +137,7 @@ async fn a_client_that_leaves_a_large_answer_does_not_stop_its_recording() {
 
 #[tokio::test]
 async fn a_large_answer_that_breaks_off_is_seen_to_and_its_outcome_unknown() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, SMALL_MAX_RESPONSE).await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf(SMALL_MAX_RESPONSE).await;
     upstream.on("/pay", UpstreamFault::Truncated { content_length: 300 << 10, sent: 200 << 10 });
     let request = pay(&gateway, "k-1");
     let broken = request.try_send().await.expect_err("not a whole answer");
@@ -157,7 +148,7 @@ async fn a_large_answer_that_breaks_off_is_seen_to_and_its_outcome_unknown() {
 
 #[tokio::test]
 async fn a_large_chunked_answer_that_breaks_off_has_no_end() {
-    let (upstream, gateway) = start_scripted(SMALL_MAX_RESPONSE).await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(&policy(SMALL_MAX_RESPONSE)).await;
     let request = pay(&gateway, "k-1");
     let mut client = request.start().await;
     let mut app = upstream.request().await;
@@ -174,7 +165,7 @@ async fn a_large_chunked_answer_that_breaks_off_has_no_end() {
 
 #[tokio::test]
 async fn events_arrive_as_they_are_sent_and_are_replayed_whole() {
-    let (upstream, gateway) = start_scripted("").await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(&policy("")).await;
     let request = pay(&gateway, "k-1");
     let mut client = request.start().await;
     let mut app = upstream.request().await;
@@ -200,8 +191,7 @@ async fn an_answer_that_is_too_large_for_the_embedded_store_is_remembered_as_its
     upstream.on("/other", UpstreamReply::usual());
     // Compressed, this one would fit.
     let config = "store.url = \"embedded:records?max_size=16MiB\"\nstore.compress = false\n";
-    let gateway =
-        GatewayProcess::spawn(BIN, &format!("{config}{}", policy("max_response = \"4MiB\"")), &upstream.url()).await;
+    let gateway = start_gateway(&format!("{config}{}", policy("max_response = \"4MiB\"")), &upstream).await;
     let warning =
         "max_response (4MiB) is more than the store can hold (1MiB); larger answers are remembered as digests";
     gateway.wait_for_log(warning).await;

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use testbed::upstream::{TestUpstream, UpstreamFault, UpstreamReply};
 
-use super::common::{
-    assert_ran, assert_refused, assert_replay, is_in_progress, other_pay_at, pay, pay_at, send_until_settled,
-    start_ietf_gateway, until,
+use crate::support::{
+    TestGateway, assert_ran, assert_refused, assert_replay, is_in_progress, other_pay_at, pay, pay_at,
+    send_until_settled, until,
 };
 
 /// Every way to lose an answer, each at a path of its own.
@@ -22,8 +22,7 @@ const RESPONSE_LOSSES: [(&str, UpstreamFault); 7] = [
 
 #[tokio::test]
 async fn a_lost_answer_leaves_the_outcome_unknown() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for (path, fault) in RESPONSE_LOSSES {
         upstream.on_each(path, [fault.into(), UpstreamReply::usual()]);
         let request = pay_at(&gateway, path, path);
@@ -39,8 +38,7 @@ async fn a_lost_answer_leaves_the_outcome_unknown() {
 
 #[tokio::test]
 async fn a_lost_answer_is_retried_where_the_policy_says_so() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "on_unknown = \"retry\"\nlease = \"300ms\"").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_unknown = \"retry\"\nlease = \"300ms\"").await;
     for (path, fault) in RESPONSE_LOSSES {
         upstream.on_each(path, [fault.into(), UpstreamReply::usual()]);
         let request = pay_at(&gateway, path, path);
@@ -64,9 +62,8 @@ async fn a_lost_answer_is_retried_where_the_policy_says_so() {
 
 #[tokio::test]
 async fn a_takeover_that_cannot_start_leaves_the_outcome_unknown() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_unknown = \"retry\"\nlease = \"300ms\"").await;
     upstream.on_each("/pay", [UpstreamFault::CloseWithoutReply.into(), UpstreamReply::usual()]);
-    let gateway = start_ietf_gateway(&upstream, "on_unknown = \"retry\"\nlease = \"300ms\"").await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-lost");
     upstream.stop().await;
@@ -80,9 +77,8 @@ async fn a_takeover_that_cannot_start_leaves_the_outcome_unknown() {
 
 #[tokio::test]
 async fn no_answer_in_time_leaves_the_outcome_unknown() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("timeout = \"300ms\"\nlease = \"500ms\"").await;
     upstream.on_each("/pay", [UpstreamFault::Hang.into(), UpstreamReply::usual()]);
-    let gateway = start_ietf_gateway(&upstream, "timeout = \"300ms\"\nlease = \"500ms\"").await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 504, "upstream-timeout");
     assert_refused(&send_until_settled(&request).await, 409, "outcome-unknown");
@@ -95,9 +91,9 @@ async fn no_answer_in_time_leaves_the_outcome_unknown() {
 
 #[tokio::test]
 async fn after_a_timeout_the_retry_waits_for_the_lease() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } =
+        TestGateway::ietf("timeout = \"300ms\"\nlease = \"900ms\"\non_unknown = \"retry\"").await;
     upstream.on_each("/pay", [UpstreamFault::Hang.into(), UpstreamReply::usual()]);
-    let gateway = start_ietf_gateway(&upstream, "timeout = \"300ms\"\nlease = \"900ms\"\non_unknown = \"retry\"").await;
     let request = pay(&gateway, "k-1");
     let begun = Instant::now();
     assert_refused(&request.send().await, 504, "upstream-timeout");
@@ -117,8 +113,7 @@ async fn after_a_timeout_the_retry_waits_for_the_lease() {
 
 #[tokio::test]
 async fn a_gateways_own_trouble_upstream_is_passed_on_and_leaves_the_outcome_unknown() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for (path, status) in [("/502", 502), ("/504", 504)] {
         let theirs = UpstreamReply::status(status).json(r#"{"theirs":true}"#).header("X-Theirs", "1");
         upstream.on_each(path, [theirs, UpstreamReply::usual()]);
@@ -135,8 +130,7 @@ async fn a_gateways_own_trouble_upstream_is_passed_on_and_leaves_the_outcome_unk
 
 #[tokio::test]
 async fn an_answer_that_is_not_remembered_says_so_and_the_retry_runs() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for status in [500, 503, 401, 403, 408, 409, 425, 429] {
         let path = format!("/{status}");
         upstream.on_each(&path, [UpstreamReply::status(status).numbered(), UpstreamReply::usual()]);
@@ -155,9 +149,9 @@ async fn an_answer_that_is_not_remembered_says_so_and_the_retry_runs() {
 #[tokio::test]
 async fn a_lost_answer_over_http2_leaves_the_outcome_unknown() {
     let upstream = TestUpstream::start_h2c().await;
-    let config = super::common::policy("timeout = \"500ms\"\nlate_answer = \"100ms\"");
+    let config = crate::support::policy("timeout = \"500ms\"\nlate_answer = \"100ms\"");
     let url = format!("h2c://{}", upstream.addr());
-    let gateway = testbed::process::GatewayProcess::spawn(super::common::BIN, &config, &url).await;
+    let gateway = testbed::process::GatewayProcess::spawn(crate::support::BIN, &config, &url).await;
     for (path, fault) in [
         ("/reset", UpstreamFault::ResetAfterRequest),
         ("/truncated", UpstreamFault::Truncated { content_length: 100, sent: 40 }),
@@ -166,10 +160,9 @@ async fn a_lost_answer_over_http2_leaves_the_outcome_unknown() {
     ] {
         upstream.on_each(path, [fault.into(), UpstreamReply::usual()]);
         let request = pay_at(&gateway, path, path);
-        match fault {
-            UpstreamFault::Hang => assert_refused(&request.send().await, 504, "upstream-timeout"),
-            _ => assert_refused(&request.send().await, 502, "upstream-lost"),
-        }
+        let timed_out = fault == UpstreamFault::Hang;
+        let (status, name) = if timed_out { (504, "upstream-timeout") } else { (502, "upstream-lost") };
+        assert_refused(&request.send().await, status, name);
         assert_refused(&send_until_settled(&request).await, 409, "outcome-unknown");
         assert_eq!(upstream.executions_at(path), 1, "{path}");
     }

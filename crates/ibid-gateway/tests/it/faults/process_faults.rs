@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use testbed::{
-    process::{GatewayProcess, ProcessSignal},
+    process::ProcessSignal,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
 
-use super::common::{BIN, assert_ran, assert_replay, pay, policy, start_ietf_gateway};
+use crate::support::{assert_ran, assert_replay, pay, policy, start_gateway, start_ietf_gateway};
 
 /// The promise of `memory:` is one start per key *and process*: what it does not outlive, it cannot prevent.
 #[tokio::test]
@@ -17,7 +17,7 @@ async fn a_killed_gateway_forgets_what_it_kept_in_memory() {
     let gate = ReplyGate::new();
     upstream.on_each("/pay", [UpstreamReply::usual().gated(&gate), UpstreamReply::usual()]);
     let config = format!("{}[store]\nurl = \"memory:\"\n", policy(""));
-    let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let mut gateway = start_gateway(&config, &upstream).await;
     let held = pay(&gateway, "k-1").start().await;
     gate.arrived(1).await;
     gateway.kill().await;
@@ -64,7 +64,7 @@ async fn a_run_that_outlasts_its_lease_keeps_it_by_its_heartbeat() {
     let mut holder = request.start().await;
     gate.arrived(1).await;
     sleep(Duration::from_millis(1400)).await;
-    super::common::assert_refused(&request.send().await, 409, "in-progress");
+    crate::support::assert_refused(&request.send().await, 409, "in-progress");
     gate.open();
     let first = holder.read_response().await;
     assert_ran(&first);

@@ -6,13 +6,15 @@ use testbed::{
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
-use super::common::{assert_ran, assert_refused, assert_replay, pay, send_until_settled, start_ietf_gateway};
+use crate::support::{
+    TestGateway, assert_ran, assert_refused, assert_replay, pay, send_until_settled, start_ietf_gateway,
+};
 
 /// An upstream that loses its first answer, and a gateway that asks it at `/found`.
 async fn start_losing_first_answer() -> (TestUpstream, GatewayProcess) {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } =
+        TestGateway::ietf("resolve = \"GET /found?key={key}\"\nlease = \"300ms\"").await;
     upstream.on_each("/pay", [UpstreamFault::CloseWithoutReply.into(), UpstreamReply::usual()]);
-    let gateway = start_ietf_gateway(&upstream, "resolve = \"GET /found?key={key}\"\nlease = \"300ms\"").await;
     (upstream, gateway)
 }
 
@@ -85,7 +87,7 @@ async fn another_request_under_the_key_does_not_ask() {
     let (upstream, gateway) = start_losing_first_answer().await;
     upstream.on("/found", UpstreamReply::status(404));
     assert_refused(&pay(&gateway, "k-1").send().await, 502, "upstream-lost");
-    let other = super::common::other_pay_at(&gateway, "/pay", "k-1");
+    let other = crate::support::other_pay_at(&gateway, "/pay", "k-1");
     assert_refused(&other.send().await, 422, "key-reused");
     assert_eq!(upstream.requests(), 1);
 }

@@ -9,12 +9,11 @@ use bytes::Bytes;
 use h2::{SendStream, client::ResponseFuture};
 use testbed::{
     client::{RawClient, TestRequest, get, post},
-    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply, filler},
 };
 use tokio::{net::TcpStream, time::timeout};
 
-use super::common::{BIN, assert_ran, assert_refused, assert_replay, caller, pay, policy};
+use crate::support::{assert_ran, assert_refused, assert_replay, caller, pay, policy, start_gateway};
 
 const MIB: usize = 1 << 20;
 /// As many as a client opens on one HTTP/2 connection.
@@ -70,7 +69,7 @@ async fn bodies_that_are_announced_and_never_sent_take_nothing_from_others() {
          secrets = [\"a secret of some length\"]\n",
         policy("")
     );
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     // Together more than `buffer_memory`, if it were reserved by the declared length.
     let mut silent = Vec::new();
     for n in 0..11 {
@@ -102,7 +101,7 @@ async fn bodies_that_are_announced_and_never_sent_take_nothing_from_others() {
 async fn senders_that_have_stopped_are_cut_off_when_memory_is_short() {
     let upstream = TestUpstream::start().await;
     let config = format!("buffer_memory = \"4MiB\"\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let mut stopped = Vec::new();
     for n in 0..4 {
         let mut raw = RawClient::connect(gateway.addr()).await;
@@ -136,7 +135,7 @@ async fn answers_that_are_not_read_are_bounded_in_memory_and_cut_off() {
     let body = filler(MIB - 1000);
     upstream.on("/pay", UpstreamReply::status(201).body(body.clone()));
     let config = format!("store.url = \"embedded:records\"\n[limits]\nwrite_timeout = \"2s\"\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let request = caller(post(gateway.addr(), "/pay")).header("Host", "shop.example").key("k-1").body(Bytes::new());
     let first = request.send().await;
     assert_ran(&first);
@@ -181,7 +180,7 @@ async fn a_client_that_stops_reading_over_http1_is_cut_off() {
     upstream.on("/free", UpstreamReply::status(201).body(body.clone()));
     let dials = "max_response = \"25MiB\"";
     let config = format!("[limits]\nwrite_timeout = \"1s\"\n{}", policy(dials));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     assert_eq!(pay(&gateway, "k-1").send().await.body, body);
     // A replay, and one that passes through.
     let free = caller(post(gateway.addr(), "/free")).json("{}");

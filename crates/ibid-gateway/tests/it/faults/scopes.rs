@@ -1,13 +1,13 @@
 //! No answer crosses from one caller to another.
 
 use testbed::{
-    RedisServer,
+    TestRedis,
     client::{TestRequest, post},
     process::{self, GatewayProcess},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
-use super::common::{BIN, assert_ran, assert_refused, assert_replay, policy, start_ietf_gateway};
+use crate::support::{TestGateway, assert_ran, assert_refused, assert_replay, policy, start_gateway};
 
 fn pay_as(gateway: &GatewayProcess, name: &str, value: &str) -> TestRequest {
     post(gateway.addr(), "/pay").key("k-1").json(r#"{"amount":1}"#).header(name, value)
@@ -15,8 +15,7 @@ fn pay_as(gateway: &GatewayProcess, name: &str, value: &str) -> TestRequest {
 
 #[tokio::test]
 async fn another_callers_answer_is_never_replayed() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let callers = [
         pay_as(&gateway, "Authorization", "Bearer one"),
         pay_as(&gateway, "Authorization", "Bearer two"),
@@ -45,7 +44,7 @@ async fn another_callers_answer_is_never_replayed() {
 async fn other_headers_can_be_the_credentials() {
     let upstream = TestUpstream::start().await;
     let config = format!("credentials = [\"X-Session-Token\"]\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let first = pay_as(&gateway, "X-Session-Token", "one").send().await;
     assert_ran(&first);
     assert_ran(&pay_as(&gateway, "X-Session-Token", "two").send().await);
@@ -73,8 +72,7 @@ async fn pay_with_curl(gateway: &GatewayProcess, options: &[&str]) -> (String, S
 #[tokio::test]
 async fn a_scheme_that_signs_each_request_is_refused_by_name_of_the_setting() {
     const SIGV4: [&str; 2] = ["--aws-sigv4", "aws:amz:us-east-1:execute-api"];
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for _ in 0..2 {
         let (status, body) = pay_with_curl(&gateway, &SIGV4).await;
         assert_eq!(status, "400", "{body}");
@@ -94,16 +92,16 @@ async fn a_scheme_that_signs_each_request_is_refused_by_name_of_the_setting() {
 
     assert_eq!(pay_with_curl(&gateway, &["--basic"]).await.0, "201");
     let config = format!("credential_schemes = [\"AWS4-HMAC-SHA256\"]\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     assert_eq!(pay_with_curl(&gateway, &SIGV4).await.0, "201");
 }
 
 #[tokio::test]
 async fn two_gateways_on_two_ports_before_one_app_are_one_place() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     let config = format!("{}[store]\nurl = {:?}\n", policy(""), server.url());
-    let one = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
-    let other = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let one = start_gateway(&config, &upstream).await;
+    let other = start_gateway(&config, &upstream).await;
     assert_ne!(one.addr().port(), other.addr().port());
     // Each is asked under its own address and port, as Host says.
     let first = pay_as(&one, "Authorization", "Bearer one").send().await;
@@ -114,10 +112,9 @@ async fn two_gateways_on_two_ports_before_one_app_are_one_place() {
 
 #[tokio::test]
 async fn another_caller_neither_waits_nor_learns_of_the_first() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let gate = ReplyGate::new();
     upstream.on_each("/pay", [UpstreamReply::usual().gated(&gate), UpstreamReply::usual()]);
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let mut first = pay_as(&gateway, "Authorization", "Bearer one").start().await;
     gate.arrived(1).await;
     assert_ran(&pay_as(&gateway, "Authorization", "Bearer two").send().await);
@@ -129,8 +126,7 @@ async fn another_caller_neither_waits_nor_learns_of_the_first() {
 
 #[tokio::test]
 async fn a_caller_known_by_cookies_only_is_refused_by_name_of_the_setting() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let answer = pay_as(&gateway, "Cookie", "session=1").send().await;
     assert_refused(&answer, 400, "scope-missing");
     assert!(answer.json()["detail"].as_str().is_some_and(|detail| detail.contains("cookie:session")), "{answer:?}");
@@ -144,8 +140,7 @@ async fn a_caller_known_by_cookies_only_is_refused_by_name_of_the_setting() {
 
 #[tokio::test]
 async fn with_the_setting_the_session_cookie_is_the_caller() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "scope = [\"host\", \"cookie:session\"]").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("scope = [\"host\", \"cookie:session\"]").await;
     let first = pay_as(&gateway, "Cookie", "theme=dark; session=1").send().await;
     assert_ran(&first);
     assert_replay(&pay_as(&gateway, "Cookie", "session=1; theme=light").send().await, &first);

@@ -6,8 +6,9 @@ use testbed::{
     upstream::{TestUpstream, UpstreamFault, UpstreamReply, filler},
 };
 
-use super::common::{
-    BIN, assert_ran, assert_refused, assert_replay, caller, pay, policy, send_until_settled, start_ietf_gateway, until,
+use crate::support::{
+    BIN, TestGateway, assert_ran, assert_refused, assert_replay, caller, pay, policy, send_until_settled,
+    start_ietf_gateway, until,
 };
 
 #[tokio::test]
@@ -26,8 +27,7 @@ async fn a_refused_connection_is_released_and_the_retry_runs() {
 
 #[tokio::test]
 async fn an_upstream_that_goes_away_while_connections_are_idle_is_unreachable() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     assert_ran(&pay(&gateway, "k-0").send().await);
     upstream.stop().await;
     let request = pay(&gateway, "k-1");
@@ -57,9 +57,8 @@ async fn a_name_without_an_address_is_released_and_the_retry_runs() {
 
 #[tokio::test]
 async fn an_idle_connection_that_can_be_seen_closed_is_never_written_to() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamFault::CloseIdle);
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let mut raw = RawClient::connect(gateway.addr()).await;
     for n in 0..100 {
         let key = format!("k-{n}");
@@ -74,9 +73,8 @@ async fn an_idle_connection_that_can_be_seen_closed_is_never_written_to() {
 
 #[tokio::test]
 async fn an_idle_connection_that_closes_while_it_is_written_to_runs_nothing_twice() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", UpstreamFault::CloseIdle);
-    let gateway = start_ietf_gateway(&upstream, "").await;
     let mut raw = RawClient::connect(gateway.addr()).await;
     let mut lost = 0;
     for n in 0..100 {
@@ -97,9 +95,8 @@ async fn an_idle_connection_that_closes_while_it_is_written_to_runs_nothing_twic
 
 #[tokio::test]
 async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_second_run() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("on_unknown = \"retry\"\nlease = \"100ms\"").await;
     upstream.on("/pay", UpstreamFault::CloseReused);
-    let gateway = start_ietf_gateway(&upstream, "on_unknown = \"retry\"\nlease = \"100ms\"").await;
     let mut raw = RawClient::connect(gateway.addr()).await;
     let mut lost = 0;
     for n in 0..100 {
@@ -120,8 +117,7 @@ async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_sec
 
 #[tokio::test]
 async fn an_early_answer_is_delivered_and_remembered_while_the_body_is_still_being_sent() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let body = filler(900 << 10);
     // One reads the rest of the request, one resets the connection with the body unread.
     for (path, reply) in

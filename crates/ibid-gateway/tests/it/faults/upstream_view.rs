@@ -6,12 +6,11 @@ use testbed::{
     upstream::{TestUpstream, filler},
 };
 
-use super::common::{BIN, assert_ran, assert_refused, assert_replay, caller, pay, start_ietf_gateway};
+use crate::support::{BIN, TestGateway, assert_ran, assert_refused, assert_replay, caller, pay};
 
 #[tokio::test]
 async fn the_upstream_is_told_attempt_and_fence_by_us_alone() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let lying = pay(&gateway, "k-1").header("Ibid-Attempt", "99").header("Ibid-Fence", "99").header("Ibid-Other", "x");
     assert_ran(&lying.send().await);
     let seen = upstream.last();
@@ -30,9 +29,8 @@ async fn the_upstream_is_told_attempt_and_fence_by_us_alone() {
 
 #[tokio::test]
 async fn fences_grow_from_run_to_run() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     upstream.on("/pay", testbed::upstream::UpstreamReply::status(500));
-    let gateway = start_ietf_gateway(&upstream, "").await;
     for _ in 0..10 {
         assert_eq!(pay(&gateway, "k-1").send().await.status, 500);
     }
@@ -42,8 +40,7 @@ async fn fences_grow_from_run_to_run() {
 
 #[tokio::test]
 async fn only_claimed_requests_lose_their_accept_encoding() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let claimed = pay(&gateway, "k-1").header("Accept-Encoding", "gzip, br");
     let first = claimed.send().await;
     assert_ran(&first);
@@ -58,10 +55,9 @@ async fn only_claimed_requests_lose_their_accept_encoding() {
 
 #[tokio::test]
 async fn the_gateway_answers_expect_itself() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let bytes = pay(&gateway, "k-1").header("Expect", "100-continue").to_bytes();
-    let head = super::common::find(&bytes, b"\r\n\r\n").expect("a head") + 4;
+    let head = crate::support::find(&bytes, b"\r\n\r\n").expect("a head") + 4;
     for replayed in [false, true] {
         let mut raw = RawClient::connect(gateway.addr()).await;
         raw.send(&bytes[..head]).await;
@@ -79,8 +75,7 @@ async fn the_gateway_answers_expect_itself() {
 
 #[tokio::test]
 async fn nobody_is_asked_for_a_body_that_is_refused_anyway() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "key.required = true\nmax_request = \"64KiB\"").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("key.required = true\nmax_request = \"64KiB\"").await;
     let at = || caller(post(gateway.addr(), "/pay"));
     let cases = [
         ("key-missing", 400, at().json("{}")),
@@ -91,7 +86,7 @@ async fn nobody_is_asked_for_a_body_that_is_refused_anyway() {
     ];
     for (name, status, request) in cases {
         let bytes = request.header("Expect", "100-continue").to_bytes();
-        let head = super::common::find(&bytes, b"\r\n\r\n").expect("a head") + 4;
+        let head = crate::support::find(&bytes, b"\r\n\r\n").expect("a head") + 4;
         let mut raw = RawClient::connect(gateway.addr()).await;
         raw.send(&bytes[..head]).await;
         let answer = raw.read_response().await;
@@ -103,8 +98,7 @@ async fn nobody_is_asked_for_a_body_that_is_refused_anyway() {
 
 #[tokio::test]
 async fn a_chunked_request_reaches_the_upstream_whole_in_one_framing() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let first = pay(&gateway, "k-1").chunked().send().await;
     assert_ran(&first);
     let seen = upstream.last();
@@ -117,8 +111,7 @@ async fn a_chunked_request_reaches_the_upstream_whole_in_one_framing() {
 
 #[tokio::test]
 async fn trailers_of_a_claimed_request_reach_the_upstream() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     let request = pay(&gateway, "k-1").header("Trailer", "X-Sum").trailer("X-Sum", "42");
     assert_ran(&request.send().await);
     assert_eq!(upstream.last().trailers.get("x-sum"), Some("42"), "{:?}", upstream.last());

@@ -6,14 +6,13 @@ use http::Version;
 use testbed::{
     client::post,
     grpc::{GrpcTestClient, message},
-    process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamFault},
 };
 
 use super::{CREATE, KEY, create_route_config, error_reply, ok_reply, start_shop};
 use crate::{
     coverage::Http2Connection,
-    faults::common::{BIN, within},
+    support::{start_gateway, within},
 };
 
 #[tokio::test]
@@ -114,7 +113,7 @@ async fn an_app_that_is_away_is_unavailable_and_the_call_may_run_later() {
     let upstream = TestUpstream::start_h2c().await;
     upstream.reply_by_default(ok_reply("done"));
     upstream.stop().await;
-    let gateway = GatewayProcess::spawn(BIN, &create_route_config("on_unknown = \"hold\""), &upstream.url()).await;
+    let gateway = start_gateway(&create_route_config("on_unknown = \"hold\""), &upstream).await;
     let client = GrpcTestClient::connect(gateway.addr()).await;
     client.call(CREATE, &[KEY], message("x")).await.assert_refused(14, "UPSTREAM_UNREACHABLE");
     client.call("/shop.Orders/Other", &[], message("x")).await.assert_refused(14, "UPSTREAM_UNREACHABLE");

@@ -12,7 +12,7 @@ use testbed::{
 use tokio::net::TcpListener;
 
 use super::{CREATE, KEY};
-use crate::faults::common::{BIN, within};
+use crate::support::{BIN, within};
 
 const ALL: &str = "descriptors = \"reflection\"\n[[route]]\nmatch = \"grpc *\"\npreset = \"platform\"\n";
 

@@ -11,7 +11,7 @@ use testbed::{
 use tokio::net::TcpListener;
 
 use super::{KEY, descriptors, start_shop};
-use crate::faults::common::{BIN, within};
+use crate::support::{BIN, within};
 
 /// An app that sends every frame back as soon as it comes.
 async fn echo() -> SocketAddr {

@@ -24,7 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 /// How long a whole scenario may take, many of them at a time on few cores.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(120);

@@ -24,8 +24,8 @@ use super::{
     signer::{ISSUER, TokenSigner, claims},
 };
 use crate::{
-    faults::common::{BIN, assert_ran, assert_refused, assert_replay, within},
-    tls_helpers::strict_server,
+    support::tls::strict_server,
+    support::{BIN, assert_ran, assert_refused, assert_replay, within},
 };
 
 /// What an issuer publishes: its keys, and some that are not for us.

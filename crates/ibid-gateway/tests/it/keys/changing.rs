@@ -4,7 +4,7 @@ use super::{
     TestStore,
     common::{ENTRY_COUNT, KeysFixture, UNKNOWN_KEY, key},
 };
-use crate::faults::common::assert_refused;
+use crate::support::assert_refused;
 
 const WHY: &str = "ticket 7: looked it up";
 

@@ -11,7 +11,7 @@ use testbed::{
 };
 
 use super::TestStore;
-use crate::faults::common::{BIN, caller};
+use crate::support::{BIN, caller};
 
 /// Payments that ended well; see [`Scene::filled`].
 pub(super) const PAYMENT_COUNT: usize = 5;

@@ -9,7 +9,7 @@ use super::{
     TestStore,
     common::{KeysFixture, UNKNOWN_KEY, key, pay, send},
 };
-use crate::faults::common::assert_replay;
+use crate::support::assert_replay;
 
 const WHY: &str = "ticket 7";
 

@@ -8,7 +8,7 @@ use super::{
     TestStore,
     common::{KeysFixture, run_ibid},
 };
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 const ABSENT_ADDRESS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 

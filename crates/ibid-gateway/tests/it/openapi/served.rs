@@ -16,7 +16,7 @@ use tokio::{
 use super::{BIN, JSON, YAML, document_path, text, validate_addition};
 use crate::{
     console::browser::{ConsoleBrowser, ScriptSetting},
-    faults::common::{assert_refused, within},
+    support::{TestGateway, assert_refused, start_gateway, within},
 };
 
 const INVOICES: &str = "invoices-3.0.json";
@@ -122,7 +122,7 @@ async fn an_unchanged_document_is_neither_sent_nor_annotated_again() {
     let document = UpstreamReply::status(200).header("ETag", "W/\"v1\"").json(&text(document_path(INVOICES)));
     let unmodified = UpstreamReply::status(304).header("ETag", "W/\"v1\"").header("Cache-Control", "no-cache");
     upstream.on_each(PATH, [document.clone(), unmodified]);
-    let gateway = GatewayProcess::spawn(BIN, &config(""), &upstream.url()).await;
+    let gateway = start_gateway(&config(""), &upstream).await;
     let first = get(gateway.addr(), PATH).send().await;
     let tag = etag(&first);
     assert!(first.status == 200 && !tag.contains("v1"), "{first:?}");
@@ -167,8 +167,7 @@ async fn an_unchanged_document_is_neither_sent_nor_annotated_again() {
 
 #[tokio::test]
 async fn what_cannot_be_annotated_passes_unchanged_and_is_said_once() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, &config(""), &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&config("")).await;
     let mut large = text(document_path(INVOICES)).into_bytes();
     large.resize(LARGEST + 1, b' ');
     let (start, end) = large.split_at(LARGEST / 2);
@@ -232,8 +231,7 @@ async fn documents_take_their_memory_from_the_budget() {
     upstream.on(PATH, UpstreamReply::status(200).json(&text(document_path(INVOICES))));
     // Less than is read, and less than annotating it takes.
     for memory in ["100", "\"2KiB\""] {
-        let gateway =
-            GatewayProcess::spawn(BIN, &format!("buffer_memory = {memory}\n{}", config("")), &upstream.url()).await;
+        let gateway = start_gateway(&format!("buffer_memory = {memory}\n{}", config("")), &upstream).await;
         for _ in 0..2 {
             let answer = get(gateway.addr(), PATH).send().await;
             assert_eq!((answer.status, answer.text()), (200, text(document_path(INVOICES))), "{memory}");

@@ -8,7 +8,7 @@ use testbed::{
     upstream::TestUpstream,
 };
 
-use super::common::InProcessGateway;
+use crate::support::InProcessGateway;
 
 const CONFIG: &str =
     "[admin]\ntoken = \"token-of-the-admin\"\n[[route]]\nmatch = \"POST /pay\"\nlabel.key = \"clear\"\n";

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use testbed::{client::RawClient, upstream::TestUpstream};
+use testbed::client::RawClient;
 
-use super::common::{gateway, pay};
+use crate::support::{TestGateway, anonymous_pay};
 
 const KEY_COUNT: usize = 40;
 const REQUESTS_PER_KEY: usize = 5;
@@ -25,8 +25,7 @@ fn shuffle(items: &mut [usize]) {
 
 #[tokio::test]
 async fn every_key_runs_once_and_all_its_answers_are_equal() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("[policy]\non_concurrent = \"wait\"", &upstream).await;
+    let TestGateway { upstream, gateway } = TestGateway::start("[policy]\non_concurrent = \"wait\"").await;
     let mut order: Vec<usize> = (0..KEY_COUNT * REQUESTS_PER_KEY).map(|n| n % KEY_COUNT).collect();
     shuffle(&mut order);
     let addr = gateway.addr();
@@ -38,7 +37,7 @@ async fn every_key_runs_once_and_all_its_answers_are_equal() {
                 let mut raw = RawClient::connect(addr).await;
                 let mut answers = Vec::new();
                 for key in keys {
-                    let answer = pay(addr, &format!("key-{key}")).send_on(&mut raw).await;
+                    let answer = anonymous_pay(addr, &format!("key-{key}")).send_on(&mut raw).await;
                     answers.push((key, answer));
                 }
                 answers

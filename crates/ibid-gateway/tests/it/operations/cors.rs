@@ -6,7 +6,7 @@ use testbed::{
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use super::common::{gateway, pay};
+use crate::support::{TestGateway, anonymous_pay, start_gateway};
 
 const SHOP_ORIGIN: &str = "https://shop.example.com";
 const TILL_ORIGIN: &str = "https://till.example.com";
@@ -24,7 +24,7 @@ async fn start_cors_gateway(upstream: &TestUpstream) -> GatewayProcess {
         "cors = {{ origins = [\"{SHOP_ORIGIN}\", \"{TILL_ORIGIN}\"] }}\n[policy]\npreset = \"off\"\n\
          [[route]]\nmatch = \"POST /pay\"\nkey.required = true\n"
     );
-    gateway(&config, upstream).await
+    start_gateway(&config, upstream).await
 }
 
 fn preflight(gateway: &GatewayProcess, path: &str, origin: &str) -> TestRequest {
@@ -98,21 +98,21 @@ async fn first_answers_replays_and_refusals_are_readable() {
     let keyless = post(gateway.addr(), "/pay").header("Origin", SHOP_ORIGIN).send().await;
     assert_eq!(keyless.status, 400);
     assert_readable(&keyless, SHOP_ORIGIN);
-    let first = pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
+    let first = anonymous_pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
     assert_eq!(first.status, 201);
     assert_readable(&first, SHOP_ORIGIN);
-    let again = pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
+    let again = anonymous_pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
     assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body));
     assert_readable(&again, SHOP_ORIGIN);
     let reused = post(gateway.addr(), "/pay").key("k-1").json("{}").header("Origin", SHOP_ORIGIN).send().await;
     assert_eq!(reused.status, 422);
     assert_readable(&reused, SHOP_ORIGIN);
     upstream.on("/pay", UpstreamReply::status(500));
-    let released = pay(gateway.addr(), "k-2").header("Origin", SHOP_ORIGIN).send().await;
+    let released = anonymous_pay(gateway.addr(), "k-2").header("Origin", SHOP_ORIGIN).send().await;
     assert_eq!((released.status, released.header("idempotency-stored")), (500, Some("false")));
     assert_readable(&released, SHOP_ORIGIN);
     upstream.stop().await;
-    let lost = pay(gateway.addr(), "k-3").header("Origin", SHOP_ORIGIN).send().await;
+    let lost = anonymous_pay(gateway.addr(), "k-3").header("Origin", SHOP_ORIGIN).send().await;
     assert_eq!(lost.status, 502);
     assert_readable(&lost, SHOP_ORIGIN);
 }
@@ -125,9 +125,9 @@ async fn a_replay_is_made_readable_for_who_asks_now() {
         UpstreamReply::usual().header("access-control-allow-origin", SHOP_ORIGIN).header("vary", "Accept-Language");
     upstream.on("/pay", reply.header("access-control-allow-credentials", "true"));
     let gateway = start_cors_gateway(&upstream).await;
-    assert_readable(&pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await, SHOP_ORIGIN);
+    assert_readable(&anonymous_pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await, SHOP_ORIGIN);
     for origin in [TILL_ORIGIN, SHOP_ORIGIN] {
-        let replay = pay(gateway.addr(), "k-1").header("Origin", origin).send().await;
+        let replay = anonymous_pay(gateway.addr(), "k-1").header("Origin", origin).send().await;
         assert_eq!(replay.header("idempotent-replayed"), Some("true"));
         assert_readable(&replay, origin);
         assert!(list_contains(&replay, "vary", "accept-language"), "{replay:?}");
@@ -143,7 +143,7 @@ async fn what_the_app_says_of_credentials_stays() {
     upstream.on("/pay", UpstreamReply::usual().header("access-control-allow-origin", SHOP_ORIGIN));
     let gateway = start_cors_gateway(&upstream).await;
     for _ in 0..2 {
-        let answer = pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
+        let answer = anonymous_pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
         assert_eq!(answer.header("access-control-allow-origin"), Some(SHOP_ORIGIN), "{answer:?}");
         assert_eq!(answer.header("access-control-allow-credentials"), None, "{answer:?}");
     }
@@ -158,12 +158,12 @@ async fn other_origins_and_none_get_nothing_of_ours() {
         let key = format!("k-{n}");
         let mut answers = vec![post(gateway.addr(), "/pay").header("Origin", origin).send().await];
         for _ in 0..2 {
-            answers.push(pay(gateway.addr(), &key).header("Origin", origin).send().await);
+            answers.push(anonymous_pay(gateway.addr(), &key).header("Origin", origin).send().await);
         }
         // Recorded for somebody who may read it, asked for by somebody who may not.
-        pay(gateway.addr(), &format!("{key}-shop")).header("Origin", SHOP_ORIGIN).send().await;
-        answers.push(pay(gateway.addr(), &format!("{key}-shop")).header("Origin", origin).send().await);
-        answers.push(pay(gateway.addr(), &format!("{key}-shop")).send().await);
+        anonymous_pay(gateway.addr(), &format!("{key}-shop")).header("Origin", SHOP_ORIGIN).send().await;
+        answers.push(anonymous_pay(gateway.addr(), &format!("{key}-shop")).header("Origin", origin).send().await);
+        answers.push(anonymous_pay(gateway.addr(), &format!("{key}-shop")).send().await);
         let asked = preflight(&gateway, "/pay", origin).send().await;
         assert_eq!(asked.status, 200, "the app's own: {asked:?}");
         answers.push(asked);
@@ -187,10 +187,9 @@ async fn a_preflight_of_what_is_not_covered_is_the_apps_own_affair() {
 
 #[tokio::test]
 async fn without_the_setting_nothing_is_added() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("", &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start("").await;
     for _ in 0..2 {
-        let answer = pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
+        let answer = anonymous_pay(gateway.addr(), "k-1").header("Origin", SHOP_ORIGIN).send().await;
         assert!(CORS_HEADERS.iter().all(|name| !answer.headers.contains(name)), "{answer:?}");
     }
     let answer = preflight(&gateway, "/pay", SHOP_ORIGIN).send().await;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::common::{IbidProcess, wait_until};
+use crate::support::{IbidProcess, until};
 
 /// The first command that the demo says to try, as one would copy it: with its continuation lines.
 fn printed_curl(printed: &str) -> String {
@@ -41,7 +41,7 @@ async fn what_it_says_to_try_works_as_it_says() {
 
     let count = printed.lines().find_map(|line| line.strip_prefix("Charged in all:")).expect("it says how to count");
     assert_eq!(bash(format!("{} -s", count.trim())).await.trim(), r#"{"charged":1}"#);
-    wait_until("both are shown", || demo.printed().matches("charged so far: 1").count() == 2).await;
+    until("both are shown", || demo.printed().matches("charged so far: 1").count() == 2).await;
     let shown = demo.printed();
     let (executed, replayed) = (shown.find("EXECUTED").unwrap(), shown.find("REPLAYED").unwrap());
     assert!(executed < replayed, "{shown}");
@@ -61,7 +61,7 @@ async fn what_it_says_to_try_works_as_it_says() {
     assert!(logged_in.starts_with("HTTP/1.1 303 ") && logged_in.contains("ibid_session="), "{logged_in}");
     let table =
         printed.lines().find_map(|line| line.strip_prefix("The same as a table:")).expect("it says how to list");
-    let table = bash(table.trim().replace(" ibid ", &format!(" {} ", super::common::BIN))).await;
+    let table = bash(table.trim().replace(" ibid ", &format!(" {} ", crate::support::BIN))).await;
     assert!(table.starts_with("STATE ") && table.lines().count() == 2, "{table}");
 
     demo.interrupt();

@@ -6,14 +6,13 @@ use testbed::{
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use super::common::gateway;
+use crate::support::{TestGateway, start_gateway};
 
 const CONTRACT: &str = "/.well-known/idempotency";
 
 #[tokio::test]
 async fn health_is_on_the_admin_port_only() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("", &upstream).await;
+    let TestGateway { upstream, gateway } = TestGateway::start("").await;
     let admin = gateway.admin_addr();
     let alive = get(admin, "/healthz").send().await;
     assert_eq!((alive.status, alive.text().trim()), (200, "ok"));
@@ -42,7 +41,7 @@ async fn health_is_on_the_admin_port_only() {
 async fn the_contract_is_json_unless_a_browser_asks() {
     let upstream = TestUpstream::start().await;
     let config = "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\n[[route]]\nmatch = \"PUT /<i>&\"\n";
-    let gateway = gateway(config, &upstream).await;
+    let gateway = start_gateway(config, &upstream).await;
     let addr = gateway.addr();
     for accept in [None, Some("*/*"), Some("application/json"), Some("application/json, text/html")] {
         let request = get(addr, CONTRACT);
@@ -76,8 +75,7 @@ async fn the_contract_is_json_unless_a_browser_asks() {
 
 #[tokio::test]
 async fn a_head_of_the_contract_has_its_length_and_no_body() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("", &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start("").await;
     let whole = get(gateway.addr(), CONTRACT).send().await;
     let mut raw = RawClient::connect(gateway.addr()).await;
     let head = request("HEAD", gateway.addr(), CONTRACT).send_on(&mut raw).await;
@@ -89,8 +87,7 @@ async fn a_head_of_the_contract_has_its_length_and_no_body() {
 
 #[tokio::test]
 async fn every_refusal_leads_to_its_place() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("[policy]\nkey.required = true\n", &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start("[policy]\nkey.required = true\n").await;
     let refused = post(gateway.addr(), "/pay").send().await;
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert!(refused.header("link").is_some_and(|link| link.contains(CONTRACT) && link.contains("describedby")));
@@ -102,9 +99,8 @@ async fn every_refusal_leads_to_its_place() {
 
 #[tokio::test]
 async fn only_that_path_shadows_the_app() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start("").await;
     upstream.reply_by_default(UpstreamReply::status(418).body("the app's own"));
-    let gateway = gateway("", &upstream).await;
     let addr = gateway.addr();
     for path in ["/.well-known", "/.well-known/", "/.well-known/idempotency/", "/.well-known/idempotency2", "/"] {
         assert_eq!(get(addr, path).send().await.status, 418, "{path}");

@@ -9,10 +9,9 @@ use testbed::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{
-    common::{WAIT_TIMEOUT, gateway, pay, refusal_name},
-    metrics_format::MetricsPage,
-};
+use super::metrics_format::MetricsPage;
+use crate::support::{TestGateway, anonymous_pay, refusal_name, start_gateway};
+use testbed::http1::WAIT_TIMEOUT;
 
 /// `late_answer` is one lease, which no test waits for.
 const POLICY: &str = "[policy]\npreset = \"ietf\"\ntimeout = \"200ms\"\nlease = \"1m\"\n";
@@ -44,8 +43,8 @@ async fn metric(gateway: &GatewayProcess, name: &str) -> f64 {
 async fn an_answer_after_the_time_out_is_recorded_and_a_retry_gets_it() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = gateway(POLICY, &upstream).await;
-    let request = pay(gateway.addr(), "k-1");
+    let gateway = start_gateway(POLICY, &upstream).await;
+    let request = anonymous_pay(gateway.addr(), "k-1");
     let first = request.send().await;
     assert_eq!((first.status, &*refusal_name(&first)), (504, "upstream-timeout"), "{first:?}");
     let meanwhile = request.send().await;
@@ -65,8 +64,8 @@ async fn an_answer_after_the_time_out_is_recorded_and_a_retry_gets_it() {
 async fn a_late_answer_above_the_limit_is_recorded_as_a_digest() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::status(201).large(200_000).gated(&gate));
-    let gateway = gateway(&format!("{POLICY}max_response = \"64KiB\"\n"), &upstream).await;
-    let request = pay(gateway.addr(), "k-1");
+    let gateway = start_gateway(&format!("{POLICY}max_response = \"64KiB\"\n"), &upstream).await;
+    let request = anonymous_pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     gate.open();
     let again = send_until_settled(&request).await;
@@ -78,8 +77,8 @@ async fn a_late_answer_above_the_limit_is_recorded_as_a_digest() {
 async fn a_late_answer_that_breaks_off_leaves_the_outcome_unknown() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = gateway(POLICY, &upstream).await;
-    let request = pay(gateway.addr(), "k-1");
+    let gateway = start_gateway(POLICY, &upstream).await;
+    let request = anonymous_pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     upstream.stop().await;
     let again = send_until_settled(&request).await;
@@ -93,8 +92,8 @@ async fn without_a_late_answer_the_operation_runs_again_at_once() {
     let upstream = TestUpstream::start().await;
     upstream.on("/pay", UpstreamFault::Hang);
     let config = format!("{POLICY}late_answer = \"300ms\"\non_unknown = \"retry\"\n");
-    let gateway = gateway(&config, &upstream).await;
-    let request = pay(gateway.addr(), "k-1");
+    let gateway = start_gateway(&config, &upstream).await;
+    let request = anonymous_pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     upstream.clear_rules();
     let again = send_until_settled(&request).await;
@@ -107,10 +106,9 @@ async fn without_a_late_answer_the_operation_runs_again_at_once() {
 
 #[tokio::test]
 async fn late_answers_can_be_switched_off() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&format!("{POLICY}late_answer = \"0s\"\n")).await;
     upstream.on("/pay", UpstreamFault::Hang);
-    let gateway = gateway(&format!("{POLICY}late_answer = \"0s\"\n"), &upstream).await;
-    let request = pay(gateway.addr(), "k-1");
+    let request = anonymous_pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     assert_eq!(refusal_name(&request.send().await), "outcome-unknown");
 }
@@ -118,10 +116,9 @@ async fn late_answers_can_be_switched_off() {
 /// A quarter of four connections is one.
 #[tokio::test]
 async fn the_oldest_gives_way_when_a_quarter_of_the_connections_waits() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&format!("max_upstream = 4\n{POLICY}")).await;
     upstream.on("/pay", UpstreamFault::Hang);
-    let gateway = gateway(&format!("max_upstream = 4\n{POLICY}"), &upstream).await;
-    let (older, newer) = (pay(gateway.addr(), "k-1"), pay(gateway.addr(), "k-2"));
+    let (older, newer) = (anonymous_pay(gateway.addr(), "k-1"), anonymous_pay(gateway.addr(), "k-2"));
     assert_eq!(older.send().await.status, 504);
     assert_eq!(refusal_name(&older.send().await), "in-progress");
     assert_eq!(newer.send().await.status, 504);
@@ -133,16 +130,16 @@ async fn the_oldest_gives_way_when_a_quarter_of_the_connections_waits() {
 async fn shutdown_waits_for_a_late_answer() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let launch = GatewayProcess::launch(super::common::BIN).config(POLICY).upstream(&upstream.url());
+    let launch = GatewayProcess::launch(crate::support::BIN).config(POLICY).upstream(&upstream.url());
     let mut gateway = launch.arg("--store").arg("embedded:data").start().await;
-    assert_eq!(pay(gateway.addr(), "k-1").header("Host", "x").send().await.status, 504);
+    assert_eq!(anonymous_pay(gateway.addr(), "k-1").header("Host", "x").send().await.status, 504);
     gateway.signal(ProcessSignal::Term);
     gateway.wait_for_log("stopping").await;
     assert!(!gateway.has_exited());
     gate.open();
     assert_eq!(gateway.wait_exit(WAIT_TIMEOUT).await.code(), Some(0));
     gateway.restart().await;
-    let again = pay(gateway.addr(), "k-1").header("Host", "x").send().await;
+    let again = anonymous_pay(gateway.addr(), "k-1").header("Host", "x").send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{again:?}");
     assert_eq!(upstream.executions(), 1);
 }

@@ -9,7 +9,7 @@ use std::{
 
 use testbed::{client::get, upstream::TestUpstream};
 
-use super::common::{BIN, pay};
+use crate::support::{BIN, anonymous_pay};
 
 /// A line each of these is longer than; the pipe, the writer and the buffer together take some 8 MiB.
 const USER_AGENT_BYTES: usize = 16 << 10;
@@ -38,7 +38,7 @@ async fn lost_lines_are_counted_and_told() {
     let mut sent = 0;
     while lost_log_lines(admin).await == 0 {
         for _ in 0..50 {
-            let answer = pay(addr, "k-1").header("User-Agent", &agent).send().await;
+            let answer = anonymous_pay(addr, "k-1").header("User-Agent", &agent).send().await;
             assert_eq!(answer.status, 201, "requests do not wait for the log");
         }
         sent += 50;
@@ -59,7 +59,7 @@ async fn lost_lines_are_counted_and_told() {
 
     // Nobody reads again: that must not keep the process from ending.
     while lost_log_lines(admin).await == told {
-        assert_eq!(pay(addr, "k-1").header("User-Agent", &agent).send().await.status, 201);
+        assert_eq!(anonymous_pay(addr, "k-1").header("User-Agent", &agent).send().await.status, 201);
     }
     let ended = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
     assert!(ended.is_ok_and(|status| status.success()));

@@ -20,7 +20,8 @@ use testbed::{
 };
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::common::{WAIT_TIMEOUT, failing_store, gateway, lines, pay, start};
+use crate::support::{TestGateway, anonymous_pay, failing_store, lines, start_gateway, start_in_process};
+use testbed::http1::WAIT_TIMEOUT;
 
 /// What was written to standard error: all but the two lines on standard output.
 fn stderr(gateway: &GatewayProcess) -> Vec<String> {
@@ -43,9 +44,9 @@ async fn send_each_kind(gateway: &mut GatewayProcess, upstream: &TestUpstream) {
     upstream.on("/unknown", UpstreamReply::status(504));
     upstream.on("/released", UpstreamReply::status(500));
     assert_eq!(post(addr, "/pay").header("User-Agent", "shop/1.0").send().await.status, 400);
-    assert_eq!(pay(addr, "two, keys").header("User-Agent", "shop/1.0").send().await.status, 400);
+    assert_eq!(anonymous_pay(addr, "two, keys").header("User-Agent", "shop/1.0").send().await.status, 400);
     for _ in 0..2 {
-        assert_eq!(pay(addr, "550e8400-e29b-0000").header("User-Agent", "shop/1.0").send().await.status, 201);
+        assert_eq!(anonymous_pay(addr, "550e8400-e29b-0000").header("User-Agent", "shop/1.0").send().await.status, 201);
     }
     let reused = post(addr, "/pay").key("550e8400-e29b-0000").json("{}").header("User-Agent", "shop/1.0");
     assert_eq!(reused.send().await.status, 422);
@@ -76,7 +77,7 @@ const EXPECTED: [(&str, &str, &str, u64); 8] = [
 async fn as_json_every_line_parses_and_has_its_level_and_fields() {
     let upstream = TestUpstream::start().await;
     let config = "log = { format = \"json\", level = \"debug\" }\n[policy]\nkey.required = true\n";
-    let mut gateway = gateway(config, &upstream).await;
+    let mut gateway = start_gateway(config, &upstream).await;
     send_each_kind(&mut gateway, &upstream).await;
     let all: Vec<Value> = stderr(&gateway).iter().map(|line| json(line)).collect();
     for (outcome, level, message, status) in EXPECTED {
@@ -101,8 +102,7 @@ async fn as_json_every_line_parses_and_has_its_level_and_fields() {
 
 #[tokio::test]
 async fn as_text_each_line_has_the_same() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway("[policy]\nkey.required = true\n", &upstream).await;
+    let TestGateway { upstream, mut gateway } = TestGateway::start("[policy]\nkey.required = true\n").await;
     send_each_kind(&mut gateway, &upstream).await;
     let all = stderr(&gateway);
     for (outcome, level, message, status) in EXPECTED {
@@ -119,10 +119,10 @@ async fn as_text_each_line_has_the_same() {
 /// Behind a proxy on this machine, as most are.
 #[tokio::test]
 async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("log = { format = \"json\" }\n[policy]\nkey.required = true\n", &upstream).await;
+    let TestGateway { upstream, gateway } =
+        TestGateway::start("log = { format = \"json\" }\n[policy]\nkey.required = true\n").await;
     let behind = |request: TestRequest| request.header("X-Forwarded-For", "198.51.100.9, 203.0.113.7");
-    behind(pay(gateway.addr(), "k-1")).header("X-Request-Id", "req-42").send().await;
+    behind(anonymous_pay(gateway.addr(), "k-1")).header("X-Request-Id", "req-42").send().await;
     behind(post(gateway.addr(), "/pay")).send().await;
     let stored = json(&lines(&gateway, "answer stored", 1).await[0]);
     assert_eq!((&stored["peer"], &stored["request_id"]), (&"203.0.113.7".into(), &"req-42".into()), "{stored}");
@@ -144,7 +144,7 @@ async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
                   [policy]\non_store_down = \"open\"\n\
                   [[route]]\nmatch = \"POST /shadow\"\nmode = \"shadow\"\n[[route]]\nmatch = \"POST /far\"\nupstream = \"http://127.0.0.1:9\"\n\
                   on_store_down = \"open\"\n";
-    let gateway = gateway(config, &upstream).await;
+    let gateway = start_gateway(config, &upstream).await;
     let send = async |path: &str, id: &str, key: Option<&str>| {
         let request = post(gateway.addr(), path).header("X-Request-Id", id);
         key.into_iter().fold(request, |request, key| request.key(key)).send().await.status
@@ -183,9 +183,9 @@ async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
 async fn what_passes_without_a_key_is_told_at_debug_only() {
     let upstream = TestUpstream::start().await;
     for (level, told) in [("info", 0), ("debug", 1)] {
-        let mut gateway = gateway(&format!("log.level = \"{level}\""), &upstream).await;
+        let mut gateway = start_gateway(&format!("log.level = \"{level}\""), &upstream).await;
         post(gateway.addr(), "/pay").send().await;
-        pay(gateway.addr(), "k-1").send().await;
+        anonymous_pay(gateway.addr(), "k-1").send().await;
         lines(&gateway, "answer stored", 1).await;
         gateway.signal(ProcessSignal::Term);
         gateway.wait_exit(WAIT_TIMEOUT).await;
@@ -195,10 +195,10 @@ async fn what_passes_without_a_key_is_told_at_debug_only() {
 
 #[tokio::test]
 async fn at_warn_the_ordinary_is_silent() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway("log.level = \"warn\"\n[policy]\nkey.required = true\n", &upstream).await;
-    pay(gateway.addr(), "k-1").send().await;
-    pay(gateway.addr(), "k-1").send().await;
+    let TestGateway { upstream: _upstream, mut gateway } =
+        TestGateway::start("log.level = \"warn\"\n[policy]\nkey.required = true\n").await;
+    anonymous_pay(gateway.addr(), "k-1").send().await;
+    anonymous_pay(gateway.addr(), "k-1").send().await;
     post(gateway.addr(), "/pay").send().await;
     gateway.signal(ProcessSignal::Term);
     gateway.wait_exit(WAIT_TIMEOUT).await;
@@ -238,13 +238,14 @@ async fn store_failures_are_errors() {
     let upstream = TestUpstream::start().await;
     let store = failing_store();
     let gateway =
-        start("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(LogObserver::default())).await;
+        start_in_process("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(LogObserver::default()))
+            .await;
     store.fail(CallFilter::All, ErrorKind::NotApplied);
-    assert_eq!(pay(gateway.address(), "k-1").send().await.status, 503);
+    assert_eq!(anonymous_pay(gateway.address(), "k-1").send().await.status, 503);
     store.heal();
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let mut running = pay(gateway.address(), "k-2").start().await;
+    let mut running = anonymous_pay(gateway.address(), "k-2").start().await;
     gate.arrived(1).await;
     store.fail(CallFilter::Settle, ErrorKind::Ambiguous);
     gate.open();

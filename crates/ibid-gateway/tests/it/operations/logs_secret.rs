@@ -6,7 +6,8 @@ use testbed::{
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
-use super::common::{BIN, WAIT_TIMEOUT, pay};
+use crate::support::{BIN, anonymous_pay};
+use testbed::http1::WAIT_TIMEOUT;
 
 const KEY: &str = "customer-4711-order-0815-planted-key";
 const AUTHORIZATION: &str = "planted-credential-of-the-caller";
@@ -51,7 +52,7 @@ async fn assert_nothing_printed(upstream: TestUpstream, url: &str, level: &str, 
         .send(format!("POST /pay HTTP/1.1\r\nhost: a\r\nIdempotency-Key: {KEY}\r\ncontent-length: 99\r\n\r\n{BODY}"))
         .await;
     drop(broken);
-    assert_eq!(pay(addr, "last").send().await.status, 201);
+    assert_eq!(anonymous_pay(addr, "last").send().await.status, 201);
     gateway.signal(ProcessSignal::Term);
     gateway.wait_exit(WAIT_TIMEOUT).await;
     let logs = gateway.logs();

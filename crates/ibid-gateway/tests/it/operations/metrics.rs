@@ -12,10 +12,9 @@ use testbed::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{
-    common::{InProcessGateway, WAIT_TIMEOUT, gateway, lines, pay, refusal_name, wait_until},
-    metrics_format::MetricsPage,
-};
+use super::metrics_format::MetricsPage;
+use crate::support::{InProcessGateway, TestGateway, anonymous_pay, lines, refusal_name, start_gateway, until};
+use testbed::http1::WAIT_TIMEOUT;
 
 async fn scrape(admin: SocketAddr) -> MetricsPage {
     let answer = get(admin, "/metrics").send().await;
@@ -70,7 +69,7 @@ fn events(list: &[(&str, u32)]) -> Vec<(String, f64)> {
 async fn every_name_is_there_from_the_start_at_zero() {
     let upstream = TestUpstream::start().await;
     let config = "[[route]]\nmatch = \"POST /pay\"\n[[route]]\nmatch = \"POST|PUT /orders/*\"\n";
-    let gateway = gateway(config, &upstream).await;
+    let gateway = start_gateway(config, &upstream).await;
     let admin = gateway.admin_addr();
     let page = scrape(admin).await;
     let found: Vec<_> = page.families().iter().map(|family| (&*family.name, &*family.kind, &*family.help)).collect();
@@ -171,7 +170,7 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
     upstream.on_each("/released", [UpstreamReply::status(500), UpstreamReply::usual()]);
     let config = "[[route]]\nmatch = \"POST /retried\"\non_unknown = \"retry\"\n\
                   [[route]]\nmatch = \"POST /strict\"\nkey.required = true\n[[route]]\nmatch = \"POST /*\"\n";
-    let gateway = gateway(config, &upstream).await;
+    let gateway = start_gateway(config, &upstream).await;
     let (addr, admin) = (gateway.addr(), gateway.admin_addr());
     let at_first = scrape(admin).await;
     let mut running = pay_at(addr, "/slow").start().await;
@@ -199,8 +198,7 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
 
 #[tokio::test]
 async fn fifty_at_once_are_counted_exactly() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("[policy]\non_concurrent = \"wait\"\n", &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start("[policy]\non_concurrent = \"wait\"\n").await;
     let addr = gateway.addr();
     let clients: Vec<_> = (0..50)
         .map(|n| {
@@ -233,10 +231,10 @@ async fn fifty_at_once_are_counted_exactly() {
 async fn one_key_sent_fifty_times_at_once_runs_once_and_every_request_is_counted() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = gateway("", &upstream).await;
-    let mut first = pay(gateway.addr(), "k-1").start().await;
+    let gateway = start_gateway("", &upstream).await;
+    let mut first = anonymous_pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
-    let answers = testbed::client::many(49, || pay(gateway.addr(), "k-1")).await;
+    let answers = testbed::client::many(49, || anonymous_pay(gateway.addr(), "k-1")).await;
     assert!(answers.iter().all(|answer| refusal_name(answer) == "in-progress"), "{answers:?}");
     gate.open();
     assert_eq!(first.read_response().await.status, 201);
@@ -254,9 +252,9 @@ async fn a_reload_forgets_no_count_and_shows_new_routes_at_zero() {
         page.sum("idempotency_requests_total", &[("route", route), ("outcome", "executed")])
     };
     let upstream = TestUpstream::start().await;
-    let gateway: GatewayProcess = gateway("[[route]]\nmatch = \"POST /pay\"\n", &upstream).await;
+    let gateway: GatewayProcess = start_gateway("[[route]]\nmatch = \"POST /pay\"\n", &upstream).await;
     let (addr, admin) = (gateway.addr(), gateway.admin_addr());
-    assert_eq!(pay(addr, "k-1").send().await.status, 201);
+    assert_eq!(anonymous_pay(addr, "k-1").send().await.status, 201);
     let before = scrape(admin).await;
     gateway.rewrite_config(
         "accept_forgetting = true\n[[route]]\nmatch = \"POST /orders\"\n[[route]]\nmatch = \"POST /pay\"\nttl = \"2h\"\n",
@@ -265,7 +263,7 @@ async fn a_reload_forgets_no_count_and_shows_new_routes_at_zero() {
     let after = scrape(admin).await;
     assert_eq!(counter_increases(&before, &after), [], "nothing was lost, and nothing counted twice");
     assert_eq!((executed(&after, "POST /pay"), executed(&after, "POST /orders")), (1.0, 0.0));
-    assert_eq!(pay(addr, "k-2").send().await.status, 201);
+    assert_eq!(anonymous_pay(addr, "k-2").send().await.status, 201);
     assert_eq!(post(addr, "/orders").key("k-3").send().await.status, 201);
     let page = scrape(admin).await;
     assert_eq!((executed(&page, "POST /pay"), executed(&page, "POST /orders")), (2.0, 1.0));
@@ -345,7 +343,7 @@ async fn a_store_call_that_is_sent_again_is_timed_each_time() {
     let admin = here.gateway.admin().expect("it has an admin port");
     here.store.lose_answers(CallFilter::Claim);
     assert_eq!(refusal_name(&here.pay("k-1").send().await), "store-unavailable");
-    wait_until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     let page = scrape(admin).await;
     assert_eq!(
         (page.store_calls("claim"), page.store_calls("settle")),
@@ -357,10 +355,9 @@ async fn a_store_call_that_is_sent_again_is_timed_each_time() {
 
 #[tokio::test]
 async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway("[policy]\nmode = \"shadow\"\n", &upstream).await;
+    let TestGateway { upstream, gateway } = TestGateway::start("[policy]\nmode = \"shadow\"\n").await;
     for _ in 0..2 {
-        assert_eq!(pay(gateway.addr(), "k-1").send().await.status, 201);
+        assert_eq!(anonymous_pay(gateway.addr(), "k-1").send().await.status, 201);
     }
     let reused = post(gateway.addr(), "/pay").key("k-1").json("{}").send().await;
     assert_eq!((reused.status, upstream.executions()), (201, 3));
@@ -386,11 +383,11 @@ async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
 async fn a_duplicate_that_waits_is_a_hit_and_its_wait_is_timed() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = gateway("[policy]\non_concurrent = \"wait\"\n", &upstream).await;
+    let gateway = start_gateway("[policy]\non_concurrent = \"wait\"\n", &upstream).await;
     let admin = gateway.admin_addr();
-    let mut first = pay(gateway.addr(), "k-1").start().await;
+    let mut first = anonymous_pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
-    let mut second = pay(gateway.addr(), "k-1").start().await;
+    let mut second = anonymous_pay(gateway.addr(), "k-1").start().await;
     let both_asked = async {
         while scrape(admin).await.store_calls("claim") < 2.0 {
             sleep(Duration::from_millis(10)).await;

@@ -9,8 +9,8 @@ use testbed::{
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
-use super::common::{
-    HealAfterFailures, InProcessGateway, entries, failing_store, pay, refusal_name, start, wait_until,
+use crate::support::{
+    HealAfterFailures, InProcessGateway, anonymous_pay, entries, failing_store, refusal_name, start_in_process, until,
 };
 
 /// How many answers wait in the folder.
@@ -58,7 +58,7 @@ async fn an_answer_goes_to_the_journal_is_replayed_from_it_and_drains() {
     assert_eq!(refusal_name(&here.pay("k-2").send().await), "store-unavailable");
 
     here.store.heal();
-    wait_until("the journal drains", || journaled_answers(folder.path()) == 0).await;
+    until("the journal drains", || journaled_answers(folder.path()) == 0).await;
     here.told.wait_for("the journal's answer has reached the store").await;
     assert!(matches!(here.entries().await[..], [ClaimOutcome::Completed(_)]));
     let again = here.pay("k-1").send().await;
@@ -80,7 +80,7 @@ async fn the_journal_survives_a_restart_even_onto_an_empty_store() {
     assert_eq!(journaled_answers(folder.path()), 1);
 
     let next = InProcessGateway::start(&with_journal(folder.path()), &upstream).await;
-    wait_until("the journal drains", || journaled_answers(folder.path()) == 0).await;
+    until("the journal drains", || journaled_answers(folder.path()) == 0).await;
     assert!(matches!(next.entries().await[..], [ClaimOutcome::Completed(_)]));
     let again = next.pay("k-1").header("Host", &host).send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{again:?}");
@@ -99,7 +99,7 @@ async fn a_restarted_gateway_replays_from_the_journal_while_the_store_is_still_d
     let again = next.pay("k-1").header("Host", &host).send().await;
     assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{again:?}");
     next.store.heal();
-    wait_until("the journal drains", || journaled_answers(folder.path()) == 0).await;
+    until("the journal drains", || journaled_answers(folder.path()) == 0).await;
     assert!(matches!(entries(&next.store).await[..], [ClaimOutcome::Completed(_)]));
     assert_eq!(upstream.executions(), 1);
 }
@@ -113,7 +113,7 @@ async fn without_a_journal_the_answer_is_withheld_until_it_is_recorded() {
     assert!(first.headers.contains("retry-after"));
     assert_eq!(refusal_name(&here.pay("k-1").send().await), "store-unavailable");
     here.store.heal();
-    wait_until("the answer is recorded", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the answer is recorded", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     let again = here.pay("k-1").send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{again:?}");
     assert_eq!(again.text(), r#"{"id":1,"run":1}"#);
@@ -134,7 +134,7 @@ async fn a_retry_before_the_answer_is_recorded_does_not_run_it_again() {
     let retry = here.pay("k-1").send().await;
     assert_eq!((retry.status, refusal_name(&retry).as_str()), (409, "in-progress"), "{retry:?}");
     here.store.heal();
-    wait_until("the answer is recorded", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the answer is recorded", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     assert_eq!(here.pay("k-1").send().await.header("idempotent-replayed"), Some("true"));
     assert_eq!(upstream.executions(), 1);
 }
@@ -144,11 +144,12 @@ async fn a_recording_whose_answer_was_lost_is_sent_again_and_changes_nothing() {
     for lost in 1..=2 {
         let upstream = TestUpstream::start().await;
         let store = failing_store();
-        let gateway = start("", &upstream, store.clone(), HealAfterFailures::new("settle", lost, &store)).await;
+        let gateway =
+            start_in_process("", &upstream, store.clone(), HealAfterFailures::new("settle", lost, &store)).await;
         store.lose_answers(CallFilter::Settle);
-        let first = pay(gateway.address(), "k-1").send().await;
+        let first = anonymous_pay(gateway.address(), "k-1").send().await;
         assert_eq!((first.status, first.header("idempotency-stored")), (201, None), "{lost} lost: {first:?}");
-        let again = pay(gateway.address(), "k-1").send().await;
+        let again = anonymous_pay(gateway.address(), "k-1").send().await;
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{again:?}");
         assert_eq!(upstream.executions(), 1);
     }

@@ -8,7 +8,7 @@ use testbed::{
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
-use super::common::{BIN, IbidProcess, folder_with, gateway, lines, pay};
+use crate::support::{BIN, IbidProcess, TestGateway, anonymous_pay, folder_with, lines, start_gateway};
 
 const RELOADED_LOG_TEXT: &str = "configuration taken up";
 const OLD_CONFIG: &str = "[[route]]\nmatch = \"POST /pay\"\n";
@@ -27,11 +27,11 @@ async fn orders_need_a_key(gateway: &GatewayProcess) -> bool {
 async fn a_new_route_is_in_force_and_a_running_request_survives() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = gateway(OLD_CONFIG, &upstream).await;
+    let gateway = start_gateway(OLD_CONFIG, &upstream).await;
     let mut kept = RawClient::connect(gateway.addr()).await;
     assert_eq!(get(gateway.addr(), "/").send_on(&mut kept).await.status, 200);
     assert!(!orders_need_a_key(&gateway).await);
-    let mut running = pay(gateway.addr(), "k-1").start().await;
+    let mut running = anonymous_pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
     gateway.rewrite_config(NEW_CONFIG);
     let line = gateway.wait_for_log(RELOADED_LOG_TEXT).await;
@@ -41,7 +41,7 @@ async fn a_new_route_is_in_force_and_a_running_request_survives() {
     gate.open();
     let first = running.read_response().await;
     assert_eq!(first.status, 201, "{first:?}");
-    let again = pay(gateway.addr(), "k-1").send().await;
+    let again = anonymous_pay(gateway.addr(), "k-1").send().await;
     assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{again:?}");
     let page = get(gateway.addr(), "/.well-known/idempotency").send().await;
     assert_eq!(
@@ -53,15 +53,14 @@ async fn a_new_route_is_in_force_and_a_running_request_survives() {
 
 #[tokio::test]
 async fn two_hundred_requests_during_five_reloads_all_succeed() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway(OLD_CONFIG, &upstream).await;
+    let TestGateway { upstream, mut gateway } = TestGateway::start(OLD_CONFIG).await;
     let addr = gateway.addr();
     let clients: Vec<_> = (0..4)
         .map(|client| {
             tokio::spawn(async move {
                 let mut raw = RawClient::connect(addr).await;
                 for n in 0..50 {
-                    let answer = pay(addr, &format!("k-{client}-{n}")).send_on(&mut raw).await;
+                    let answer = anonymous_pay(addr, &format!("k-{client}-{n}")).send_on(&mut raw).await;
                     assert_eq!(answer.status, 201, "{answer:?}");
                 }
             })
@@ -80,8 +79,7 @@ async fn two_hundred_requests_during_five_reloads_all_succeed() {
 
 #[tokio::test]
 async fn a_hangup_reads_again_what_the_file_points_to() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway("", &upstream).await;
+    let TestGateway { upstream: _upstream, mut gateway } = TestGateway::start("").await;
     fs::write(gateway.dir().join("required"), "false").unwrap();
     gateway.rewrite_config("[policy]\nttl = \"1h\"\nkey.required = \"file:required\"\n");
     lines(&gateway, RELOADED_LOG_TEXT, 1).await;
@@ -95,8 +93,7 @@ async fn a_hangup_reads_again_what_the_file_points_to() {
 
 #[tokio::test]
 async fn a_file_written_in_place_and_one_behind_a_swapped_link_are_seen() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway(OLD_CONFIG, &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start(OLD_CONFIG).await;
     fs::write(gateway.dir().join("ibid.toml"), NEW_CONFIG).unwrap();
     lines(&gateway, RELOADED_LOG_TEXT, 1).await;
     assert!(orders_need_a_key(&gateway).await);
@@ -124,8 +121,7 @@ fn replace_symlink(to: &Path, at: &Path) {
 
 #[tokio::test]
 async fn what_needs_a_restart_is_named() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway(OLD_CONFIG, &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start(OLD_CONFIG).await;
     let changed = format!("max_running = 7\nlimits.shutdown = \"1s\"\nlog.level = \"debug\"\n{NEW_CONFIG}");
     gateway.rewrite_config(&changed);
     let line = gateway.wait_for_log(RELOADED_LOG_TEXT).await;
@@ -160,5 +156,5 @@ async fn flags_and_variables_still_win_after_a_reload() {
     gateway.signal(ProcessSignal::Hup);
     gateway.wait_for_log(RELOADED_LOG_TEXT).await;
     assert!(orders_need_a_key(&gateway).await, "IBID_PRESET wins over the file");
-    assert_eq!(pay(gateway.addr(), "k-1").send().await.status, 201, "--upstream wins over the file");
+    assert_eq!(anonymous_pay(gateway.addr(), "k-1").send().await.status, 201, "--upstream wins over the file");
 }

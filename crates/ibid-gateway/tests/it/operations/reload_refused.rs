@@ -5,10 +5,9 @@ use std::fs;
 use testbed::{
     client::post,
     process::{GatewayProcess, ProcessSignal},
-    upstream::TestUpstream,
 };
 
-use super::common::{gateway, pay, wait_until};
+use crate::support::{TestGateway, anonymous_pay, until};
 
 const REFUSED_LOG_TEXT: &str = "stays";
 const RELOADED_LOG_TEXT: &str = "configuration taken up";
@@ -21,8 +20,7 @@ async fn is_old_config_active(gateway: &GatewayProcess) -> bool {
 
 #[tokio::test]
 async fn a_wrong_file_keeps_the_old_one_and_is_told_in_one_line() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway(OLD_CONFIG, &upstream).await;
+    let TestGateway { upstream: _upstream, mut gateway } = TestGateway::start(OLD_CONFIG).await;
     let wrong = [
         ("[[route]]\nmatch = \"POST /pay\"\nttl = \"soon\"\n", "route[1].ttl: \"soon\" is no duration; allowed is"),
         (
@@ -58,9 +56,8 @@ async fn a_wrong_file_keeps_the_old_one_and_is_told_in_one_line() {
 
 #[tokio::test]
 async fn a_change_that_would_forget_is_refused_unless_accepted() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway(OLD_CONFIG, &upstream).await;
-    let first = pay(gateway.addr(), "k-1").send().await;
+    let TestGateway { upstream, mut gateway } = TestGateway::start(OLD_CONFIG).await;
+    let first = anonymous_pay(gateway.addr(), "k-1").send().await;
     assert_eq!(first.status, 201);
     let forgetting = [
         ("scope = \"global\"", "scope changed from [host, credential] to [global]"),
@@ -75,7 +72,7 @@ async fn a_change_that_would_forget_is_refused_unless_accepted() {
         let line = gateway.wait_for_log(told).await;
         assert!(line.contains("ERROR") && line.contains("ibid.toml") && line.contains("POST /pay"), "{line}");
         assert!(line.contains("accept_forgetting = true"), "{line}");
-        let again = pay(gateway.addr(), "k-1").send().await;
+        let again = anonymous_pay(gateway.addr(), "k-1").send().await;
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{dial}");
     }
     gateway.rewrite_config("[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /other\"\n");
@@ -88,18 +85,21 @@ async fn a_change_that_would_forget_is_refused_unless_accepted() {
     gateway.rewrite_config(&format!("accept_forgetting = true\n{OLD_CONFIG}scope = \"global\"\n"));
     gateway.signal(ProcessSignal::Hup);
     gateway.wait_for_log(RELOADED_LOG_TEXT).await;
-    assert_eq!(pay(gateway.addr(), "k-1").send().await.text(), r#"{"id":2,"run":2}"#, "forgotten, as accepted");
+    assert_eq!(
+        anonymous_pay(gateway.addr(), "k-1").send().await.text(),
+        r#"{"id":2,"run":2}"#,
+        "forgotten, as accepted"
+    );
 }
 
 #[tokio::test]
 async fn a_wrong_file_is_not_told_every_second() {
-    let upstream = TestUpstream::start().await;
-    let gateway = gateway(OLD_CONFIG, &upstream).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start(OLD_CONFIG).await;
     gateway.rewrite_config("nonsense = 1\n");
     gateway.wait_for_log(REFUSED_LOG_TEXT).await;
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     let said = || gateway.logs().iter().filter(|line| line.contains(REFUSED_LOG_TEXT)).count();
     assert_eq!(said(), 1);
     gateway.rewrite_config("nonsense = 2\n");
-    wait_until("another wrong file is told", || said() == 2).await;
+    until("another wrong file is told", || said() == 2).await;
 }

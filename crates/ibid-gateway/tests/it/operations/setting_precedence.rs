@@ -6,7 +6,7 @@ use testbed::{
     upstream::TestUpstream,
 };
 
-use super::common::{BIN, folder_with, lines, pay};
+use crate::support::{BIN, anonymous_pay, folder_with, lines};
 
 /// The presets differ in what a key for another request gets, and in whether one is needed.
 async fn active_preset(launch: GatewayLauncher) -> &'static str {
@@ -15,7 +15,7 @@ async fn active_preset(launch: GatewayLauncher) -> &'static str {
     if post(addr, "/pay").json("{}").send().await.status == 400 {
         return "platform";
     }
-    assert_eq!(pay(addr, "k-1").send().await.status, 201);
+    assert_eq!(anonymous_pay(addr, "k-1").send().await.status, 201);
     match post(addr, "/pay").key("k-1").json(r#"{"amount":2}"#).send().await.status {
         422 => "ietf",
         400 => "stripe",
@@ -44,7 +44,7 @@ async fn addresses_and_the_app_come_by_variable_too() {
     let variable = GatewayProcess::launch(BIN).config(config).env("IBID_UPSTREAM", upstream.url());
     // The harness passes --listen, which wins over this one.
     let gateway = variable.env("IBID_LISTEN", "127.0.0.1:1").start().await;
-    assert_eq!(pay(gateway.addr(), "k-1").send().await.status, 201);
+    assert_eq!(anonymous_pay(gateway.addr(), "k-1").send().await.status, 201);
     assert_eq!((upstream.executions(), other.executions()), (1, 0));
 }
 
@@ -59,7 +59,10 @@ async fn admin_tokens_are_never_printed() {
 
     let launch = GatewayProcess::launch(BIN).config(text).upstream(&upstream.url()).env(env[0].0, env[0].1);
     let mut gateway = launch.start().await;
-    assert_eq!(pay(gateway.addr(), "k-1").header("Authorization", "Bearer t0ken-plain-1").send().await.status, 201);
+    assert_eq!(
+        anonymous_pay(gateway.addr(), "k-1").header("Authorization", "Bearer t0ken-plain-1").send().await.status,
+        201
+    );
     for admin in ["/", "/readyz", "/api/records"] {
         let request = testbed::client::get(gateway.admin_addr(), admin);
         printed += &format!("{:?}", request.header("Authorization", "Bearer t0ken-plain-1").send().await);
@@ -71,7 +74,7 @@ async fn admin_tokens_are_never_printed() {
     gateway.signal(ProcessSignal::Hup);
     lines(&gateway, "configuration taken up", 1).await;
     gateway.signal(ProcessSignal::Term);
-    gateway.wait_exit(super::common::WAIT_TIMEOUT).await;
+    gateway.wait_exit(testbed::http1::WAIT_TIMEOUT).await;
     printed += &gateway.logs().join("\n");
 
     let url = "store.url = \"redis://u:t0ken-url-4@127.0.0.1:6379/0\"\n";

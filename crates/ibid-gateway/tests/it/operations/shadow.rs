@@ -6,14 +6,14 @@ use testbed::{
     upstream::{ReplyGate, TestUpstream, UpstreamReply, filler},
 };
 
-use super::common::{gateway, lines, pay};
+use crate::support::{anonymous_pay, lines, start_gateway};
 
 const SHADOW: &str = "[policy]\nmode = \"shadow\"\nkey.required = true\nmax_request = \"1KiB\"\n\
                       first_headers = { X-First = \"1\" }";
 
 async fn shadowed(config: &str, upstream: &TestUpstream) -> GatewayProcess {
     let config = format!("cors = {{ origins = [\"https://shop.example.com\"] }}\n{config}");
-    gateway(&config, upstream).await
+    start_gateway(&config, upstream).await
 }
 
 /// What the app says by itself, as a client without a gateway sees it; the names only.
@@ -29,9 +29,9 @@ async fn it_never_replays_and_adds_nothing() {
     let upstream = TestUpstream::start().await;
     upstream.on("/pay", UpstreamReply::usual().header("X-App", "yes").set_cookie("a=b"));
     let gateway = shadowed(SHADOW, &upstream).await;
-    let direct = pay(upstream.addr(), "k-0").send().await;
+    let direct = anonymous_pay(upstream.addr(), "k-0").send().await;
     for run in 2..=4 {
-        let answer = pay(gateway.addr(), "k-1").header("Origin", "https://shop.example.com").send().await;
+        let answer = anonymous_pay(gateway.addr(), "k-1").header("Origin", "https://shop.example.com").send().await;
         assert_eq!((answer.status, upstream.executions()), (201, run), "{answer:?}");
         assert_eq!(answer.text(), format!(r#"{{"id":{run},"run":{run}}}"#));
         assert_eq!(names(&answer), names(&direct), "{answer:?}");
@@ -45,8 +45,8 @@ async fn it_refuses_neither_missing_nor_invalid_keys_nor_other_requests() {
     let gateway = shadowed(SHADOW, &upstream).await;
     let addr = gateway.addr();
     assert_eq!(post(addr, "/pay").json("{}").send().await.status, 201, "no key");
-    assert_eq!(pay(addr, "a, b").send().await.status, 201, "no valid key");
-    assert_eq!(pay(addr, "k-1").send().await.status, 201);
+    assert_eq!(anonymous_pay(addr, "a, b").send().await.status, 201, "no valid key");
+    assert_eq!(anonymous_pay(addr, "k-1").send().await.status, 201);
     let other = post(addr, "/pay").key("k-1").json(r#"{"amount":2}"#).send().await;
     assert_eq!((other.status, upstream.executions()), (201, 4), "a reused key: {other:?}");
     assert_eq!(upstream.last().text(), r#"{"amount":2}"#);
@@ -58,9 +58,9 @@ async fn it_neither_refuses_nor_holds_up_a_second_request_while_the_first_runs()
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on_each("/pay", [UpstreamReply::usual().gated(&gate), UpstreamReply::usual()]);
     let gateway = shadowed(&format!("{SHADOW}\non_concurrent = \"wait\""), &upstream).await;
-    let mut first = pay(gateway.addr(), "k-1").start().await;
+    let mut first = anonymous_pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
-    let second = pay(gateway.addr(), "k-1").send().await;
+    let second = anonymous_pay(gateway.addr(), "k-1").send().await;
     assert_eq!((second.status, second.text().as_str()), (201, r#"{"id":2,"run":2}"#));
     gate.open();
     let first = first.read_response().await;
@@ -87,7 +87,7 @@ async fn failures_of_the_app_pass_as_they_are() {
     for status in [500, 502, 504] {
         upstream.on("/pay", UpstreamReply::status(status).json(r#"{"error":"app"}"#));
         for _ in 0..2 {
-            let answer = pay(gateway.addr(), &format!("k-{status}")).send().await;
+            let answer = anonymous_pay(gateway.addr(), &format!("k-{status}")).send().await;
             assert_eq!((answer.status, answer.text().as_str()), (status, r#"{"error":"app"}"#));
             assert!(!answer.headers.contains("idempotency-stored"), "{answer:?}");
         }

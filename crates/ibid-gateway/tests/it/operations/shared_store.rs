@@ -6,7 +6,7 @@ use testbed::{
     upstream::TestUpstream,
 };
 
-use super::common::{BIN, folder_with, pay, refusal_name, wait_until};
+use crate::support::{BIN, TestGateway, anonymous_pay, folder_with, refusal_name, start_gateway, until};
 
 /// Nobody listens on these ports.
 const STORES: [&str; 4] = [
@@ -19,8 +19,7 @@ const STORES: [&str; 4] = [
 #[tokio::test]
 async fn a_store_that_is_not_there_does_not_stop_the_start() {
     for store in STORES {
-        let upstream = TestUpstream::start().await;
-        let gateway = GatewayProcess::spawn(BIN, &format!("[store]\n{store}\n"), &upstream.url()).await;
+        let TestGateway { upstream, gateway } = TestGateway::start(&format!("[store]\n{store}\n")).await;
         gateway.wait_for_log("the store cannot be used yet: ").await;
 
         let ready = get(gateway.admin_addr(), "/readyz").send().await;
@@ -30,11 +29,11 @@ async fn a_store_that_is_not_there_does_not_stop_the_start() {
         assert_eq!(json["store"]["shared"], true, "{store}: {ready:?}");
         assert_eq!(get(gateway.admin_addr(), "/healthz").send().await.status, 200, "{store}");
 
-        let answer = pay(gateway.addr(), "k-1").send().await;
+        let answer = anonymous_pay(gateway.addr(), "k-1").send().await;
         assert_eq!((answer.status, refusal_name(&answer).as_str()), (503, "store-unavailable"), "{store}: {answer:?}");
         assert_eq!(upstream.executions(), 0, "{store}");
         assert_eq!(post(gateway.addr(), "/pay").send().await.status, 201, "{store}: without a key it passes");
-        wait_until("the failure is logged", || gateway.logs().iter().any(|line| line.contains("ERROR"))).await;
+        until("the failure is logged", || gateway.logs().iter().any(|line| line.contains("ERROR"))).await;
         assert!(!gateway.logs().iter().any(|line| line.contains("s3cret")), "{store}: {:#?}", gateway.logs());
     }
 }
@@ -43,8 +42,8 @@ async fn a_store_that_is_not_there_does_not_stop_the_start() {
 async fn answers_that_are_kept_near_any_store_are_the_same_answers() {
     let upstream = TestUpstream::start().await;
     let config = "[store]\nurl = \"embedded:data\"\nlocal_cache = \"1MiB\"\n";
-    let mut gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
-    let request = |gateway: &GatewayProcess| pay(gateway.addr(), "k-1").header("Host", "shop.example");
+    let mut gateway = start_gateway(config, &upstream).await;
+    let request = |gateway: &GatewayProcess| anonymous_pay(gateway.addr(), "k-1").header("Host", "shop.example");
     let first = request(&gateway).send().await;
     assert_eq!(first.status, 201, "{first:?}");
     for restarted in [false, true] {

@@ -10,7 +10,8 @@ use testbed::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::common::{InProcessGateway, WAIT_TIMEOUT, gateway, pay};
+use crate::support::{InProcessGateway, TestGateway, anonymous_pay, start_gateway};
+use testbed::http1::WAIT_TIMEOUT;
 
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -29,11 +30,11 @@ async fn terminated_it_takes_nobody_in_and_finishes_what_has_begun() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     upstream.on("/plain", UpstreamReply::usual().gated(&gate));
-    let mut gateway = gateway("", &upstream).await;
+    let mut gateway = start_gateway("", &upstream).await;
     let mut idle = RawClient::connect(gateway.addr()).await;
     assert_eq!(get(gateway.addr(), "/").send_on(&mut idle).await.status, 200);
     let mut silent = RawClient::connect(gateway.addr()).await;
-    let mut keyed = pay(gateway.addr(), "k-1").start().await;
+    let mut keyed = anonymous_pay(gateway.addr(), "k-1").start().await;
     let mut plain = get(gateway.addr(), "/plain").start().await;
     gate.arrived(2).await;
 
@@ -58,10 +59,9 @@ async fn terminated_it_takes_nobody_in_and_finishes_what_has_begun() {
 
 #[tokio::test]
 async fn interrupted_it_waits_a_second_for_a_slow_app() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, mut gateway } = TestGateway::start("").await;
     upstream.on("/pay", UpstreamReply::usual().delay(Duration::from_secs(1)));
-    let mut gateway = gateway("", &upstream).await;
-    let mut running = pay(gateway.addr(), "k-1").start().await;
+    let mut running = anonymous_pay(gateway.addr(), "k-1").start().await;
     upstream.wait_for(1).await;
     gateway.signal(ProcessSignal::Int);
     assert_eq!(running.read_response().await.status, 201);
@@ -73,8 +73,8 @@ async fn interrupted_it_waits_a_second_for_a_slow_app() {
 async fn an_operation_whose_client_has_left_is_waited_for_too() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let mut gateway = gateway("", &upstream).await;
-    let running = pay(gateway.addr(), "k-1").start().await;
+    let mut gateway = start_gateway("", &upstream).await;
+    let running = anonymous_pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
     running.abort();
     gateway.signal(ProcessSignal::Term);
@@ -89,21 +89,19 @@ async fn an_operation_whose_client_has_left_is_waited_for_too() {
 
 #[tokio::test]
 async fn idle_it_ends_at_once() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = gateway("", &upstream).await;
+    let TestGateway { upstream: _upstream, mut gateway } = TestGateway::start("").await;
     let mut idle = RawClient::connect(gateway.addr()).await;
-    assert_eq!(pay(gateway.addr(), "k-1").send_on(&mut idle).await.status, 201);
+    assert_eq!(anonymous_pay(gateway.addr(), "k-1").send_on(&mut idle).await.status, 201);
     gateway.signal(ProcessSignal::Term);
     assert_eq!(gateway.wait_exit(SHUTDOWN_TIMEOUT).await.code(), Some(0), "an idle connection keeps nobody");
 }
 
 #[tokio::test]
 async fn past_the_deadline_it_ends_all_the_same_and_says_so() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, mut gateway } = TestGateway::start("limits.shutdown = \"500ms\"").await;
     upstream.on("/pay", UpstreamFault::Hang);
-    let mut gateway = gateway("limits.shutdown = \"500ms\"", &upstream).await;
-    let mut stays = pay(gateway.addr(), "k-1").start().await;
-    let leaves = pay(gateway.addr(), "k-2").start().await;
+    let mut stays = anonymous_pay(gateway.addr(), "k-1").start().await;
+    let leaves = anonymous_pay(gateway.addr(), "k-2").start().await;
     upstream.wait_for(2).await;
     drop(leaves);
     let started = Instant::now();
@@ -125,7 +123,7 @@ async fn what_is_given_up_is_parked_and_not_to_be_taken_over_yet() {
     upstream.wait_for(2).await;
     drop(leaves);
     here.gateway.stop().await;
-    let entries = super::common::entries(&here.store).await;
+    let entries = crate::support::entries(&here.store).await;
     assert_eq!(entries.len(), 2);
     for entry in entries {
         match entry {

@@ -4,7 +4,7 @@ use std::{net::TcpListener, process::Output};
 
 use testbed::{certificates::CertificateAuthority, process::run};
 
-use super::common::{BIN, folder_with};
+use crate::support::{BIN, folder_with};
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\nlisten = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\n";
 

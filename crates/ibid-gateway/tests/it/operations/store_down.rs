@@ -4,7 +4,9 @@ use ibid::store::ErrorKind;
 use ibid_testkit::wrappers::CallFilter;
 use testbed::upstream::{ReplyGate, TestUpstream, UpstreamReply};
 
-use super::common::{HealAfterFailures, InProcessGateway, failing_store, pay, refusal_name, start, wait_until};
+use crate::support::{
+    HealAfterFailures, InProcessGateway, anonymous_pay, failing_store, refusal_name, start_in_process, until,
+};
 
 const KINDS: [ErrorKind; 3] = [ErrorKind::NotApplied, ErrorKind::Ambiguous, ErrorKind::Rejected];
 
@@ -19,8 +21,7 @@ async fn closed_refuses_and_runs_nothing() {
         assert!(answer.header("retry-after").is_some_and(|after| after.parse::<u32>().unwrap() >= 1), "{answer:?}");
         assert_eq!(upstream.executions(), 0, "{kind:?}");
         here.store.heal();
-        wait_until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0)
-            .await;
+        until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     }
     let answer = here.pay("k-1").send().await;
     assert_eq!((answer.status, upstream.executions()), (201, 1), "{answer:?}");
@@ -62,12 +63,12 @@ async fn a_claim_whose_answer_was_lost_is_asked_again_and_runs_once() {
         let upstream = TestUpstream::start().await;
         let store = failing_store();
         let observer = HealAfterFailures::new("claim", lost, &store);
-        let gateway = start("", &upstream, store.clone(), observer).await;
+        let gateway = start_in_process("", &upstream, store.clone(), observer).await;
         store.lose_answers(CallFilter::Claim);
-        let first = pay(gateway.address(), "k-1").send().await;
+        let first = anonymous_pay(gateway.address(), "k-1").send().await;
         assert_eq!((first.status, upstream.executions()), (201, 1), "{lost} lost: {first:?}");
         assert_eq!(upstream.last().attempt(), Some(1), "the same token is granted, not a second attempt");
-        let again = pay(gateway.address(), "k-1").send().await;
+        let again = anonymous_pay(gateway.address(), "k-1").send().await;
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body));
         assert_eq!(upstream.executions(), 1);
     }
@@ -98,7 +99,7 @@ async fn a_release_that_the_store_could_not_take_is_told_until_it_does() {
     assert_eq!(here.pay("k-1").send().await.status, 503);
     assert_eq!(here.gateway.ibid().engine().settle_queue().pending(), 1);
     here.store.heal();
-    wait_until("the release is taken", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the release is taken", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     assert_eq!(here.pay("k-1").send().await.status, 201);
     assert_eq!(upstream.executions(), 1);
 }
@@ -126,7 +127,7 @@ async fn a_failing_heartbeat_neither_cancels_nor_repeats_the_operation() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(super::common::WAIT_TIMEOUT, unknown).await.expect("the lease lapses");
+    tokio::time::timeout(testbed::http1::WAIT_TIMEOUT, unknown).await.expect("the lease lapses");
     here.store.heal();
     gate.open();
     let first = running.read_response().await;

@@ -18,7 +18,7 @@ use testbed::{
 use tokio::net::TcpStream;
 
 use super::ONE_ROUTE;
-use crate::faults::common::{BIN, policy, within};
+use crate::support::{BIN, TestGateway, policy, within};
 
 /// A connection with prior knowledge.
 async fn connect<B>(addr: SocketAddr) -> SendRequest<B>
@@ -75,8 +75,7 @@ async fn start_h2c(config: &str) -> (TestUpstream, GatewayProcess) {
 
 #[tokio::test]
 async fn an_http2_client_reaches_an_http1_upstream() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     let mut client = connect(gateway.addr()).await;
     for n in 1..=3 {
         let answer = send(&mut client, request("GET", gateway.addr(), "/list?a=b", None)).await;
@@ -151,8 +150,7 @@ async fn a_keyed_request_over_http2_is_replayed_whatever_the_next_one_speaks() {
         let (upstream, gateway) = match h2_upstream {
             true => start_h2c(&policy("")).await,
             false => {
-                let upstream = TestUpstream::start().await;
-                let gateway = GatewayProcess::spawn(BIN, &policy(""), &upstream.url()).await;
+                let TestGateway { upstream, gateway } = TestGateway::start(&policy("")).await;
                 (upstream, gateway)
             }
         };
@@ -164,7 +162,7 @@ async fn a_keyed_request_over_http2_is_replayed_whatever_the_next_one_speaks() {
         assert_eq!((again.head.status().as_u16(), again.is_replayed()), (201, true));
         assert_eq!(again.body, first.body);
         // The host is part of the scope: `:authority` here, `Host` there.
-        let over_h1 = crate::faults::common::pay(&gateway, "k-1").send().await;
+        let over_h1 = crate::support::pay(&gateway, "k-1").send().await;
         assert_eq!((over_h1.status, over_h1.header("idempotent-replayed")), (201, Some("true")), "{over_h1:?}");
         assert_eq!(over_h1.body, first.body);
         assert_eq!(upstream.executions(), 1);
@@ -173,10 +171,9 @@ async fn a_keyed_request_over_http2_is_replayed_whatever_the_next_one_speaks() {
 
 #[tokio::test]
 async fn fifty_streams_with_one_key_are_one_execution() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&policy("on_concurrent = \"wait\"")).await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = GatewayProcess::spawn(BIN, &policy("on_concurrent = \"wait\""), &upstream.url()).await;
     let client = connect(gateway.addr()).await;
     let streams = (0..50).map(|_| {
         let (mut client, request) = (client.clone(), request("POST", gateway.addr(), "/pay", Some("k-1")));
@@ -194,10 +191,9 @@ async fn fifty_streams_with_one_key_are_one_execution() {
 
 #[tokio::test]
 async fn a_stream_that_is_reset_does_not_stop_its_request() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&policy("on_concurrent = \"wait\"")).await;
     let gate = ReplyGate::new();
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
-    let gateway = GatewayProcess::spawn(BIN, &policy("on_concurrent = \"wait\""), &upstream.url()).await;
     let mut client = connect(gateway.addr()).await;
     let left = tokio::time::timeout(std::time::Duration::from_millis(1), async {
         let answer = client.send_request(request("POST", gateway.addr(), "/pay", Some("k-1"))).await;
@@ -224,8 +220,7 @@ async fn a_stream_that_is_reset_does_not_stop_its_request() {
 async fn a_stream_that_is_reset_before_its_body_is_whole_leaves_no_trace() {
     use futures_util::StreamExt as _;
 
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, &policy(""), &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&policy("")).await;
     let mut client = connect(gateway.addr()).await;
     for _ in 0..5 {
         let half = Frame::data(Bytes::from_static(b"{\"amount\""));

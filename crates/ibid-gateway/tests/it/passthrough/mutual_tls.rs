@@ -14,8 +14,8 @@ use testbed::{
 use tokio::time::sleep;
 
 use crate::{
-    faults::common::{BIN, assert_ran, policy, within},
-    tls_helpers::{send_over_tls, strict_server},
+    support::tls::{send_over_tls, strict_server},
+    support::{BIN, assert_ran, policy, start_gateway, within},
 };
 
 /// What a client of the gateway gets to see: the server's certificate and the answer's status, or nothing.
@@ -39,7 +39,7 @@ async fn only_clients_with_a_certificate_of_the_given_authority_are_let_in() {
         ours.path(),
         policy("")
     );
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     assert_eq!(pay(gateway.addr(), &ours, None, "k-1").await, None);
     assert_eq!(pay(gateway.addr(), &ours, Some(&stranger), "k-1").await, None);
     assert_eq!(upstream.requests(), 0);
@@ -65,7 +65,7 @@ async fn certificates_and_those_who_vouch_for_clients_change_without_a_restart()
         path("clients.pem"),
         policy("")
     );
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await.expect("an answer").0, server.der);
     // The certificate first, the key later: in between the old pair serves.
     let renewed = ours.vouch("renewed");
@@ -141,12 +141,12 @@ async fn a_collector_that_asks_is_shown_a_certificate_and_the_next_one_after_a_c
     .await;
     let upstream = TestUpstream::start().await;
     let trace = format!("[trace]\notlp = \"https://localhost:{}\"\nca = {:?}\n", addr.port(), ours.path());
-    let bare = GatewayProcess::spawn(BIN, &format!("{}{trace}", policy("")), &upstream.url()).await;
+    let bare = start_gateway(&format!("{}{trace}", policy("")), &upstream).await;
     assert_ran(&post(bare.addr(), "/pay").key("k-1").json("{}").send().await);
     bare.wait_for_log("traces cannot be sent; spans are dropped").await;
     assert_eq!(*seen.lock(), []);
     let trace = format!("{trace}cert = {:?}\nkey = {:?}\n", shown.cert, shown.key);
-    let gateway = GatewayProcess::spawn(BIN, &format!("{}{trace}", policy("")), &upstream.url()).await;
+    let gateway = start_gateway(&format!("{}{trace}", policy("")), &upstream).await;
     let traced_by = async |certificate: &[u8], run: &str| {
         within("a trace", async {
             for n in 0.. {

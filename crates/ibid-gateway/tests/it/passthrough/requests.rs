@@ -2,17 +2,15 @@
 
 use testbed::{
     client::{get, post, request},
-    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
 
 use super::ONE_ROUTE;
-use crate::faults::common::{BIN, start_ietf_gateway};
+use crate::support::{TestGateway, start_gateway};
 
 #[tokio::test]
 async fn safe_methods_pass_with_a_key() {
-    let upstream = TestUpstream::start().await;
-    let gateway = start_ietf_gateway(&upstream, "").await;
+    let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for method in ["GET", "HEAD", "OPTIONS"] {
         for _ in 0..2 {
             let arrived = upstream.requests();
@@ -29,8 +27,7 @@ async fn safe_methods_pass_with_a_key() {
 
 #[tokio::test]
 async fn uncovered_routes_and_keyless_requests_run_every_time() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let TestGateway { upstream: _upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     let requests = [
         post(gateway.addr(), "/other").key("k-1").json("{}"),
         request("DELETE", gateway.addr(), "/pay").key("k-1"),
@@ -49,9 +46,8 @@ async fn uncovered_routes_and_keyless_requests_run_every_time() {
 
 #[tokio::test]
 async fn head_keeps_the_length_and_has_no_body() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     upstream.on("/file", UpstreamReply::status(200).header("ETag", "\"v1\"").large(12_345));
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
     let mut raw = testbed::client::RawClient::connect(gateway.addr()).await;
     for _ in 0..2 {
         let answer = request("HEAD", gateway.addr(), "/file").send_on(&mut raw).await;
@@ -64,8 +60,7 @@ async fn head_keeps_the_length_and_has_no_body() {
 
 #[tokio::test]
 async fn the_target_and_the_body_go_through_as_sent() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     for target in ["/a%20b/%7Ec?x=1&x=2&y=%2F", "/", "/?", "/a;v=1/b,c?q", "/%e2%82%ac", "*"] {
         let method = if target == "*" { "OPTIONS" } else { "PATCH" };
         let body: &[u8] = &[0, 255, 13, 10, 13, 10];
@@ -89,7 +84,7 @@ async fn what_concerns_one_connection_is_removed_both_ways() {
         .header("Proxy-Authenticate", "Basic")
         .header("X-Stays", "1");
     upstream.on("/other", reply);
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let gateway = start_gateway(ONE_ROUTE, &upstream).await;
     let answer = post(gateway.addr(), "/other")
         .header("Connection", "keep-alive, X-Hop")
         .header("X-Hop", "1")
@@ -114,9 +109,8 @@ async fn what_concerns_one_connection_is_removed_both_ways() {
 
 #[tokio::test]
 async fn trailers_pass_both_ways() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     upstream.on("/other", UpstreamReply::chunks(["one", "two"]).header("Trailer", "X-Back").trailer("X-Back", "2"));
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
     let sent = post(gateway.addr(), "/other").header("TE", "trailers").header("Trailer", "X-There").body("body");
     let answer = sent.trailer("X-There", "1").send().await;
     assert_eq!((answer.text().as_str(), answer.trailers.get("x-back")), ("onetwo", Some("2")), "{answer:?}");
@@ -126,8 +120,7 @@ async fn trailers_pass_both_ways() {
 
 #[tokio::test]
 async fn the_upstream_is_told_who_asked() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     get(gateway.addr(), "/list").header("Host", "shop.example:8443").send().await;
     let seen = upstream.last();
     assert_eq!(seen.headers.get_all("host"), ["shop.example:8443"]);
@@ -143,7 +136,7 @@ async fn a_trusted_proxys_word_is_continued_and_anyone_elses_begun_anew() {
         ("", "203.0.113.7, 127.0.0.1", "https", "shop.example"),
         ("trusted_proxies = [\"10.0.0.0/8\"]\n", "127.0.0.1", "http", "inner.example"),
     ] {
-        let gateway = GatewayProcess::spawn(BIN, &format!("{trusted}{ONE_ROUTE}"), &upstream.url()).await;
+        let gateway = start_gateway(&format!("{trusted}{ONE_ROUTE}"), &upstream).await;
         let claimed = post(gateway.addr(), "/pay").key("k-1").json("{}");
         for request in [get(gateway.addr(), "/list"), claimed] {
             let answer = request
@@ -166,9 +159,9 @@ async fn a_trusted_proxys_word_is_continued_and_anyone_elses_begun_anew() {
 #[tokio::test]
 async fn an_upstream_that_cannot_be_reached_is_a_502_for_everything() {
     let upstream = TestUpstream::start_refusing().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let gateway = start_gateway(ONE_ROUTE, &upstream).await;
     let answer = get(gateway.addr(), "/list").send().await;
-    crate::faults::common::assert_refused(&answer, 502, "upstream-unreachable");
+    crate::support::assert_refused(&answer, 502, "upstream-unreachable");
     upstream.restart().await;
     assert_eq!(get(gateway.addr(), "/list").send().await.status, 200);
 }

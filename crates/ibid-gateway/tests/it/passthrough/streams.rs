@@ -5,22 +5,16 @@ use std::fs;
 use testbed::{
     client::{RawClient, post},
     process::GatewayProcess,
-    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{UpstreamFault, UpstreamReply},
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::ONE_ROUTE;
-use crate::faults::common::{BIN, ScriptedUpstream, within};
+use crate::support::{ScriptedUpstream, TestGateway, within};
 
 const STREAMED_BYTES: usize = 64 << 20;
 /// How much the gateway may grow by while `STREAMED_BYTES` passes through it.
 const MAX_MEMORY_GROWTH: u64 = 32 << 20;
-
-async fn start_scripted() -> (ScriptedUpstream, GatewayProcess) {
-    let upstream = ScriptedUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
-    (upstream, gateway)
-}
 
 /// The most memory that the process ever had, in bytes.
 fn peak_memory_bytes(gateway: &GatewayProcess) -> u64 {
@@ -31,7 +25,7 @@ fn peak_memory_bytes(gateway: &GatewayProcess) -> u64 {
 
 #[tokio::test]
 async fn an_upload_flows_through_with_flat_memory() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let before = peak_memory_bytes(&gateway);
     let mut client = RawClient::connect(gateway.addr()).await;
     client.send(format!("POST /upload HTTP/1.1\r\nhost: a\r\ncontent-length: {STREAMED_BYTES}\r\n\r\nfirst")).await;
@@ -68,7 +62,7 @@ async fn an_upload_flows_through_with_flat_memory() {
 
 #[tokio::test]
 async fn a_download_flows_through_with_flat_memory_however_slow_the_client() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let before = peak_memory_bytes(&gateway);
     let mut client = RawClient::connect(gateway.addr()).await;
     client.send("GET /download HTTP/1.1\r\nhost: a\r\n\r\n").await;
@@ -102,7 +96,7 @@ async fn a_download_flows_through_with_flat_memory_however_slow_the_client() {
 
 #[tokio::test]
 async fn a_keyless_upload_to_a_covered_route_is_not_buffered_either() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let mut client = RawClient::connect(gateway.addr()).await;
     client.send("POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
     let mut app = upstream.accept_head().await;
@@ -119,8 +113,7 @@ async fn a_keyless_upload_to_a_covered_route_is_not_buffered_either() {
 
 #[tokio::test]
 async fn an_early_answer_to_an_upload_is_delivered() {
-    let upstream = TestUpstream::start().await;
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     let body = vec![b'x'; 4 << 20];
     for (path, reply) in
         [("/drains", UpstreamReply::early(413)), ("/resets", UpstreamFault::EarlyReplyThenClose.into())]
@@ -135,7 +128,7 @@ async fn an_early_answer_to_an_upload_is_delivered() {
 
 #[tokio::test]
 async fn events_arrive_one_by_one() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let mut client = RawClient::connect(gateway.addr()).await;
     client.send("GET /events HTTP/1.1\r\nhost: a\r\naccept: text/event-stream\r\n\r\n").await;
     let mut app = upstream.accept_head().await;
@@ -152,7 +145,7 @@ async fn events_arrive_one_by_one() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_off_breaks_off_for_the_client() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let mut client = RawClient::connect(gateway.addr()).await;
     client.send("GET /events HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut app = upstream.accept_head().await;
@@ -165,7 +158,7 @@ async fn a_stream_that_breaks_off_breaks_off_for_the_client() {
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_is_noticed_upstream() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let mut client = RawClient::connect(gateway.addr()).await;
     client.send("GET /events HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut app = upstream.accept_head().await;
@@ -180,9 +173,8 @@ async fn a_client_that_leaves_a_stream_is_noticed_upstream() {
 
 #[tokio::test]
 async fn an_upgraded_connection_carries_bytes_both_ways() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     upstream.on("/socket", UpstreamReply::upgrade_echo().header("Sec-WebSocket-Accept", "x"));
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
     let mut client = RawClient::connect(gateway.addr()).await;
     client
         .send(
@@ -201,12 +193,12 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
         assert_eq!(client.read_until(";").await, frame);
     }
     drop(client);
-    crate::faults::common::until("the upstream's side to end", || upstream.connections_open() == 0).await;
+    crate::support::until("the upstream's side to end", || upstream.connections_open() == 0).await;
 }
 
 #[tokio::test]
 async fn early_hints_reach_the_client_before_the_answer() {
-    let (upstream, gateway) = start_scripted().await;
+    let (upstream, gateway) = ScriptedUpstream::behind_gateway(ONE_ROUTE).await;
     let hint = "HTTP/1.1 103 Early Hints\r\nlink: </a.css>; rel=preload\r\nconnection: x\r\n\r\n";
     let mut client = RawClient::connect(gateway.addr()).await;
     let keyed = "POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: k-1\r\ncontent-length: 2\r\n\r\n{}";

@@ -10,7 +10,7 @@ use testbed::{
 use tokio::{io::AsyncReadExt as _, time::sleep};
 
 use super::ONE_ROUTE;
-use crate::faults::common::{BIN, ScriptedUpstream, assert_refused, pay, within};
+use crate::support::{BIN, ScriptedUpstream, TestGateway, assert_refused, pay, start_gateway, within};
 
 const SHORT_TIMEOUTS: &str =
     "[limits]\nbody_timeout = \"400ms\"\nreply_timeout = \"400ms\"\npool_timeout = \"400ms\"\n";
@@ -33,7 +33,7 @@ async fn begin_upload(gateway: &GatewayProcess, path: &str, rest: &str) -> RawCl
 async fn silent_uploads_take_no_connection_to_the_app() {
     let upstream = TestUpstream::start().await;
     let config = format!("max_upstream = 4\n{ONE_ROUTE}");
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let mut silent = Vec::new();
     for rest in ["content-length: 5\r\n\r\n", "transfer-encoding: chunked\r\n\r\n"] {
         for path in ["/other", "/other", "/pay", "/other"] {
@@ -96,7 +96,7 @@ async fn an_app_that_does_not_begin_its_answer_is_not_waited_for() {
         let answer = request(method, gateway.addr(), "/hangs").send().await;
         assert_refused(&answer, 504, "upstream-timeout");
     }
-    crate::faults::common::until("the app to be hung up on", || upstream.client_disconnects() == 3).await;
+    crate::support::until("the app to be hung up on", || upstream.client_disconnects() == 3).await;
     assert_eq!(upstream.requests(), 3, "none of them was sent again");
 }
 
@@ -115,7 +115,7 @@ async fn a_quarter_of_the_connections_is_for_requests_with_a_key() {
     let gate = ReplyGate::new();
     upstream.on("/slow", UpstreamReply::usual().gated(&gate));
     let config = format!("max_upstream = 4\n[limits]\npool_timeout = \"400ms\"\n{ONE_ROUTE}");
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let slow: Vec<_> = (0..3).map(|_| spawn(get(gateway.addr(), "/slow"))).collect();
     gate.arrived(3).await;
     for key in ["k-1", "k-2", "k-3"] {
@@ -133,10 +133,9 @@ async fn a_quarter_of_the_connections_is_for_requests_with_a_key() {
 
 #[tokio::test]
 async fn what_is_safe_is_sent_again_when_a_reused_connection_ends() {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(ONE_ROUTE).await;
     upstream.on("/reused", UpstreamFault::CloseReused);
     upstream.on("/pay", UpstreamFault::CloseReused);
-    let gateway = GatewayProcess::spawn(BIN, ONE_ROUTE, &upstream.url()).await;
     let warm = async || assert_eq!(get(gateway.addr(), "/list").send().await.status, 200);
     for method in ["GET", "HEAD"] {
         warm().await;
@@ -172,7 +171,7 @@ async fn what_is_safe_is_sent_again_when_a_reused_connection_ends() {
 async fn idle_connections_are_reused_for_as_long_as_the_setting_says() {
     let upstream = TestUpstream::start().await;
     for (setting, connections) in [("upstream_idle = \"1m\"\n", 1), ("upstream_idle = \"0s\"\n", 3)] {
-        let gateway = GatewayProcess::spawn(BIN, &format!("{setting}{ONE_ROUTE}"), &upstream.url()).await;
+        let gateway = start_gateway(&format!("{setting}{ONE_ROUTE}"), &upstream).await;
         let before = upstream.connections();
         for _ in 0..3 {
             assert_eq!(get(gateway.addr(), "/list").send().await.status, 200);

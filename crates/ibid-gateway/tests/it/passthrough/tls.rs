@@ -27,7 +27,7 @@ use testbed::{client::post, process::GatewayProcess, upstream::TestUpstream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay, policy, within};
+use crate::support::{BIN, assert_ran, assert_refused, assert_replay, policy, start_gateway, within};
 
 /// A certificate for `localhost` that vouches for itself, in files as an operator has them.
 struct SelfSignedCertificate {
@@ -125,7 +125,7 @@ async fn clients_connect_with_tls_and_choose_the_protocol() {
     let upstream = TestUpstream::start().await;
     let (cert, key) = (certificate.path("cert.pem"), certificate.path("key.pem"));
     let config = format!("[tls]\ncert = {cert:?}\nkey = {key:?}\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     assert!(gateway.logs().iter().any(|line| line.starts_with("ibid: listening on https://")), "{:?}", gateway.logs());
     let clients = [
         (&["h2", "http/1.1"][..], Version::HTTP_2),
@@ -159,7 +159,7 @@ async fn a_client_without_tls_gets_nothing_from_a_tls_listener() {
     let upstream = TestUpstream::start().await;
     let (cert, key) = (certificate.path("cert.pem"), certificate.path("key.pem"));
     let config = format!("[tls]\ncert = {cert:?}\nkey = {key:?}\n{}", policy(""));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let plain = post(gateway.addr(), "/pay").key("k-1").json("{}").try_send().await;
     assert!(plain.is_err(), "{plain:?}");
     assert_eq!(upstream.requests(), 0);

@@ -10,12 +10,11 @@ use testbed::{
 use tokio::time::sleep;
 
 use super::ONE_ROUTE;
-use crate::faults::common::{BIN, assert_refused, caller, pay, until};
+use crate::support::{TestGateway, assert_refused, caller, pay, until};
 
 async fn start_echo(config: &str) -> (TestUpstream, GatewayProcess) {
-    let upstream = TestUpstream::start().await;
+    let TestGateway { upstream, gateway } = TestGateway::start(&format!("{config}{ONE_ROUTE}")).await;
     upstream.on("/socket", UpstreamReply::upgrade_echo());
-    let gateway = GatewayProcess::spawn(BIN, &format!("{config}{ONE_ROUTE}"), &upstream.url()).await;
     (upstream, gateway)
 }
 
@@ -55,7 +54,7 @@ async fn only_upgrades_of_the_setting_are_tunnelled() {
     let upgrading = pay(&gateway, "k-1").header("Connection", "Upgrade, HTTP2-Settings").header("Upgrade", "h2c");
     let first = upgrading.send().await;
     assert_eq!(first.status, 201, "{first:?}");
-    crate::faults::common::assert_replay(&upgrading.send().await, &first);
+    crate::support::assert_replay(&upgrading.send().await, &first);
     assert_eq!(upstream.executions_at("/pay"), 1);
 }
 

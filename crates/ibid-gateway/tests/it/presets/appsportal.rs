@@ -8,15 +8,15 @@ const PATH: &str = "/api/invoices";
 const BODY: &str = r#"{"customer":123}"#;
 const REPLAY: [(&str, &str); 1] = [("X-Idempotency-Replay", "true")];
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("appsportal").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("appsportal").await
 }
 
-fn keyed(bench: &PresetGateway, method: &str, path: &str, key: &str) -> TestRequest {
+fn keyed(bench: &TestGateway, method: &str, path: &str, key: &str) -> TestRequest {
     bench.request(method, path).header("X-Tenant-Id", "tenant-a").header("X-Idempotency-Key", key).json(BODY)
 }
 
-fn invoice(bench: &PresetGateway, key: &str) -> TestRequest {
+fn invoice(bench: &TestGateway, key: &str) -> TestRequest {
     keyed(bench, "POST", PATH, key)
 }
 
@@ -76,7 +76,7 @@ async fn scenario_4_without_a_key_every_request_runs() {
 
 #[tokio::test]
 async fn scenario_5_after_its_time_a_key_is_new() {
-    let bench = PresetGateway::start_with("appsportal", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("appsportal", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &invoice(&bench, "abc-123")).await;
 }
 
@@ -94,7 +94,7 @@ async fn put_and_patch_are_covered() {
 
 #[tokio::test]
 async fn on_other_paths_too_post_put_and_patch_are_covered_and_nothing_else() {
-    let bench = PresetGateway::start_everywhere("appsportal", "").await;
+    let bench = TestGateway::everywhere("appsportal", "").await;
     for (run, method) in ["POST", "PUT", "PATCH"].into_iter().enumerate() {
         let request = keyed(&bench, method, "/any", &format!("key-{method}"));
         let first = request.send().await;
@@ -147,7 +147,7 @@ async fn a_tenant_is_believed_from_trusted_proxies_only() {
     let trusted = r#"["127.0.0.0/8", "::1/128"]"#;
     let config = shipped_config("appsportal");
     assert!(config.contains(trusted), "{config}");
-    let bench = PresetGateway::start_gateway(&config.replace(trusted, r#"["192.0.2.0/24"]"#)).await;
+    let bench = TestGateway::in_memory(&config.replace(trusted, r#"["192.0.2.0/24"]"#)).await;
     let problem = assert_refusal(&invoice(&bench, "abc-123").send().await, 403, "scope-refused");
     assert!(problem["detail"].as_str().unwrap().contains("trusted_proxies"), "{problem}");
     assert_eq!(bench.upstream.requests(), 0);
@@ -196,7 +196,7 @@ async fn every_answer_is_remembered_errors_too() {
 
 #[tokio::test]
 async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
-    let bench = PresetGateway::start_with("appsportal", SHORT_LEASE).await;
+    let bench = TestGateway::shipped_with("appsportal", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &invoice(&bench, "abc-123")).await;
     assert_run(&second, 2);
     assert_replay(&third, &second, &REPLAY);
@@ -204,14 +204,14 @@ async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
 
 #[tokio::test]
 async fn a_conflict_persists_until_the_lock_expires() {
-    let bench = PresetGateway::start_with("appsportal", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = TestGateway::shipped_with("appsportal", "timeout = \"200ms\"\nlease = \"1s\"").await;
     let request = invoice(&bench, "abc-123");
     a_timed_out_operation_runs_again_after_its_lease(&bench, &request, Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
 async fn a_replay_too_large_to_keep_has_the_first_status() {
-    let bench = PresetGateway::start_with("appsportal", "max_response = 64").await;
+    let bench = TestGateway::shipped_with("appsportal", "max_response = 64").await;
     bench.upstream.on(PATH, UpstreamReply::status(202).header("Content-Type", "text/plain").large(1000));
     let first = invoice(&bench, "abc-123").send().await;
     assert_eq!((first.status, &first.body), (202, &filler(1000)));

@@ -20,11 +20,11 @@ const ENDPOINTS: [&str; 9] = [
 const PAYMENTS: [&str; 4] =
     ["POST /bookings/:id/confirm", "POST /offline-payments", "POST /refunds", "POST /payment-intents"];
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("bookings").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("bookings").await
 }
 
-fn booking(bench: &PresetGateway, key: &str) -> TestRequest {
+fn booking(bench: &TestGateway, key: &str) -> TestRequest {
     bench.post("/bookings").key(key).json(BODY)
 }
 
@@ -76,7 +76,7 @@ async fn what_is_not_listed_passes_through() {
 
 #[tokio::test]
 async fn post_and_delete_are_covered_and_other_methods_are_not() {
-    let bench = PresetGateway::start_everywhere("bookings", "").await;
+    let bench = TestGateway::everywhere("bookings", "").await;
     for method in ["POST", "DELETE"] {
         assert_refusal(&bench.request(method, "/any").send().await, 400, "key-missing");
     }
@@ -240,7 +240,7 @@ async fn a_booking_is_cancelled_once() {
 
 #[tokio::test]
 async fn edge_case_a_response_too_large_to_keep_is_answered_with_200_and_its_digest() {
-    let bench = PresetGateway::start_with("bookings", "max_response = 64").await;
+    let bench = TestGateway::shipped_with("bookings", "max_response = 64").await;
     let reply = UpstreamReply::status(201).header("Content-Type", "text/plain").header("Location", "/bookings/1");
     bench.upstream.on("/bookings", reply.header("ETag", "\"e\"").large(1000));
     let first = booking(&bench, KEY).send().await;
@@ -265,7 +265,7 @@ async fn edge_case_a_response_too_large_to_keep_is_answered_with_200_and_its_dig
 
 #[tokio::test]
 async fn a_response_that_just_fits_is_kept_whole() {
-    let bench = PresetGateway::start_with("bookings", "max_response = 64").await;
+    let bench = TestGateway::shipped_with("bookings", "max_response = 64").await;
     bench.upstream.on("/bookings", UpstreamReply::status(201).large(64));
     let first = booking(&bench, KEY).send().await;
     assert_eq!(first.body, filler(64));
@@ -275,7 +275,7 @@ async fn a_response_that_just_fits_is_kept_whole() {
 
 #[tokio::test]
 async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
-    let bench = PresetGateway::start_with("bookings", SHORT_LEASE).await;
+    let bench = TestGateway::shipped_with("bookings", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &booking(&bench, KEY)).await;
     assert_run(&second, 2);
     assert_replay(&third, &second, &NO_HEADERS);
@@ -283,14 +283,14 @@ async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
 
 #[tokio::test]
 async fn a_timed_out_booking_runs_again_after_its_lease() {
-    let bench = PresetGateway::start_with("bookings", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = TestGateway::shipped_with("bookings", "timeout = \"200ms\"\nlease = \"1s\"").await;
     let request = booking(&bench, KEY);
     a_timed_out_operation_runs_again_after_its_lease(&bench, &request, Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = PresetGateway::start_with("bookings", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("bookings", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &booking(&bench, KEY)).await;
 }
 

@@ -8,11 +8,11 @@ const MASKED_KEY: &str = "8e03****9324";
 const BODY: &str = r#"{"amount":100,"currency":"EUR"}"#;
 const REPLAY: [(&str, &str); 1] = [("Idempotent-Replayed", "true")];
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("ietf").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("ietf").await
 }
 
-fn payment(bench: &PresetGateway, key: &str) -> TestRequest {
+fn payment(bench: &TestGateway, key: &str) -> TestRequest {
     bench.post(PATH).header("Authorization", "Bearer alice").key(key).json(BODY)
 }
 
@@ -230,7 +230,7 @@ async fn a_lost_answer_is_held() {
 
 #[tokio::test]
 async fn a_timed_out_operation_is_held() {
-    let bench = PresetGateway::start_with("ietf", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = TestGateway::shipped_with("ietf", "timeout = \"200ms\"\nlease = \"1s\"").await;
     bench.upstream.on_each(PATH, [UpstreamFault::Hang.into(), UpstreamReply::usual()]);
     assert_refusal(&payment(&bench, KEY).send().await, 504, "upstream-timeout");
     assert_refusal(&payment(&bench, KEY).send().await, 409, "in-progress");
@@ -263,7 +263,7 @@ async fn what_never_reached_the_upstream_is_not_remembered() {
 
 #[tokio::test]
 async fn a_body_too_large_to_protect_is_refused() {
-    let bench = PresetGateway::start_with("ietf", "max_request = 64").await;
+    let bench = TestGateway::shipped_with("ietf", "max_request = 64").await;
     let large = |size: usize| bench.post(PATH).key(KEY).body("x".repeat(size));
     for request in [large(65), large(65).chunked()] {
         let problem = assert_refusal(&request.send().await, 413, "body-too-large");
@@ -276,7 +276,7 @@ async fn a_body_too_large_to_protect_is_refused() {
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = PresetGateway::start_with("ietf", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("ietf", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &payment(&bench, KEY)).await;
 }
 

@@ -5,12 +5,12 @@ use super::*;
 const PATH: &str = "/api/leads";
 const LEAD: &str = r#"{"name":"Test","email":"test@example.com"}"#;
 
-fn lead(bench: &PresetGateway, body: &str) -> TestRequest {
+fn lead(bench: &TestGateway, body: &str) -> TestRequest {
     bench.post(PATH).header("X-Idempotency-Key", UUID).json(body)
 }
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("leads").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("leads").await
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn nothing_but_key_and_body_names_a_submission() {
 
 #[tokio::test]
 async fn of_the_methods_only_post_is_covered() {
-    let bench = PresetGateway::start_everywhere("leads", "").await;
+    let bench = TestGateway::everywhere("leads", "").await;
     assert_refusal(&bench.post("/any").json(LEAD).send().await, 400, "key-missing");
     for method in ["GET", "PUT", "PATCH", "DELETE"] {
         passes_through(&bench, &bench.request(method, "/any").header("X-Idempotency-Key", UUID).json(LEAD)).await;
@@ -242,7 +242,7 @@ async fn different_data_at_once_does_not_wait_for_each_other() {
 
 #[tokio::test]
 async fn who_has_waited_long_enough_is_told_to_come_back() {
-    let bench = PresetGateway::start_with("leads", "wait_timeout = \"200ms\"").await;
+    let bench = TestGateway::shipped_with("leads", "wait_timeout = \"200ms\"").await;
     let gate = ReplyGate::new();
     bench.upstream.on(PATH, UpstreamReply::usual().gated(&gate));
     let mut first = burst(1, &lead(&bench, LEAD));
@@ -280,7 +280,7 @@ async fn a_failure_is_what_those_who_waited_get() {
 
 #[tokio::test]
 async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
-    let bench = PresetGateway::start_with("leads", SHORT_LEASE).await;
+    let bench = TestGateway::shipped_with("leads", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &lead(&bench, LEAD)).await;
     assert_run(&second, 2);
     assert_replay(&third, &second, &NO_HEADERS);
@@ -288,7 +288,7 @@ async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
 
 #[tokio::test]
 async fn a_retry_after_a_time_out_waits_for_the_lease_and_runs() {
-    let bench = PresetGateway::start_with("leads", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = TestGateway::shipped_with("leads", "timeout = \"200ms\"\nlease = \"1s\"").await;
     a_timed_out_operation_runs_again_after_its_lease(&bench, &lead(&bench, LEAD), Duration::from_secs(1)).await;
 }
 
@@ -304,7 +304,7 @@ async fn what_never_reached_the_upstream_is_not_remembered() {
 
 #[tokio::test]
 async fn after_its_time_a_submission_is_new() {
-    let bench = PresetGateway::start_with("leads", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("leads", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &lead(&bench, LEAD)).await;
 }
 

@@ -9,15 +9,15 @@ const ENDPOINTS: [&str; 4] = [APPLY, "/api/coach/sessions", "/api/athlete/check-
 const BODY: &str = r#"{"club_id":"club-uuid","personal_info":{},"documents":[]}"#;
 const DATA: &str = r#"{"success":true,"data":{"applicationId":"550e8400-e29b-41d4-a716-446655440000"}}"#;
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("membership").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("membership").await
 }
 
-fn request_of_user(bench: &PresetGateway, user: &str, path: &str, key: &str) -> TestRequest {
+fn request_of_user(bench: &TestGateway, user: &str, path: &str, key: &str) -> TestRequest {
     bench.post(path).header("X-User-Id", user).key(key).json(BODY)
 }
 
-fn apply(bench: &PresetGateway, key: &str) -> TestRequest {
+fn apply(bench: &TestGateway, key: &str) -> TestRequest {
     request_of_user(bench, "user-1", APPLY, key)
 }
 
@@ -219,7 +219,7 @@ async fn answers_that_are_no_json_objects_are_untouched() {
 
 #[tokio::test]
 async fn an_answer_too_large_to_keep_says_the_same_in_its_headers() {
-    let bench = PresetGateway::start_with("membership", "max_response = 64").await;
+    let bench = TestGateway::shipped_with("membership", "max_response = 64").await;
     let body = format!(r#"{{"success":true,"data":"{}"}}"#, "x".repeat(1000));
     bench.upstream.on(APPLY, UpstreamReply::status(201).json(&body));
     let first = apply(&bench, UUID).send().await;
@@ -332,7 +332,7 @@ async fn after_a_failure_one_of_those_who_wait_runs_and_the_others_keep_waiting(
 
 #[tokio::test]
 async fn who_has_waited_long_enough_is_told_to_come_back() {
-    let bench = PresetGateway::start_with("membership", "wait_timeout = \"200ms\"").await;
+    let bench = TestGateway::shipped_with("membership", "wait_timeout = \"200ms\"").await;
     let gate = ReplyGate::new();
     bench.upstream.on(APPLY, UpstreamReply::usual().gated(&gate));
     let mut first = burst(1, &apply(&bench, UUID));
@@ -371,7 +371,7 @@ async fn users_can_use_the_same_key() {
 
 #[tokio::test]
 async fn methods_have_their_own_keys_and_patch_and_get_pass_through() {
-    let bench = PresetGateway::start_everywhere("membership", "").await;
+    let bench = TestGateway::everywhere("membership", "").await;
     for (count, method) in ["POST", "PUT", "DELETE"].into_iter().enumerate() {
         let request = bench.request(method, "/any").header("X-User-Id", "user-1").key(UUID).json(BODY);
         let time = first_timestamp(&request.send().await);
@@ -412,11 +412,9 @@ async fn a_key_without_a_user_is_refused() {
 
 #[tokio::test]
 async fn a_user_is_believed_from_trusted_proxies_only() {
-    let bench = PresetGateway::start_gateway(&format!(
-        "trusted_proxies = [\"192.0.2.0/24\"]\n{}",
-        shipped_config("membership")
-    ))
-    .await;
+    let bench =
+        TestGateway::in_memory(&format!("trusted_proxies = [\"192.0.2.0/24\"]\n{}", shipped_config("membership")))
+            .await;
     assert_enveloped_refusal(&apply(&bench, UUID).send().await, 403, "scope-refused");
     assert_eq!(bench.upstream.requests(), 0);
 }
@@ -456,7 +454,7 @@ async fn a_key_reused_for_another_operation_gets_the_cached_result() {
 
 #[tokio::test]
 async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
-    let bench = PresetGateway::start_with("membership", SHORT_LEASE).await;
+    let bench = TestGateway::shipped_with("membership", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &apply(&bench, UUID)).await;
     let time = first_timestamp(&second);
     assert_eq!(second.json()["run"], 2);
@@ -474,13 +472,13 @@ async fn refusals_about_the_app_are_enveloped_too() {
 
 #[tokio::test]
 async fn a_retry_after_a_time_out_waits_for_the_lease_and_runs() {
-    let bench = PresetGateway::start_with("membership", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = TestGateway::shipped_with("membership", "timeout = \"200ms\"\nlease = \"1s\"").await;
     a_timed_out_operation_runs_again_after_its_lease(&bench, &apply(&bench, UUID), Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = PresetGateway::start_with("membership", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("membership", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &apply(&bench, UUID)).await;
 }
 

@@ -14,14 +14,16 @@ use std::{
 use serde_json::Value;
 use testbed::{
     client::{self, RawClient, TestRequest, TestResponse},
-    process::{self, GatewayProcess},
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    process::{self},
+    upstream::{ReplyGate, UpstreamFault, UpstreamReply},
 };
 use tokio::{
     sync::Barrier,
     task::JoinSet,
     time::{sleep, timeout},
 };
+
+use crate::support::{BIN, TestGateway};
 
 mod appsportal;
 mod bookings;
@@ -31,8 +33,6 @@ mod membership;
 mod platform;
 mod requirements;
 mod stripe;
-
-const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 
 /// The key that the documents use, and how it is shown.
 const UUID: &str = "550e8400-e29b-41d4-a716-446655440000";
@@ -59,20 +59,14 @@ const SILENCE_DURATION: Duration = Duration::from_millis(300);
 /// Longer than any of the lifetimes that a test sets.
 const LIFETIME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An upstream and the gateway in front of it.
-struct PresetGateway {
-    upstream: TestUpstream,
-    gateway: GatewayProcess,
-}
-
-impl PresetGateway {
+impl TestGateway {
     /// With the preset's own configuration file.
-    async fn start_shipped(preset: &str) -> PresetGateway {
-        PresetGateway::start_gateway(&shipped_config(preset)).await
+    async fn shipped(preset: &str) -> TestGateway {
+        TestGateway::in_memory(&shipped_config(preset)).await
     }
 
     /// The same with these dials written under its preset.
-    async fn start_with(preset: &str, dials: &str) -> PresetGateway {
+    async fn shipped_with(preset: &str, dials: &str) -> TestGateway {
         let (found, under) = (shipped_config(preset), format!("\"{preset}\""));
         let set = |name: &str| dials.lines().any(|dial| dial.split('=').next().unwrap_or_default().trim() == name);
         let text = found.lines().map(|line| match line.split_once('=') {
@@ -80,33 +74,12 @@ impl PresetGateway {
             Some((name, _)) if set(name.trim()) => String::new(),
             _ => format!("{line}\n"),
         });
-        PresetGateway::start_gateway(&text.collect::<String>()).await
+        TestGateway::in_memory(&text.collect::<String>()).await
     }
 
     /// The preset with these dials on every path: without the endpoints of its file.
-    async fn start_everywhere(preset: &str, dials: &str) -> PresetGateway {
-        PresetGateway::start_gateway(&format!("[policy]\npreset = \"{preset}\"\n{dials}\n")).await
-    }
-
-    async fn start_gateway(config: &str) -> PresetGateway {
-        let upstream = TestUpstream::start().await;
-        let launch = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url());
-        let gateway = launch.arg("--store").arg("memory:").start().await;
-        PresetGateway { upstream, gateway }
-    }
-
-    fn request(&self, method: &str, path: &str) -> TestRequest {
-        client::request(method, self.gateway.addr(), path)
-    }
-
-    fn post(&self, path: &str) -> TestRequest {
-        self.request("POST", path)
-    }
-
-    /// Checks how many operations the upstream has carried out.
-    #[track_caller]
-    fn assert_executed(&self, times: usize) {
-        assert_eq!(self.upstream.executions(), times, "executions: {:#?}", self.upstream.log());
+    async fn everywhere(preset: &str, dials: &str) -> TestGateway {
+        TestGateway::in_memory(&format!("[policy]\npreset = \"{preset}\"\n{dials}\n")).await
     }
 }
 
@@ -240,7 +213,7 @@ async fn next(answers: &mut JoinSet<TestResponse>) -> TestResponse {
 
 /// `on_concurrent = "reject"`: of fifty, one runs; the others are told to come back, and then get its answer.
 async fn of_fifty_one_runs_and_the_others_come_back(
-    bench: &PresetGateway, request: &TestRequest, replay_says: &[(&str, &str)],
+    bench: &TestGateway, request: &TestRequest, replay_says: &[(&str, &str)],
 ) {
     let gate = ReplyGate::new();
     bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
@@ -260,7 +233,7 @@ async fn of_fifty_one_runs_and_the_others_come_back(
 }
 
 /// `on_concurrent = "wait"`: of fifty, one runs, nobody is answered before it ends, and none is refused.
-async fn of_fifty_one_runs_and_the_others_wait(bench: &PresetGateway, request: &TestRequest) -> Vec<TestResponse> {
+async fn of_fifty_one_runs_and_the_others_wait(bench: &TestGateway, request: &TestRequest) -> Vec<TestResponse> {
     let gate = ReplyGate::new();
     bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
     let mut answers = burst(50, request);
@@ -279,7 +252,7 @@ const SHORT_LEASE: &str = "lease = \"1s\"";
 
 /// `on_unknown = "retry"`: after a lost answer a retry runs again once the lease has lapsed, as the second attempt under a
 /// higher fence. Returns the answers of that run and of the next retry. The bench has [`SHORT_LEASE`].
-async fn a_lost_answer_runs_again(bench: &PresetGateway, request: &TestRequest) -> (TestResponse, TestResponse) {
+async fn a_lost_answer_runs_again(bench: &TestGateway, request: &TestRequest) -> (TestResponse, TestResponse) {
     let start = Instant::now();
     bench.upstream.reply_by_default(UpstreamFault::ResetAfterRequest);
     assert_refusal(&request.send().await, 502, "upstream-lost");
@@ -296,7 +269,7 @@ async fn a_lost_answer_runs_again(bench: &PresetGateway, request: &TestRequest) 
 }
 
 /// `on_unknown = "hold"`: after a lost answer every retry is refused, and nothing runs again.
-async fn a_lost_answer_is_held(bench: &PresetGateway, request: &TestRequest) {
+async fn a_lost_answer_is_held(bench: &TestGateway, request: &TestRequest) {
     bench.upstream.reply_by_default(UpstreamFault::ResetAfterRequest);
     assert_refusal(&request.send().await, 502, "upstream-lost");
     bench.upstream.clear_rules();
@@ -308,9 +281,7 @@ async fn a_lost_answer_is_held(bench: &PresetGateway, request: &TestRequest) {
 
 /// After a time-out the operation may still be running: it is run again, but not before its lease has lapsed. The
 /// bench has `timeout = "200ms"` and this lease.
-async fn a_timed_out_operation_runs_again_after_its_lease(
-    bench: &PresetGateway, request: &TestRequest, lease: Duration,
-) {
+async fn a_timed_out_operation_runs_again_after_its_lease(bench: &TestGateway, request: &TestRequest, lease: Duration) {
     let start = Instant::now();
     bench.upstream.reply_by_default(UpstreamFault::Hang);
     assert_refusal(&request.send().await, 504, "upstream-timeout");
@@ -323,7 +294,7 @@ async fn a_timed_out_operation_runs_again_after_its_lease(
 }
 
 /// A key is new once its time is over, and not before. The bench has this `ttl`.
-async fn a_key_is_new_after(ttl: Duration, bench: &PresetGateway, request: &TestRequest) {
+async fn a_key_is_new_after(ttl: Duration, bench: &TestGateway, request: &TestRequest) {
     let start = Instant::now();
     assert_eq!(request.send().await.status, 201);
     let expired = async {
@@ -340,7 +311,7 @@ async fn a_key_is_new_after(ttl: Duration, bench: &PresetGateway, request: &Test
 
 /// Statuses that are remembered: the operation runs once, and its failure is what every retry gets.
 async fn remembered(
-    bench: &PresetGateway, statuses: &[u16], request: impl Fn(u16) -> TestRequest, replay_says: &[(&str, &str)],
+    bench: &TestGateway, statuses: &[u16], request: impl Fn(u16) -> TestRequest, replay_says: &[(&str, &str)],
 ) {
     for (count, status) in statuses.iter().enumerate() {
         bench.upstream.reply_by_default(UpstreamReply::status(*status).numbered());
@@ -355,7 +326,7 @@ async fn remembered(
 
 /// Statuses that are not: the answer says so, and the next request with the key runs.
 async fn not_remembered(
-    bench: &PresetGateway, statuses: &[u16], request: impl Fn(u16) -> TestRequest, replay_says: &[(&str, &str)],
+    bench: &TestGateway, statuses: &[u16], request: impl Fn(u16) -> TestRequest, replay_says: &[(&str, &str)],
 ) {
     for (count, status) in statuses.iter().enumerate() {
         bench.upstream.reply_by_default(UpstreamReply::status(*status).numbered());
@@ -371,7 +342,7 @@ async fn not_remembered(
 }
 
 /// A request that nothing is done about: it runs each time, and its answer is the app's.
-async fn passes_through(bench: &PresetGateway, request: &TestRequest) {
+async fn passes_through(bench: &TestGateway, request: &TestRequest) {
     let before = bench.upstream.requests();
     for n in 1..=2 {
         let answer = request.send().await;
@@ -384,7 +355,7 @@ async fn passes_through(bench: &PresetGateway, request: &TestRequest) {
 }
 
 /// A key that is refused: nothing runs, and the refusal does not repeat the key.
-async fn key_is_invalid(bench: &PresetGateway, request: &TestRequest) {
+async fn key_is_invalid(bench: &TestGateway, request: &TestRequest) {
     let before = bench.upstream.requests();
     let answer = request.send().await;
     assert_refusal(&answer, 400, "key-invalid");
@@ -392,7 +363,7 @@ async fn key_is_invalid(bench: &PresetGateway, request: &TestRequest) {
 }
 
 /// Once the key was logged it was logged masked, and never in full.
-async fn keys_are_masked_in_the_log(bench: &PresetGateway, request: &TestRequest, key: &str, masked: &str) {
+async fn keys_are_masked_in_the_log(bench: &TestGateway, request: &TestRequest, key: &str, masked: &str) {
     for _ in 0..2 {
         request.send().await;
     }

@@ -6,11 +6,11 @@ const PATH: &str = "/v1/orders";
 const KEY: &str = "order-2025-10-01-000017";
 const BODY: &str = r#"{"sku":"a-1","count":2}"#;
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("platform").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("platform").await
 }
 
-fn order(bench: &PresetGateway, key: &str) -> TestRequest {
+fn order(bench: &TestGateway, key: &str) -> TestRequest {
     bench.post(PATH).key(key).json(BODY)
 }
 
@@ -57,7 +57,7 @@ async fn processing_of_fifty_at_once_one_runs_and_the_others_get_409() {
 
 #[tokio::test]
 async fn processing_is_425_by_dial() {
-    let bench = PresetGateway::start_with("platform", "status.in_progress = 425").await;
+    let bench = TestGateway::shipped_with("platform", "status.in_progress = 425").await;
     let gate = ReplyGate::new();
     bench.upstream.on(PATH, UpstreamReply::usual().gated(&gate));
     let mut first = burst(1, &order(&bench, KEY));
@@ -136,7 +136,7 @@ async fn the_same_body_in_another_spelling_with_other_headers_or_query_is_the_sa
 #[tokio::test]
 async fn critical_headers_count_where_they_are_listed() {
     let listed = r#"fingerprint = ["method", "path", "body", "header:X-Currency"]"#;
-    let bench = PresetGateway::start_with("platform", listed).await;
+    let bench = TestGateway::shipped_with("platform", listed).await;
     let with = |currency: &str| order(&bench, KEY).header("X-Currency", currency);
     let first = with("EUR").send().await;
     assert_run(&first, 1);
@@ -184,7 +184,7 @@ async fn any_visible_ascii_up_to_255_characters_is_a_key() {
 
 #[tokio::test]
 async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
-    let bench = PresetGateway::start_with("platform", SHORT_LEASE).await;
+    let bench = TestGateway::shipped_with("platform", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &order(&bench, KEY)).await;
     assert_run(&second, 2);
     assert_replay(&third, &second, &NO_HEADERS);
@@ -192,20 +192,20 @@ async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
 
 #[tokio::test]
 async fn a_timed_out_operation_runs_again_after_its_lease() {
-    let bench = PresetGateway::start_with("platform", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = TestGateway::shipped_with("platform", "timeout = \"200ms\"\nlease = \"1s\"").await;
     let request = order(&bench, KEY);
     super::a_timed_out_operation_runs_again_after_its_lease(&bench, &request, Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = PresetGateway::start_with("platform", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("platform", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &order(&bench, KEY)).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_free_for_another_request() {
-    let bench = PresetGateway::start_with("platform", "ttl = \"500ms\"").await;
+    let bench = TestGateway::shipped_with("platform", "ttl = \"500ms\"").await;
     assert_run(&order(&bench, KEY).send().await, 1);
     let other = bench.post(PATH).key(KEY).json(r#"{"sku":"b"}"#);
     let free = async {
@@ -222,7 +222,7 @@ async fn after_its_time_a_key_is_free_for_another_request() {
 
 #[tokio::test]
 async fn alternative_only_the_status_is_kept() {
-    let bench = PresetGateway::start_with("platform", "remember_body = false").await;
+    let bench = TestGateway::shipped_with("platform", "remember_body = false").await;
     let first = order(&bench, KEY).send().await;
     assert_run(&first, 1);
     let repeat = order(&bench, KEY).send().await;

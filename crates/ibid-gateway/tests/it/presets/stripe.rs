@@ -7,16 +7,16 @@ const PATH: &str = "/v1/charges";
 const KEY: &str = "KG5LxwFBepaKHyUD";
 const REPLAY: [(&str, &str); 1] = [("Idempotent-Replayed", "true")];
 
-async fn start_preset() -> PresetGateway {
-    PresetGateway::start_shipped("stripe").await
+async fn start_preset() -> TestGateway {
+    TestGateway::shipped("stripe").await
 }
 
-fn with_body(bench: &PresetGateway, key: &str, body: &str) -> TestRequest {
+fn with_body(bench: &TestGateway, key: &str, body: &str) -> TestRequest {
     let request = bench.post(PATH).header("Authorization", "Bearer sk_test_1").key(key);
     request.header("Content-Type", "application/x-www-form-urlencoded").body(body.to_owned())
 }
 
-fn charge(bench: &PresetGateway, key: &str) -> TestRequest {
+fn charge(bench: &TestGateway, key: &str) -> TestRequest {
     with_body(bench, key, "amount=2000&currency=usd")
 }
 
@@ -96,12 +96,12 @@ async fn refusals_that_no_route_gives_have_the_shape_too() {
 
 #[tokio::test]
 async fn the_shape_goes_with_the_envelope_and_with_other_presets() {
-    let bench = PresetGateway::start_everywhere("membership", "refusals = \"stripe\"").await;
+    let bench = TestGateway::everywhere("membership", "refusals = \"stripe\"").await;
     let answer = bench.post("/apply").header("X-User-Id", "u1").key("short").json("{}").send().await;
     let body = assert_refusal(&answer, 400, "key-invalid");
     assert_eq!((&body["success"], &body["error"]["code"]), (&false.into(), &"key_invalid".into()), "{body}");
     assert_eq!(body["metadata"]["requestId"].as_str(), answer.header("x-request-id"), "{body}");
-    let plain = PresetGateway::start_with("stripe", "refusals = \"problem\"").await;
+    let plain = TestGateway::shipped_with("stripe", "refusals = \"problem\"").await;
     let answer = charge(&plain, &"k".repeat(256)).send().await;
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
     assert_eq!(answer.header("stripe-should-retry"), None, "{answer:?}");
@@ -152,7 +152,7 @@ async fn each_account_and_each_host_has_its_own_keys() {
 async fn each_connected_account_has_its_own_keys() {
     let trusting_nobody = format!("trusted_proxies = []\n{}", shipped_config("stripe"));
     for config in [shipped_config("stripe"), trusting_nobody] {
-        let bench = PresetGateway::start_gateway(&config).await;
+        let bench = TestGateway::in_memory(&config).await;
         let with = |headers: &[(&str, &str)]| {
             headers.iter().fold(charge(&bench, KEY), |request, (name, value)| request.header(*name, *value))
         };
@@ -212,7 +212,7 @@ async fn a_lost_answer_is_held() {
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = PresetGateway::start_with("stripe", "ttl = \"1s\"").await;
+    let bench = TestGateway::shipped_with("stripe", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &charge(&bench, KEY)).await;
 }
 

@@ -9,7 +9,7 @@ use testbed::{
 };
 
 use super::{end, ibid, key_base64, pay, table};
-use crate::faults::common::BIN;
+use crate::support::start_gateway;
 
 const TENANT_POLICY: &str = "[policy]\nlabel = { tenant = \"header:X-Tenant-Id\", key = \"clear\" }\n";
 
@@ -47,7 +47,7 @@ impl SealedGateway {
     }
 
     async fn gateway(&self) -> GatewayProcess {
-        GatewayProcess::spawn(BIN, &self.config(), &self.upstream.url()).await
+        start_gateway(&self.config(), &self.upstream).await
     }
 
     /// With the keys.

@@ -1,18 +1,17 @@
 //! A record that somebody has put where it does not belong: refused, reported, never answered, never run again.
 
 use testbed::{
-    RedisServer,
+    TestRedis,
     client::get,
-    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
 
 use super::{pay, table};
-use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};
+use crate::support::{assert_ran, assert_refused, assert_replay, start_gateway};
 
 #[tokio::test]
 async fn an_answer_at_another_key_is_refused_and_reported() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     upstream.on_each(
         "/pay",
         [UpstreamReply::status(201).json(r#"{"of":"one"}"#), UpstreamReply::status(201).json(r#"{"of":"two"}"#)],
@@ -20,7 +19,7 @@ async fn an_answer_at_another_key_is_refused_and_reported() {
     // Open to a store that is away, not to one that holds something else than was written.
     let open = "[policy]\non_store_down = \"open\"";
     let config = format!("{open}\n[store]\nurl = {:?}\nlocal_cache = \"0\"\n{}", server.url(), table(&["k"]));
-    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = start_gateway(&config, &upstream).await;
     let one = pay(&gateway, "one").send().await;
     assert_ran(&one);
     let only = server.cli(&["KEYS", "idempotency:*"]);

@@ -21,7 +21,7 @@ use testbed::{
 };
 
 use super::{SECRET, end, key_bytes, pay, pay_at, table};
-use crate::faults::common::{BIN, assert_ran, assert_replay};
+use crate::support::{BIN, assert_ran, assert_replay, start_gateway};
 
 const ADMIN: &str = "token-of-the-admin";
 const VIEWER: &str = "token-of-the-viewer";
@@ -53,7 +53,7 @@ async fn an_embedded_store_is_resealed_while_its_gateway_serves() {
     let (upstream, folder) = (TestUpstream::start().await, tempfile::tempdir().unwrap());
     let store = format!("[store]\nurl = \"embedded:{}\"\n", folder.path().join("data").display());
     let config = |ids: &[&str]| format!("{store}{WHO}{}", table(ids));
-    let gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;
+    let gateway = start_gateway(&config(&["old"]), &upstream).await;
     let mut answers = Vec::new();
     for nth in 0..40 {
         let answer = pay(&gateway, &format!("key-{nth}")).send().await;
@@ -120,7 +120,7 @@ async fn an_embedded_store_is_resealed_while_its_gateway_serves() {
 #[tokio::test]
 async fn who_may_not_and_what_cannot_be_resealed_is_told() {
     let upstream = TestUpstream::start().await;
-    let plain = GatewayProcess::spawn(BIN, WHO, &upstream.url()).await;
+    let plain = start_gateway(WHO, &upstream).await;
     let refused = reseal(plain.admin_addr(), ADMIN, json!({ "reason": "r" })).await;
     assert_eq!(refused.status, 409, "{refused:?}");
     assert!(refused.json()["detail"].as_str().unwrap().contains("it has no seal.keys"), "{refused:?}");
@@ -128,7 +128,7 @@ async fn who_may_not_and_what_cannot_be_resealed_is_told() {
 
     let folder = tempfile::tempdir().unwrap();
     let store = format!("[store]\nurl = \"embedded:{}\"\n", folder.path().join("data").display());
-    let gateway = GatewayProcess::spawn(BIN, &format!("{store}{WHO}{}", table(&["old"])), &upstream.url()).await;
+    let gateway = start_gateway(&format!("{store}{WHO}{}", table(&["old"])), &upstream).await;
     let at = gateway.admin_addr();
     for (token, body, status) in [
         ("", json!({ "reason": "r" }), 401),
@@ -148,7 +148,7 @@ async fn who_may_not_and_what_cannot_be_resealed_is_told() {
     end(gateway).await;
 
     // Without the key that they have, nothing can be done, and it is said.
-    let gateway = GatewayProcess::spawn(BIN, &format!("{store}{WHO}{}", table(&["new"])), &upstream.url()).await;
+    let gateway = start_gateway(&format!("{store}{WHO}{}", table(&["new"])), &upstream).await;
     let (code, _, said) = command(&gateway, &["--reason", "too late"]).await;
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("3 records did not open; nothing was changed there"), "{said}");

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 use testbed::{
-    RedisServer,
+    TestRedis,
     client::TestResponse,
     process::{GatewayProcess, ProcessSignal},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
@@ -19,7 +19,7 @@ use testbed::{
 use tokio::time::{sleep, timeout};
 
 use super::{end, ibid, pay, pay_at, table};
-use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};
+use crate::support::{TestGateway, assert_ran, assert_refused, assert_replay, start_gateway};
 
 const RELOADED_LOG_TEXT: &str = "configuration taken up";
 
@@ -88,10 +88,10 @@ async fn reload_config(gateway: &mut GatewayProcess, config: &str, nth: usize) {
 
 #[tokio::test]
 async fn on_a_shared_store_without_a_restart() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     // Nothing near, so that every replay is opened.
     let config = |ids: &[&str]| format!("[store]\nurl = {:?}\nlocal_cache = \"0\"\n{}", server.url(), table(ids));
-    let mut gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;
+    let mut gateway = start_gateway(&config(&["old"]), &upstream).await;
     let load = RotationLoad::start(&gateway);
     load.wait_for_more(20).await;
     reload_config(&mut gateway, &config(&["new", "old"]), 1).await;
@@ -129,7 +129,7 @@ async fn on_an_embedded_store_with_a_stop_in_between() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let config = |ids: &[&str]| format!("[store]\nurl = \"embedded:{}\"\n{}", data.display(), table(ids));
-    let mut gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;
+    let mut gateway = start_gateway(&config(&["old"]), &upstream).await;
     let load = RotationLoad::start(&gateway);
     load.wait_for_more(10).await;
     reload_config(&mut gateway, &config(&["new", "old"]), 1).await;
@@ -170,7 +170,7 @@ async fn on_an_embedded_store_with_a_stop_in_between() {
     assert!(code == Some(0) && printed.starts_with(&all), "{printed}");
     assert!(printed.contains("labels have an older key until the entry expires"), "{printed}");
 
-    let gateway = GatewayProcess::spawn(BIN, &config(&["new"]), &upstream.url()).await;
+    let gateway = start_gateway(&config(&["new"]), &upstream).await;
     for (key, first) in &answers {
         assert_replay(&pay(&gateway, key).send().await, first);
     }
@@ -179,8 +179,7 @@ async fn on_an_embedded_store_with_a_stop_in_between() {
 
 #[tokio::test]
 async fn another_secret_is_refused_by_a_gateway_that_runs() {
-    let upstream = TestUpstream::start().await;
-    let mut gateway = GatewayProcess::spawn(BIN, &table(&["a"]), &upstream.url()).await;
+    let TestGateway { upstream: _upstream, mut gateway } = TestGateway::start(&table(&["a"])).await;
     let first = pay(&gateway, "k").send().await;
     assert_ran(&first);
     gateway.rewrite_config(&table(&["a"]).replace(&super::key_base64(super::SECRET), &super::key_base64("another")));
@@ -197,7 +196,7 @@ async fn sealing_is_switched_on_without_forgetting() {
     let folder = tempfile::tempdir().unwrap();
     let store = format!("[store]\nurl = \"embedded:{}\"\n", folder.path().join("data").display());
     let path = folder.path().join("ibid.toml");
-    let start = async |config: String| GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let start = async |config: String| start_gateway(&config, &upstream).await;
     upstream.on_each(
         "/pay",
         [

@@ -4,7 +4,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use testbed::{
-    RedisServer,
+    TestRedis,
     client::get,
     process::{GatewayProcess, ProcessSignal},
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
@@ -12,8 +12,9 @@ use testbed::{
 
 use super::{SECRET, contains_text, files, ibid, key_base64, key_bytes, pay, table};
 use crate::{
-    faults::common::{BIN, assert_replay},
-    stores::common::{journal_files, until},
+    stores::common::journal_files,
+    support::until_some,
+    support::{assert_replay, start_gateway},
 };
 
 const KEY: &str = "planted-idempotency-key";
@@ -55,7 +56,7 @@ async fn nothing_is_in_the_files_of_the_store() {
         let seal = if is_sealed { table(&["k"]) } else { String::new() };
         let upstream = upstream().await;
         let config = format!("{POLICY}[store]\nurl = \"embedded:data\"\n{seal}");
-        let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+        let mut gateway = start_gateway(&config, &upstream).await;
         let first = planted_request(&gateway).send().await;
         assert_replay(&planted_request(&gateway).send().await, &first);
         gateway.kill().await;
@@ -70,11 +71,11 @@ async fn nothing_is_in_the_files_of_the_store() {
 async fn nothing_is_in_the_journal() {
     for is_sealed in [true, false] {
         let seal = if is_sealed { table(&["k"]) } else { String::new() };
-        let (server, upstream, gate) = (RedisServer::start(), TestUpstream::start().await, ReplyGate::new());
+        let (server, upstream, gate) = (TestRedis::start(), TestUpstream::start().await, ReplyGate::new());
         upstream.on("/pay", reply().gated(&gate));
         let url = server.url();
         let config = format!("{POLICY}[store]\nurl = {url:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n{seal}");
-        let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+        let mut gateway = start_gateway(&config, &upstream).await;
         let request = planted_request(&gateway);
         let running = tokio::spawn(async move { request.send().await });
         gate.arrived(1).await;
@@ -97,7 +98,7 @@ async fn nothing_is_in_the_journal() {
         server.restart();
         gateway.wait_for_log("the journal's answer has reached the store").await;
         // It is said before the file is removed.
-        until("the journal to be empty", || async { journal_files(&journal).is_empty().then_some(()) }).await;
+        until_some("the journal to be empty", || async { journal_files(&journal).is_empty().then_some(()) }).await;
         assert_replay(&planted_request(&gateway).send().await, &first);
         assert_eq!(upstream.executions(), 1);
     }
@@ -105,10 +106,10 @@ async fn nothing_is_in_the_journal() {
 
 #[tokio::test]
 async fn a_journal_in_clear_is_set_aside_and_said() {
-    let (server, upstream, gate) = (RedisServer::start(), TestUpstream::start().await, ReplyGate::new());
+    let (server, upstream, gate) = (TestRedis::start(), TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", reply().gated(&gate));
     let config = format!("{POLICY}[store]\nurl = {:?}\nlocal_cache = \"0\"\ntimeout = \"300ms\"\n", server.url());
-    let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let mut gateway = start_gateway(&config, &upstream).await;
     let request = planted_request(&gateway);
     let running = tokio::spawn(async move { request.send().await });
     gate.arrived(1).await;
@@ -132,7 +133,7 @@ async fn no_key_is_ever_printed() {
     for (level, format) in [("trace", "text"), ("debug", "json")] {
         let upstream = upstream().await;
         let config = format!("log = {{ level = {level:?}, format = {format:?} }}\n[store]\nurl = \"embedded:data\"\n");
-        let mut gateway = GatewayProcess::spawn(BIN, &format!("{config}{}", table(&ids)), &upstream.url()).await;
+        let mut gateway = start_gateway(&format!("{config}{}", table(&ids)), &upstream).await;
         let first = planted_request(&gateway).send().await;
         assert_replay(&planted_request(&gateway).send().await, &first);
         // Taken up, refused because it forgets, and wrong.

@@ -4,7 +4,7 @@ use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
 use testbed::{certificates::CertificateAuthority, process::run};
 
 use super::secret_search::{PlantedSecret, base64};
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 const SECRET: &str = "planted-secret-of-this-mistake-77";
 

@@ -9,7 +9,7 @@ use super::{
     scene::{ADMIN, ANSWER, CANARY, HOOK, JWT, KEY, SEAL, SecretsGateway, USER, VIEWER, WRONG, bearer},
     secret_search::{PlantedSecret, base64},
 };
-use crate::faults::common::BIN;
+use crate::support::BIN;
 
 /// What was printed, shown or sent: where, and what.
 #[derive(Default)]

@@ -13,14 +13,14 @@ use http_body_util::Full;
 use sha2::Sha256;
 use tempfile::TempDir;
 use testbed::{
-    PostgresServer, RedisOptions, RedisServer,
+    RedisOptions, TestPostgres, TestRedis,
     certificates::{CertificateAuthority, IssuedCertificate},
     process::{GatewayProcess, run},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
 use super::secret_search::{PlantedSecret, base64};
-use crate::{faults::common::BIN, tls_helpers::send_over_tls};
+use crate::{support::BIN, support::tls::send_over_tls};
 
 // What may be seen somewhere ([`ANSWER`], [`CANARY`]) has no dozen characters in common with what may not.
 pub(super) const ADMIN: &str = "planted-token-of-the-admin-9c1f";
@@ -51,8 +51,8 @@ pub(super) struct SecretsGateway {
     pub(super) gateway: GatewayProcess,
     pub(super) upstream: TestUpstream,
     pub(super) collector: TestUpstream,
-    pub(super) redis: RedisServer,
-    pub(super) postgres: PostgresServer,
+    pub(super) redis: TestRedis,
+    pub(super) postgres: TestPostgres,
     pub(super) authority: CertificateAuthority,
     pub(super) config: String,
     /// What must not be seen; not [`ANSWER`], which operators may see in the record.
@@ -61,7 +61,7 @@ pub(super) struct SecretsGateway {
 }
 
 /// A database with the store's tables, reached with a password that the server does not ask for.
-async fn database(server: &PostgresServer) -> String {
+async fn database(server: &TestPostgres) -> String {
     let name = server.create_database();
     let migrated = run(BIN, &["migrate", "--store", &server.url("migrator", &name)], &[]).await;
     assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
@@ -79,8 +79,8 @@ async fn app() -> TestUpstream {
 impl SecretsGateway {
     pub(super) async fn start(level: &str, format: &str) -> SecretsGateway {
         let (upstream, collector) = (app().await, TestUpstream::start().await);
-        let redis = RedisServer::start_with(RedisOptions { password: Some(REDIS.into()), ..RedisOptions::default() });
-        let postgres = PostgresServer::start();
+        let redis = TestRedis::start_with(RedisOptions { password: Some(REDIS.into()), ..RedisOptions::default() });
+        let postgres = TestPostgres::start();
         let authority = CertificateAuthority::new();
         let keys = ["listener", "admin", "towards-the-app"].map(|name| authority.vouch(name));
         let folder = tempfile::tempdir().unwrap();

@@ -1,17 +1,16 @@
 //! Certificates that a store's URL names change under a gateway that runs: whoever replaced them learns what became of it.
 
 use testbed::{
-    RedisOptions, RedisServer,
+    RedisOptions, TestRedis,
     certificates::{CertificateAuthority, replace},
-    process::GatewayProcess,
-    upstream::TestUpstream,
 };
 
-use super::common::{BIN, assert_ran, pay};
+use super::common::pay;
+use crate::support::{TestGateway, assert_ran};
 
 #[tokio::test]
 async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
-    let server = RedisServer::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
+    let server = TestRedis::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
     let authority = CertificateAuthority::new();
     let stranger = authority.vouch("stranger");
     let folder = tempfile::tempdir().unwrap();
@@ -21,9 +20,8 @@ async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
     }
     let (ca, of, secret) = (ca.display(), cert.display(), key.display());
     let url = format!("rediss://127.0.0.1:{}/0?ca={ca}&cert={of}&key={secret}", server.port());
-    let upstream = TestUpstream::start().await;
-    let gateway =
-        GatewayProcess::spawn(BIN, &format!("[store]\nurl = {url:?}\nlocal_cache = \"0\"\n"), &upstream.url()).await;
+    let TestGateway { upstream: _upstream, gateway } =
+        TestGateway::start(&format!("[store]\nurl = {url:?}\nlocal_cache = \"0\"\n")).await;
     assert_ran(&pay(&gateway, "k-1").send().await);
     // Nobody connects meanwhile: it is said all the same.
     replace(&stranger.cert, &cert);

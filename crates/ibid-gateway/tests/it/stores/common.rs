@@ -1,23 +1,15 @@
 //! Two gateways on one store, a store that can be broken, and what the tests ask of their answers.
 
-use std::{
-    future::Future,
-    net::{Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use testbed::{
-    FaultProxy, PostgresServer, RedisServer,
+    FaultProxy, TestPostgres, TestRedis,
     client::{TestRequest, TestResponse, get, post},
     process::{GatewayProcess, run},
     upstream::TestUpstream,
 };
-use tokio::time::{Instant, sleep};
 
-pub(super) use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};
-
-/// How long a server that was broken, and whoever uses it, may take to be well again on few cores.
-const RECOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::support::{BIN, until_some};
 
 /// Two gateways with the same configuration in front of the same upstream.
 pub(super) async fn start_two(config: &str, upstream: &TestUpstream) -> [GatewayProcess; 2] {
@@ -31,21 +23,9 @@ pub(super) fn pay(gateway: &GatewayProcess, key: &str) -> TestRequest {
     post(gateway.addr(), "/pay").header("Host", "shop.example").key(key).json(r#"{"amount":1}"#)
 }
 
-/// Returns once this gives something.
-pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
-    let end = Instant::now() + RECOVERY_TIMEOUT;
-    loop {
-        if let Some(found) = look().await {
-            return found;
-        }
-        assert!(Instant::now() < end, "waited {RECOVERY_TIMEOUT:?} for {what}");
-        sleep(Duration::from_millis(20)).await;
-    }
-}
-
 /// Sends until the store can decide again: until then it is refused, or the answer would say that it is degraded.
 pub(super) async fn send_until_protected(request: &TestRequest) -> TestResponse {
-    until("the store to decide again", || async {
+    until_some("the store to decide again", || async {
         let answer = request.send().await;
         (answer.status != 503).then_some(answer)
     })
@@ -55,7 +35,7 @@ pub(super) async fn send_until_protected(request: &TestRequest) -> TestResponse 
 /// Returns once the gateway says that it is ready, or that it is not.
 pub(super) async fn wait_until_ready(gateway: &GatewayProcess, ready: bool) {
     let wanted = if ready { 200 } else { 503 };
-    until("its readiness to change", || async {
+    until_some("its readiness to change", || async {
         let answer = get(gateway.admin_addr(), "/readyz").send().await;
         assert_eq!(answer.json()["store"]["error"].is_null(), answer.status == 200, "{answer:?}");
         (answer.status == wanted).then_some(())
@@ -78,7 +58,7 @@ pub(super) fn assert_degraded(answer: &TestResponse) {
 }
 
 /// A fresh PostgreSQL database with the store's tables, by `ibid migrate`. Returns how the gateway reaches it, and its name.
-pub(super) async fn migrated_database(server: &PostgresServer, port: u16) -> (String, String) {
+pub(super) async fn migrated_database(server: &TestPostgres, port: u16) -> (String, String) {
     let database = server.create_database();
     let migrated = run(BIN, &["migrate", "--store", &server.url("migrator", &database)], &[]).await;
     assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
@@ -91,33 +71,33 @@ pub(super) fn proxy_to(port: u16) -> FaultProxy {
 
 /// A store that only one test has, and a way to lose it.
 pub(super) enum BreakableStore {
-    KilledRedis(RedisServer),
-    PausedRedis(RedisServer),
+    KilledRedis(TestRedis),
+    PausedRedis(TestRedis),
     /// Behind a link that drops its connections and takes no new ones.
     RefusedRedis {
-        _server: RedisServer,
+        _server: TestRedis,
         link: FaultProxy,
     },
-    KilledPostgres(PostgresServer, String),
+    KilledPostgres(TestPostgres, String),
 }
 
 impl BreakableStore {
     pub(super) fn killed_redis() -> BreakableStore {
-        BreakableStore::KilledRedis(RedisServer::start())
+        BreakableStore::KilledRedis(TestRedis::start())
     }
 
     pub(super) fn paused_redis() -> BreakableStore {
-        BreakableStore::PausedRedis(RedisServer::start())
+        BreakableStore::PausedRedis(TestRedis::start())
     }
 
     pub(super) fn refused_redis() -> BreakableStore {
-        let server = RedisServer::start();
+        let server = TestRedis::start();
         let link = proxy_to(server.port());
         BreakableStore::RefusedRedis { _server: server, link }
     }
 
     pub(super) async fn killed_postgres() -> BreakableStore {
-        let server = PostgresServer::start();
+        let server = TestPostgres::start();
         let (url, _) = migrated_database(&server, server.port()).await;
         BreakableStore::KilledPostgres(server, url)
     }

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use testbed::{
-    RedisServer,
+    TestRedis,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::{Instant, sleep};
 
 use super::common::{
-    BreakableStore, assert_degraded, assert_ran, assert_refused, assert_replay, journal_files, pay,
-    send_until_protected, start_two, until, wait_until_ready,
+    BreakableStore, assert_degraded, journal_files, pay, send_until_protected, start_two, wait_until_ready,
 };
+use crate::support::{assert_ran, assert_refused, assert_replay, until_some};
 
 /// Nothing is executed that could not be remembered; and no restart is needed afterwards.
 async fn closed_refuses_and_goes_on_by_itself(store: &BreakableStore) {
@@ -63,7 +63,7 @@ async fn open_runs_and_says_so(store: &BreakableStore) {
     store.restore();
     // Keys of their own until one is protected again: each that is not has run.
     let mut tries = 0;
-    let (key, first) = until("an answer with the full guarantee", || {
+    let (key, first) = until_some("an answer with the full guarantee", || {
         tries += 1;
         let (key, one) = (format!("after-{tries}"), &one);
         async move {
@@ -103,7 +103,7 @@ async fn an_answer_that_cannot_be_recorded_is_journaled_and_drained(store: &Brea
     assert_replay(&pay(&one, "k-1").send().await, &first);
 
     store.restore();
-    until("the journal to drain", || async {
+    until_some("the journal to drain", || async {
         one.logs().iter().any(|line| line.contains("the journal's answer has reached the store")).then_some(())
     })
     .await;
@@ -146,7 +146,7 @@ when_lost!(postgres_is_killed, BreakableStore::killed_postgres().await);
 #[tokio::test]
 async fn what_runs_keeps_its_lease_on_a_full_redis() {
     let lease = Duration::from_millis(900);
-    let store = BreakableStore::KilledRedis(RedisServer::start());
+    let store = BreakableStore::KilledRedis(TestRedis::start());
     let BreakableStore::KilledRedis(server) = &store else { unreachable!() };
     let upstream = TestUpstream::start().await;
     let gate = ReplyGate::new();

@@ -10,7 +10,8 @@ use testbed::{
 };
 use tokio::{task::JoinSet, time::timeout};
 
-use super::common::{BIN, assert_refused, start_two};
+use super::common::start_two;
+use crate::support::{BIN, assert_refused};
 use crate::{
     keys::{self, TestStore},
     presets::shipped_config,
@@ -87,7 +88,7 @@ async fn assert_preset_holds(case: &PresetCase, place: TestStore) {
 
     let reused = case.send_other(&other, 0).send().await;
     match case.on_reuse {
-        ReuseOutcome::Refused => assert_refused(&reused, 422, "key-reused"),
+        ReuseOutcome::Refused => drop(assert_refused(&reused, 422, "key-reused")),
         ReuseOutcome::Replayed => case.assert_replay(&reused, 1),
         ReuseOutcome::New => {
             case.assert_first(&reused, 2);

@@ -4,16 +4,15 @@ use std::{fs, net::SocketAddr};
 
 use serde_json::Value;
 use testbed::{
-    PostgresServer, RedisServer,
+    TestPostgres, TestRedis,
     client::get,
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use super::common::{
-    BIN, assert_ran, assert_refused, assert_replay, migrated_database, pay, send_until_protected, wait_until_ready,
-};
+use super::common::{migrated_database, pay, send_until_protected, wait_until_ready};
 use crate::disk::TestMount;
+use crate::support::{assert_ran, assert_refused, assert_replay, start_gateway};
 
 async fn ready(gateway: &GatewayProcess) -> (u16, Value) {
     let answer = get(gateway.admin_addr(), "/readyz").send().await;
@@ -49,13 +48,12 @@ async fn assert_readiness_follows(gateway: &GatewayProcess, refuse: impl AsyncFn
 }
 
 async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
-    GatewayProcess::spawn(BIN, &format!("[store]\n{store}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n"), &upstream.url())
-        .await
+    start_gateway(&format!("[store]\n{store}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n"), &upstream).await
 }
 
 #[tokio::test]
 async fn of_a_postgresql_that_is_read_only() {
-    let (server, upstream) = (PostgresServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestPostgres::start(), TestUpstream::start().await);
     let (url, _) = migrated_database(&server, server.port()).await;
     let gateway = gateway(&format!("url = {url:?}"), &upstream).await;
     let set = |value: &str| {
@@ -72,7 +70,7 @@ async fn of_a_postgresql_that_is_read_only() {
 
 #[tokio::test]
 async fn of_a_redis_that_is_out_of_memory() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
     let limit = |bytes: &str| drop(server.cli(&["CONFIG", "SET", "maxmemory", bytes]));
     assert_readiness_follows(&gateway, async || limit("1"), async || limit("0"), "maxmemory").await;
@@ -80,7 +78,7 @@ async fn of_a_redis_that_is_out_of_memory() {
 
 #[tokio::test]
 async fn of_a_redis_that_is_a_replica() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
     // Of a master that is not there, so that it keeps what it has.
     let refuse = async || drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"]));
@@ -111,7 +109,7 @@ async fn of_an_embedded_store_that_is_full() {
 async fn the_probe_is_no_record() {
     let upstream = TestUpstream::start().await;
     let config = "[admin]\ntoken = \"token-of-the-admin\"\n[store]\nurl = \"embedded:data\"\n";
-    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+    let gateway = start_gateway(config, &upstream).await;
     let admin: SocketAddr = gateway.admin_addr();
     assert_eq!(ready(&gateway).await.0, 200);
     let records = get(admin, "/api/records").header("Authorization", "Bearer token-of-the-admin").send().await;

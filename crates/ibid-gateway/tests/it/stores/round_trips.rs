@@ -6,14 +6,15 @@
 use std::{net::SocketAddr, time::Duration};
 
 use testbed::{
-    FaultProxy, PostgresServer, RedisServer,
+    FaultProxy, TestPostgres, TestRedis,
     client::{TestRequest, post},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
 
-use super::common::{BIN, assert_ran, assert_replay, migrated_database, proxy_to, until};
+use super::common::{migrated_database, proxy_to};
+use crate::support::{assert_ran, assert_replay, start_gateway, until_some};
 
 const ROUNDS: usize = 5;
 /// Claims before it counts: connections are made, scripts loaded and statements prepared.
@@ -75,7 +76,7 @@ async fn least_cost<const N: usize>(
 
 /// Returns once nothing has passed for a moment.
 async fn wait_until_quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
-    until("the links to fall silent", || async {
+    until_some("the links to fall silent", || async {
         let before = now();
         sleep(Duration::from_millis(100)).await;
         (now() == before).then_some(())
@@ -85,12 +86,12 @@ async fn wait_until_quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
 
 async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
     let config = format!("[store]\n{store}\ntimeout = \"5s\"\n[policy]\npreset = \"ietf\"\n");
-    GatewayProcess::spawn(BIN, &config, &upstream.url()).await
+    start_gateway(&config, &upstream).await
 }
 
 #[tokio::test]
 async fn redis_one_to_claim_one_to_settle_one_to_replay() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let gateway = gateway(&format!("url = \"redis://{}/0\"\nlocal_cache = \"0\"", link.addr()), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&link]).await;
@@ -99,7 +100,7 @@ async fn redis_one_to_claim_one_to_settle_one_to_replay() {
 
 #[tokio::test]
 async fn redis_none_to_replay_what_is_near() {
-    let (server, upstream) = (RedisServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestRedis::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let gateway = gateway(&format!("url = \"redis://{}/0\"", link.addr()), &upstream).await;
     let cost = least_cost(&gateway, &upstream, [&link]).await;
@@ -108,7 +109,7 @@ async fn redis_none_to_replay_what_is_near() {
 
 #[tokio::test]
 async fn postgres_one_to_claim_one_to_settle_one_to_replay() {
-    let (server, upstream) = (PostgresServer::start(), TestUpstream::start().await);
+    let (server, upstream) = (TestPostgres::start(), TestUpstream::start().await);
     let link = proxy_to(server.port());
     let (url, _) = migrated_database(&server, link.addr().port()).await;
     let gateway = gateway(&format!("url = {url:?}\nlocal_cache = \"0\""), &upstream).await;
@@ -118,7 +119,7 @@ async fn postgres_one_to_claim_one_to_settle_one_to_replay() {
 
 /// Two stores as one, Redis first: what each costs.
 async fn assert_tiered_cost(table: impl FnOnce(&str, &str) -> String) {
-    let (redis, postgres, upstream) = (RedisServer::start(), PostgresServer::start(), TestUpstream::start().await);
+    let (redis, postgres, upstream) = (TestRedis::start(), TestPostgres::start(), TestUpstream::start().await);
     let links = [proxy_to(redis.port()), proxy_to(postgres.port())];
     let (url, _) = migrated_database(&postgres, links[1].addr().port()).await;
     let table = table(&format!("redis://{}/0", links[0].addr()), &url);

@@ -1,22 +1,23 @@
 //! `bookings` with its shipped configuration on Redis with PostgreSQL behind it, while one of them is away, or both.
 
 use testbed::{
-    PostgresServer, RedisServer,
+    TestPostgres, TestRedis,
     client::{TestRequest, TestResponse, get, post},
     process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
-use super::common::{assert_degraded, migrated_database, read_counter, start_two, until};
+use super::common::{assert_degraded, migrated_database, read_counter, start_two};
 use crate::presets::shipped_config;
+use crate::support::until_some;
 
 const FALLBACK_METRIC: &str = "idempotency_fallback_total";
 /// Keys that are used up, at most, until the outage has been noticed.
 const MAX_KEYS: usize = 50;
 
 struct TieredGateways {
-    redis: RedisServer,
-    postgres: PostgresServer,
+    redis: TestRedis,
+    postgres: TestPostgres,
     database: String,
     upstream: TestUpstream,
     first_gateway: GatewayProcess,
@@ -25,7 +26,7 @@ struct TieredGateways {
 
 impl TieredGateways {
     async fn start() -> TieredGateways {
-        let (redis, postgres) = (RedisServer::start(), PostgresServer::start());
+        let (redis, postgres) = (TestRedis::start(), TestPostgres::start());
         let (url, database) = migrated_database(&postgres, postgres.port()).await;
         let upstream = TestUpstream::start().await;
         let store = format!(
@@ -103,7 +104,7 @@ async fn without_redis_postgres_decides_and_it_is_counted() {
     }
     assert_eq!(stage.upstream.executions(), 3);
     // In sight again, it is used again: nothing more is counted.
-    let quiet = until("no more fallbacks", || async {
+    let quiet = until_some("no more fallbacks", || async {
         let counted = read_counter(&stage.first_gateway, FALLBACK_METRIC).await;
         assert_eq!(booking_request(&stage.first_gateway, 2).send().await.body, first.body);
         (read_counter(&stage.first_gateway, FALLBACK_METRIC).await == counted).then_some(counted)
@@ -153,14 +154,14 @@ async fn without_postgres_redis_goes_on_alone_and_its_answers_are_drained() {
     let runs = stage.upstream.executions();
 
     stage.postgres.restart();
-    until("both answers to reach PostgreSQL", || async {
+    until_some("both answers to reach PostgreSQL", || async {
         let drained = stage.first_gateway.logs();
         let drained = drained.iter().filter(|line| line.contains("the journal's answer has reached the store"));
         (drained.count() >= 2).then_some(())
     })
     .await;
     // A gateway that has not noticed yet that PostgreSQL is back would run unprotected.
-    until("the second gateway to use PostgreSQL again", || async {
+    until_some("the second gateway to use PostgreSQL again", || async {
         let ready = get(stage.second_gateway.admin_addr(), "/readyz").send().await;
         (ready.json()["store"]["claims"] == "full").then_some(())
     })
@@ -168,7 +169,7 @@ async fn without_postgres_redis_goes_on_alone_and_its_answers_are_drained() {
     // Without Redis, so that only PostgreSQL can know.
     stage.redis.kill();
     for (nth, answer) in [(nth, &first), (200, &second)] {
-        let again = until("PostgreSQL to be used again", || async {
+        let again = until_some("PostgreSQL to be used again", || async {
             let again = booking_request(&stage.second_gateway, nth).send().await;
             (!again.headers.contains("idempotency-guarantee")).then_some(again)
         })

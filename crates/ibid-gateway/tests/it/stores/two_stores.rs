@@ -1,15 +1,16 @@
 //! Two stores, of which one is down: `/readyz`, `/api/store`, the console and `/metrics` say which, and what still works.
 
 use serde_json::Value;
-use testbed::{PostgresServer, RedisServer, client::get, process::GatewayProcess, upstream::TestUpstream};
+use testbed::{TestPostgres, TestRedis, client::get, process::GatewayProcess, upstream::TestUpstream};
 
-use super::common::{BIN, assert_degraded, assert_ran, assert_refused, assert_replay, migrated_database, pay, until};
+use super::common::{assert_degraded, migrated_database, pay};
+use crate::support::{assert_ran, assert_refused, assert_replay, start_gateway, until_some};
 
 const TOKEN: &str = "token-of-the-admin";
 
 struct Stage {
-    redis: RedisServer,
-    postgres: PostgresServer,
+    redis: TestRedis,
+    postgres: TestPostgres,
     _upstream: TestUpstream,
     gateway: GatewayProcess,
 }
@@ -29,14 +30,14 @@ const REDIS_DOWN: Expected = Expected { redis: "down", ..BOTH_UP };
 impl Stage {
     /// `store` gets the URLs of Redis and PostgreSQL.
     async fn start(store: impl Fn(&str, &str) -> String) -> Stage {
-        let (redis, postgres) = (RedisServer::start(), PostgresServer::start());
+        let (redis, postgres) = (TestRedis::start(), TestPostgres::start());
         let upstream = TestUpstream::start().await;
         let (url, _) = migrated_database(&postgres, postgres.port()).await;
         let config = format!(
             "[admin]\ntoken = {TOKEN:?}\n[store]\n{}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n[policy]\npreset = \"ietf\"\non_store_down = \"closed\"\n",
             store(&redis.url(), &url)
         );
-        let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+        let gateway = start_gateway(&config, &upstream).await;
         Stage { redis, postgres, _upstream: upstream, gateway }
     }
 
@@ -103,7 +104,7 @@ impl Stage {
     }
 
     async fn until_both_are_up(&self) {
-        until("both stores to be up", || async {
+        until_some("both stores to be up", || async {
             let (_, said) = self.ready().await;
             let is_up = |nth: usize| said["store"]["stores"][nth]["state"] == "up";
             (is_up(0) && is_up(1)).then_some(())
@@ -134,7 +135,7 @@ async fn a_redis_with_a_fallback_goes_on_without_either() {
     assert_replay(&pay(&stage.gateway, "before").send().await, &first);
     // A call on a connection that has just died has no answer: it may have been applied, and never runs on Redis alone.
     let mut keys = 0..;
-    let granted = until("a key to be granted by Redis alone", || {
+    let granted = until_some("a key to be granted by Redis alone", || {
         let key = format!("alone-{}", keys.next().expect("they do not end"));
         let stage = &stage;
         async move {

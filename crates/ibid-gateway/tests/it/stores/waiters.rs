@@ -8,8 +8,9 @@ use testbed::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::common::{assert_ran, assert_replay, pay, start_two};
+use super::common::{pay, start_two};
 use crate::keys::{self, TestStore};
+use crate::support::{assert_ran, assert_replay};
 
 /// Beneath being told, a waiter looks for itself: at the earliest this long after it came.
 const FIRST_POLL_DELAY: Duration = Duration::from_millis(500);

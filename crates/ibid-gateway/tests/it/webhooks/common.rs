@@ -6,15 +6,13 @@ use std::{
 };
 
 use hmac::{Hmac, KeyInit, Mac};
-use serde_json::Value;
 use sha2::Sha256;
 use testbed::{
-    client::{self, TestRequest, TestResponse},
-    process::{GatewayLauncher, GatewayProcess},
-    upstream::TestUpstream,
+    client::{self, TestRequest},
+    process::GatewayLauncher,
 };
 
-pub(super) const BIN: &str = env!("CARGO_BIN_EXE_ibid");
+use crate::support::TestGateway;
 
 /// The letters and digits in it are looked for where they must not be.
 pub(super) const SECRET: &str = "whsec_cGxhbnRlZC1zZWNyZXQtb2YtMjQtYnl0ZXM=";
@@ -119,51 +117,32 @@ impl SignedDelivery {
     }
 
     /// As it is sent.
-    pub(super) fn request(&self, bench: &WebhookGateway) -> TestRequest {
+    pub(super) fn request(&self, bench: &TestGateway) -> TestRequest {
         self.request_with_headers(bench, self.headers())
     }
 
     /// With these headers in place of its own.
     pub(super) fn request_with_headers(
-        &self, bench: &WebhookGateway, headers: Vec<(&'static str, String)>,
+        &self, bench: &TestGateway, headers: Vec<(&'static str, String)>,
     ) -> TestRequest {
         let request = client::post(bench.gateway.addr(), self.sender.path()).json(&self.body);
         headers.into_iter().fold(request, |request, (name, value)| request.header(name, value))
     }
 }
 
-/// An app that counts, and the gateway in front of it.
-pub(super) struct WebhookGateway {
-    pub(super) upstream: TestUpstream,
-    pub(super) gateway: GatewayProcess,
+impl TestGateway {
+    /// With a route per sender, at `/hooks/NAME`, and these dials on every route.
+    pub(super) async fn webhooks(dials: &str) -> TestGateway {
+        TestGateway::with_hook_secrets(&routes(dials)).await
+    }
+
+    pub(super) async fn with_hook_secrets(config: &str) -> TestGateway {
+        TestGateway::launch(config, |launch| hook_secrets(launch).arg("--store").arg("memory:")).await
+    }
 }
 
-impl WebhookGateway {
-    /// With a route per sender, at `/hooks/NAME`.
-    pub(super) async fn start() -> WebhookGateway {
-        WebhookGateway::start_with("").await
-    }
-
-    /// With these dials on every route.
-    pub(super) async fn start_with(dials: &str) -> WebhookGateway {
-        WebhookGateway::start_with_config(&routes(dials)).await
-    }
-
-    pub(super) async fn start_with_config(config: &str) -> WebhookGateway {
-        WebhookGateway::launch(config, |launch| launch.arg("--store").arg("memory:")).await
-    }
-
-    pub(super) async fn launch(config: &str, more: impl FnOnce(GatewayLauncher) -> GatewayLauncher) -> WebhookGateway {
-        let upstream = TestUpstream::start().await;
-        let launch = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url());
-        let gateway = more(launch.env("HOOK_SECRET", SECRET).env("OTHER_SECRET", OTHER_SECRET)).start().await;
-        WebhookGateway { upstream, gateway }
-    }
-
-    #[track_caller]
-    pub(super) fn assert_executed(&self, times: usize) {
-        assert_eq!(self.upstream.executions(), times, "executions: {:#?}", self.upstream.log());
-    }
+pub(super) fn hook_secrets(launch: GatewayLauncher) -> GatewayLauncher {
+    launch.env("HOOK_SECRET", SECRET).env("OTHER_SECRET", OTHER_SECRET)
 }
 
 pub(super) fn routes(dials: &str) -> String {
@@ -176,31 +155,6 @@ pub(super) fn routes(dials: &str) -> String {
         );
     }
     text
-}
-
-/// The answer is this refusal.
-#[track_caller]
-pub(super) fn assert_refusal(answer: &TestResponse, status: u16, name: &str) -> Value {
-    assert_eq!(answer.status, status, "{answer:?}");
-    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
-    let problem = answer.json();
-    assert_eq!(problem["type"], format!("/.well-known/idempotency#{name}"), "{answer:?}");
-    problem
-}
-
-/// The answer is the app's, and it is remembered.
-#[track_caller]
-pub(super) fn assert_ran(answer: &TestResponse) {
-    assert_eq!(answer.status, 201, "{answer:?}");
-    for says in ["idempotent-replayed", "idempotency-stored"] {
-        assert!(!answer.headers.contains(says), "{answer:?}");
-    }
-}
-
-#[track_caller]
-pub(super) fn assert_replay(answer: &TestResponse, first: &TestResponse) {
-    assert_eq!((answer.status, &answer.body), (first.status, &first.body), "{answer:?}");
-    assert_eq!(answer.header("idempotent-replayed"), Some("true"), "{answer:?}");
 }
 
 pub(super) fn now() -> u64 {

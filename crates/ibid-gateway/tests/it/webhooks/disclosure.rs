@@ -5,7 +5,8 @@ use testbed::{
     process::{self, ProcessSignal},
 };
 
-use super::common::{BIN, OTHER_SECRET, SECRET, SENDERS, SignedDelivery, WebhookGateway, WebhookSender, now, routes};
+use super::common::{OTHER_SECRET, SECRET, SENDERS, SignedDelivery, WebhookSender, now, routes};
+use crate::support::{BIN, TestGateway};
 
 /// What must be nowhere: the secrets, as they are written and as they are used.
 const SECRETS: [&str; 4] = [
@@ -80,7 +81,7 @@ async fn no_secret_is_in_an_error() {
 #[tokio::test]
 async fn no_secret_and_no_signature_is_logged() {
     let config = format!("log = {{ level = \"trace\", format = \"json\" }}\n{}", routes(""));
-    let mut bench = WebhookGateway::start_with_config(&config).await;
+    let mut bench = TestGateway::with_hook_secrets(&config).await;
     let mut signatures = Vec::new();
     for sender in SENDERS {
         let genuine = sender.delivery("evt_planted_id_of_the_delivery");
@@ -107,7 +108,7 @@ async fn no_secret_and_no_signature_is_logged() {
 
 #[tokio::test]
 async fn the_contract_says_how_a_sender_signs() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     let ask = |kind: &str| client::get(bench.gateway.addr(), "/.well-known/idempotency").header("Accept", kind);
     let json = ask("application/json").send().await;
     assert_no_secret(&json.text());
@@ -136,7 +137,7 @@ async fn the_contract_says_how_a_sender_signs() {
 /// The key is the sender's id: what operators see of it is masked, as every key.
 #[tokio::test]
 async fn a_refusal_has_the_masked_id() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     let forged = SignedDelivery {
         secret: OTHER_SECRET,
         ..WebhookSender::GitHub.delivery("72d3162e-cc78-11e3-81ab-4c9367dc0958")

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use testbed::{
     client::{self, RawClient},
-    process::{self, GatewayLauncher, ProcessSignal},
+    process::{self, ProcessSignal},
 };
 
-use super::common::{
-    BIN, OTHER_SECRET, SENDERS, SignedDelivery, WebhookGateway, WebhookSender, assert_ran, assert_refusal, now, routes,
-};
+use super::common::{OTHER_SECRET, SENDERS, SignedDelivery, WebhookSender, hook_secrets, now, routes};
+use crate::support::{BIN, TestGateway, assert_ran, assert_refused};
 
 /// What is forged, and the delivery with its headers.
 type ForgedDelivery = (&'static str, SignedDelivery, Vec<(&'static str, String)>);
@@ -57,12 +56,12 @@ fn forgeries(delivery: &SignedDelivery) -> Vec<ForgedDelivery> {
 
 #[tokio::test]
 async fn a_forged_delivery_leaves_no_trace() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for (count, sender) in SENDERS.into_iter().enumerate() {
         let delivery = sender.delivery("evt_1");
         for (what, forged, headers) in forgeries(&delivery) {
             let answer = forged.request_with_headers(&bench, headers).send().await;
-            assert_refusal(&answer, 401, "identity-invalid");
+            assert_refused(&answer, 401, "identity-invalid");
             assert!(!answer.headers.contains("retry-after"), "{what}: {answer:?}");
             bench.assert_executed(count);
         }
@@ -75,11 +74,11 @@ async fn a_forged_delivery_leaves_no_trace() {
 /// Not even for a moment: an entry that came and went would be in the log of this store.
 #[tokio::test]
 async fn a_forged_delivery_is_nowhere_in_the_store() {
-    let launch = |launch: GatewayLauncher| launch.arg("--store").arg("embedded:data");
-    let mut bench = WebhookGateway::launch(&routes(""), launch).await;
+    let launch = |launch| hook_secrets(launch).arg("--store").arg("embedded:data");
+    let mut bench = TestGateway::launch(&routes(""), launch).await;
     for sender in SENDERS {
         for (_, forged, headers) in forgeries(&sender.delivery("evt_1")) {
-            assert_refusal(&forged.request_with_headers(&bench, headers).send().await, 401, "identity-invalid");
+            assert_refused(&forged.request_with_headers(&bench, headers).send().await, 401, "identity-invalid");
         }
     }
     let log = bench.gateway.dir().join("data");
@@ -91,7 +90,7 @@ async fn a_forged_delivery_is_nowhere_in_the_store() {
     let before = written();
     for sender in SENDERS {
         for (_, forged, headers) in forgeries(&sender.delivery("evt_2")) {
-            assert_refusal(&forged.request_with_headers(&bench, headers).send().await, 401, "identity-invalid");
+            assert_refused(&forged.request_with_headers(&bench, headers).send().await, 401, "identity-invalid");
         }
     }
     assert_eq!(written(), before, "forged deliveries were written down");
@@ -107,12 +106,12 @@ async fn a_forged_delivery_is_nowhere_in_the_store() {
 /// Whoever has not signed learns nothing about what is remembered.
 #[tokio::test]
 async fn a_forged_delivery_does_not_get_the_remembered_answer() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in SENDERS {
         let delivery = sender.delivery("evt_1");
         assert_ran(&delivery.request(&bench).send().await);
         for (_, forged, headers) in forgeries(&delivery) {
-            assert_refusal(&forged.request_with_headers(&bench, headers).send().await, 401, "identity-invalid");
+            assert_refused(&forged.request_with_headers(&bench, headers).send().await, 401, "identity-invalid");
         }
     }
     bench.assert_executed(SENDERS.len());
@@ -120,7 +119,7 @@ async fn a_forged_delivery_does_not_get_the_remembered_answer() {
 
 #[tokio::test]
 async fn the_sender_is_told_what_is_wrong() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     let detail = |answer: &client::TestResponse| answer.json()["detail"].as_str().unwrap().to_owned();
     let delivery = WebhookSender::Standard.delivery("evt_1");
     let stale = SignedDelivery { at: 1_614_265_330, ..delivery.clone() };
@@ -146,7 +145,7 @@ async fn the_sender_is_told_what_is_wrong() {
 
 #[tokio::test]
 async fn a_delivery_without_its_id_is_a_400() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in SENDERS {
         let delivery = sender.delivery("evt_1");
         let ids = ["webhook-id", "svix-id", "X-GitHub-Delivery", "X-Shopify-Webhook-Id"];
@@ -158,19 +157,19 @@ async fn a_delivery_without_its_id_is_a_400() {
             }
             _ => delivery.request_with_headers(&bench, without).send().await,
         };
-        assert_refusal(&answer, 400, "key-missing");
+        assert_refused(&answer, 400, "key-missing");
     }
     // What says that it is no JSON has no id either.
     let delivery = WebhookSender::Stripe.delivery("evt_1");
     let request = client::post(bench.gateway.addr(), delivery.sender.path()).header("Content-Type", "text/plain");
     let request = request.header("Stripe-Signature", delivery.headers()[0].1.clone()).body(delivery.body.clone());
-    assert_refusal(&request.send().await, 400, "key-missing");
+    assert_refused(&request.send().await, 400, "key-missing");
     assert_eq!(bench.upstream.requests(), 0);
 }
 
 #[tokio::test]
 async fn headers_that_decide_come_once_and_under_one_name() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in SENDERS {
         let delivery = sender.delivery("evt_1");
         let headers = delivery.headers();
@@ -182,7 +181,7 @@ async fn headers_that_decide_come_once_and_under_one_name() {
             request.clone().header(name.replace('-', "_"), value),
             request.clone().header("Connection", name),
         ] {
-            assert_refusal(&twice.send().await, 400, "request-ambiguous");
+            assert_refused(&twice.send().await, 400, "request-ambiguous");
         }
     }
     assert_eq!(bench.upstream.requests(), 0);
@@ -190,12 +189,12 @@ async fn headers_that_decide_come_once_and_under_one_name() {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_is_a_413_signed_or_not() {
-    let bench = WebhookGateway::start_with("max_request = \"1KiB\"").await;
+    let bench = TestGateway::webhooks("max_request = \"1KiB\"").await;
     for sender in SENDERS {
         let mut delivery = sender.delivery("evt_1");
         delivery.body = format!("{{\"id\":\"evt_1\",\"filler\":\"{}\"}}", "x".repeat(2048));
-        assert_refusal(&delivery.request(&bench).send().await, 413, "body-too-large");
-        assert_refusal(&delivery.request(&bench).chunked().send().await, 413, "body-too-large");
+        assert_refused(&delivery.request(&bench).send().await, 413, "body-too-large");
+        assert_refused(&delivery.request(&bench).chunked().send().await, 413, "body-too-large");
         assert_eq!(bench.upstream.requests(), 0);
     }
     // Nothing was claimed: a smaller one under the same id runs, however it is framed.
@@ -208,7 +207,7 @@ async fn a_body_that_is_too_large_is_a_413_signed_or_not() {
 /// Two thousand signatures that are none, seeded: nothing passes, nothing breaks, and the genuine delivery runs.
 #[tokio::test]
 async fn no_made_up_signature_passes() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move || {
         seed ^= seed << 13;
@@ -267,7 +266,7 @@ async fn no_made_up_signature_passes() {
 /// In shadow mode nothing is refused, so that a new route can be tried on genuine traffic; it is told.
 #[tokio::test]
 async fn in_shadow_mode_a_forged_delivery_is_told_and_passes() {
-    let bench = WebhookGateway::start_with("mode = \"shadow\"").await;
+    let bench = TestGateway::webhooks("mode = \"shadow\"").await;
     let forged = SignedDelivery { secret: OTHER_SECRET, ..WebhookSender::GitHub.delivery("evt_1") };
     let answer = forged.request(&bench).send().await;
     assert_eq!(answer.status, 201, "{answer:?}");

@@ -8,13 +8,12 @@ use testbed::{
 };
 use tokio::time::timeout;
 
-use super::common::{
-    OTHER_SECRET, SENDERS, WebhookGateway, WebhookSender, assert_ran, assert_refusal, assert_replay, now, routes,
-};
+use super::common::{OTHER_SECRET, SENDERS, WebhookSender, now, routes};
+use crate::support::{TestGateway, assert_ran, assert_refused, assert_replay};
 
 #[tokio::test]
 async fn another_attempt_with_a_new_time_and_signature_gets_the_first_answer() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for (count, sender) in SENDERS.into_iter().enumerate() {
         let delivery = sender.delivery("evt_1");
         let first = delivery.request(&bench).send().await;
@@ -31,7 +30,7 @@ async fn another_attempt_with_a_new_time_and_signature_gets_the_first_answer() {
 /// Stripe counts endpoints in the body, so that it may differ from one attempt to the next.
 #[tokio::test]
 async fn another_body_under_the_same_id_gets_the_first_answer_and_no_422() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in SENDERS {
         let mut delivery = sender.delivery("evt_1");
         let first = delivery.request(&bench).send().await;
@@ -43,7 +42,7 @@ async fn another_body_under_the_same_id_gets_the_first_answer_and_no_422() {
 
 #[tokio::test]
 async fn the_app_gets_the_delivery_as_it_was_sent() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in SENDERS {
         let delivery = sender.delivery("evt_1");
         assert_ran(&delivery.request(&bench).send().await);
@@ -59,7 +58,7 @@ async fn the_app_gets_the_delivery_as_it_was_sent() {
 /// GitHub sends up to 25 MB, and nothing a second time by itself: what is refused is lost.
 #[tokio::test]
 async fn a_large_push_of_github_passes() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     let mut delivery = WebhookSender::GitHub.delivery("evt_1");
     delivery.body = format!(r#"{{"commits":"{}"}}"#, "x".repeat(3 << 20));
     assert_ran(&delivery.request(&bench).send().await);
@@ -68,7 +67,7 @@ async fn a_large_push_of_github_passes() {
 
 #[tokio::test]
 async fn only_a_2xx_is_remembered_and_everything_else_reaches_the_sender_as_it_is() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in SENDERS {
         for status in [500, 503, 400, 404, 409, 302, 410] {
             let delivery = sender.delivery(&format!("evt_{status}"));
@@ -95,7 +94,7 @@ async fn only_a_2xx_is_remembered_and_everything_else_reaches_the_sender_as_it_i
 
 #[tokio::test]
 async fn of_fifty_at_once_one_runs_and_all_get_its_answer() {
-    let bench = WebhookGateway::start_with("wait_timeout = \"1m\"").await;
+    let bench = TestGateway::webhooks("wait_timeout = \"1m\"").await;
     let gate = ReplyGate::new();
     bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
     let delivery = WebhookSender::Standard.delivery("evt_1");
@@ -118,7 +117,7 @@ async fn of_fifty_at_once_one_runs_and_all_get_its_answer() {
 
 #[tokio::test]
 async fn what_still_runs_is_a_503_to_come_back_after_and_no_409() {
-    let bench = WebhookGateway::start_with("wait_timeout = \"100ms\"").await;
+    let bench = TestGateway::webhooks("wait_timeout = \"100ms\"").await;
     for sender in SENDERS {
         let gate = ReplyGate::new();
         bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
@@ -126,7 +125,7 @@ async fn what_still_runs_is_a_503_to_come_back_after_and_no_409() {
         let mut first = delivery.request(&bench).start().await;
         gate.arrived(1).await;
         let answer = delivery.resigned_later(1).request(&bench).send().await;
-        assert_refusal(&answer, 503, "in-progress");
+        assert_refused(&answer, 503, "in-progress");
         assert!(answer.header("retry-after").is_some(), "{answer:?}");
         gate.open();
         let first = first.read_response().await;
@@ -139,7 +138,7 @@ async fn what_still_runs_is_a_503_to_come_back_after_and_no_409() {
 /// Shopify hangs up after five seconds: its next attempt finds the answer of the run that went on.
 #[tokio::test]
 async fn a_sender_that_hangs_up_finds_the_answer_on_its_next_attempt() {
-    let bench = WebhookGateway::start_with("wait_timeout = \"1m\"").await;
+    let bench = TestGateway::webhooks("wait_timeout = \"1m\"").await;
     let gate = ReplyGate::new();
     bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
     let delivery = WebhookSender::Shopify.delivery("evt_1");
@@ -155,11 +154,11 @@ async fn a_sender_that_hangs_up_finds_the_answer_on_its_next_attempt() {
 
 #[tokio::test]
 async fn an_answer_that_was_lost_is_run_again() {
-    let bench = WebhookGateway::start_with("lease = \"200ms\"").await;
+    let bench = TestGateway::webhooks("lease = \"200ms\"").await;
     for (count, sender) in SENDERS.into_iter().enumerate() {
         let delivery = sender.delivery("evt_1");
         bench.upstream.reply_by_default(UpstreamFault::ResetAfterRequest);
-        assert_refusal(&delivery.request(&bench).send().await, 502, "upstream-lost");
+        assert_refused(&delivery.request(&bench).send().await, 502, "upstream-lost");
         bench.upstream.clear_rules();
         assert_ran(&delivery.resigned_later(1).request(&bench).send().await);
         assert_eq!(bench.upstream.last().attempt(), Some(2));
@@ -170,7 +169,7 @@ async fn an_answer_that_was_lost_is_run_again() {
 /// GitHub and Svix deliver one event to several endpoints under one id.
 #[tokio::test]
 async fn endpoints_that_get_the_same_id_are_independent() {
-    let bench = WebhookGateway::start_with_config(
+    let bench = TestGateway::with_hook_secrets(
         "[[route]]\nmatch = \"POST /hooks/*\"\npreset = \"webhook:github\"\nsecrets = \"env:HOOK_SECRET\"\n",
     )
     .await;
@@ -186,7 +185,7 @@ async fn endpoints_that_get_the_same_id_are_independent() {
     assert_replay(&to("/hooks/deploys").send().await, &one);
     assert_replay(&to("/hooks/deploys?again=1").send().await, &one);
     // Nor is there a second way to write the path of one of them: the signature does not cover it.
-    assert_refusal(&to("/hooks/%64eploys").send().await, 400, "request-ambiguous");
+    assert_refused(&to("/hooks/%64eploys").send().await, 400, "request-ambiguous");
     bench.assert_executed(2);
     let log = bench.gateway.logs().join("\n");
     assert!(!log.contains("two callers"), "{log}");
@@ -194,13 +193,13 @@ async fn endpoints_that_get_the_same_id_are_independent() {
 
 #[tokio::test]
 async fn a_secret_is_replaced_without_losing_a_delivery() {
-    let bench = WebhookGateway::start_with_config(&routes("")).await;
+    let bench = TestGateway::with_hook_secrets(&routes("")).await;
     let delivery = WebhookSender::Stripe.delivery("evt_1");
     let first = delivery.request(&bench).send().await;
     assert_ran(&first);
     let mut renewed = WebhookSender::Stripe.delivery("evt_2");
     renewed.secret = OTHER_SECRET;
-    assert_refusal(&renewed.request(&bench).send().await, 401, "identity-invalid");
+    assert_refused(&renewed.request(&bench).send().await, 401, "identity-invalid");
 
     let both = routes("").replace("[\"env:HOOK_SECRET\"]", "[\"env:OTHER_SECRET\", \"env:HOOK_SECRET\"]");
     bench.gateway.rewrite_config(&both);

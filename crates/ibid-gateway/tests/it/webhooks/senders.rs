@@ -5,9 +5,8 @@ use std::{path::Path, process::Stdio, time::Duration};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
-use super::common::{
-    OTHER_SECRET, SECRET, SignedDelivery, WebhookGateway, WebhookSender, assert_ran, assert_refusal, assert_replay, now,
-};
+use super::common::{OTHER_SECRET, SECRET, SignedDelivery, WebhookSender, now};
+use crate::support::{TestGateway, assert_ran, assert_refused, assert_replay};
 
 /// Whose libraries are there. GitHub and Shopify have none that signs in a general language's package.
 const WITH_A_LIBRARY: [WebhookSender; 3] = [WebhookSender::Standard, WebhookSender::Svix, WebhookSender::Stripe];
@@ -48,14 +47,14 @@ async fn signed_by_library(
 
 #[tokio::test]
 async fn what_the_senders_libraries_sign_is_believed_and_told_apart_from_forgeries() {
-    let bench = WebhookGateway::start().await;
+    let bench = TestGateway::webhooks("").await;
     for sender in WITH_A_LIBRARY {
         let delivery = SignedDelivery { body: BODY.into(), ..sender.delivery("evt_real") };
         let sign = |at, secret| signed_by_library(sender, "evt_real", at, secret, BODY);
         let forged = sign(now(), OTHER_SECRET).await;
-        assert_refusal(&delivery.request_with_headers(&bench, forged).send().await, 401, "identity-invalid");
+        assert_refused(&delivery.request_with_headers(&bench, forged).send().await, 401, "identity-invalid");
         let stale = sign(now() - 301 - 60, SECRET).await;
-        assert_refusal(&delivery.request_with_headers(&bench, stale).send().await, 401, "identity-invalid");
+        assert_refused(&delivery.request_with_headers(&bench, stale).send().await, 401, "identity-invalid");
         let first = delivery.request_with_headers(&bench, sign(now(), SECRET).await).send().await;
         assert_ran(&first);
         assert_eq!(bench.upstream.last().text(), BODY);

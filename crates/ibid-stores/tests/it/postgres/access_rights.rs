@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::store::{ClaimRequest, Store, Tags};
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 use super::common::{claim_granted, claim_request, database, open};
 
-async fn with_rows() -> (&'static PostgresServer, String) {
-    let server = PostgresServer::shared();
+async fn with_rows() -> (&'static TestPostgres, String) {
+    let server = TestPostgres::shared();
     let name = database(server);
     let store = open(&server.url("gateway", &name)).await;
     for user in ["u1", "u1", "u2", ""] {

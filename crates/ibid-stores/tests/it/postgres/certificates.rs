@@ -8,7 +8,7 @@ use std::{
 use ibid::store::{ClaimOutcome, ErrorKind, SettleOutcome, Store};
 use ibid_stores::{RemoteOptions, postgres::Postgres};
 use testbed::{
-    PostgresServer,
+    TestPostgres,
     certificates::{CertificateAuthority, replace},
 };
 
@@ -18,7 +18,7 @@ use super::common::{claim_granted, claim_request, competing_request, complete, d
 const HBA_LINES: &str = "host all postgres,migrator 127.0.0.1/32 trust\n\
                    hostssl all gateway 127.0.0.1/32 trust clientcert=verify-full\n";
 
-fn url(server: &PostgresServer, database: &str, folder: &Path) -> String {
+fn url(server: &TestPostgres, database: &str, folder: &Path) -> String {
     let file = |name: &str| folder.join(name).display().to_string();
     let (ca, cert, key) = (file("ca.pem"), file("cert.pem"), file("key.pem"));
     let files = format!("sslrootcert={ca}&sslcert={cert}&sslkey={key}");
@@ -30,7 +30,7 @@ fn install_file(folder: &Path, name: &str, from: &Path) {
 }
 
 /// Cuts the connections of the store, and waits until they are gone.
-fn cut_connections(server: &PostgresServer) {
+fn cut_connections(server: &TestPostgres) {
     server.sql("postgres", "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'gateway'");
 }
 
@@ -45,7 +45,7 @@ async fn wait_until_usable(store: &Postgres) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn they_are_taken_up_without_a_restart() {
-    let (server, _) = PostgresServer::start_with_tls();
+    let (server, _) = TestPostgres::start_with_tls();
     let name = database(&server);
     let (ours, next) = (CertificateAuthority::new(), CertificateAuthority::new());
     let (of_gateway, next_of_gateway) = (ours.vouch("gateway"), next.vouch("gateway"));
@@ -103,7 +103,7 @@ async fn they_are_taken_up_without_a_restart() {
 
 #[tokio::test]
 async fn a_file_that_is_gone_for_a_while_changes_nothing() {
-    let (server, certificate) = PostgresServer::start_with_tls();
+    let (server, certificate) = TestPostgres::start_with_tls();
     let name = database(&server);
     let folder = tempfile::tempdir().unwrap();
     let file: PathBuf = folder.path().join("ca.pem");

@@ -10,7 +10,7 @@ use ibid_stores::{
     RemoteOptions,
     postgres::{MigrateAction, Postgres, migrate},
 };
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 /// On a loaded machine an answer may take a while.
 pub(super) fn patient_options() -> RemoteOptions {
@@ -22,7 +22,7 @@ pub(super) async fn open(url: &str) -> Postgres {
 }
 
 /// A fresh database with our schema in it.
-pub(crate) fn database(server: &PostgresServer) -> String {
+pub(crate) fn database(server: &TestPostgres) -> String {
     let name = server.create_database();
     let url = server.url("migrator", &name);
     // Callers may be in a runtime already, or in none.

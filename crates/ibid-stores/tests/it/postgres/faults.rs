@@ -12,7 +12,7 @@ use ibid_stores::{
     RemoteOptions,
     postgres::{MigrateAction, Postgres, migrate},
 };
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 use super::common::{claim_granted, claim_request, competing_request, complete, database, open};
 
@@ -41,7 +41,7 @@ async fn open_with_short_timeout(url: &str) -> Postgres {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_that_are_killed_in_mid_call_lose_and_double_nothing() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let store = Arc::new(open(&server.url("gateway", &name)).await);
     let kills = tokio::task::spawn_blocking({
@@ -77,7 +77,7 @@ async fn sessions_that_are_killed_in_mid_call_lose_and_double_nothing() {
 
 #[tokio::test]
 async fn a_server_that_crashes_and_comes_back_is_used_again_and_knows_what_it_knew() {
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     let name = database(&server);
     let store = open_with_short_timeout(&server.url("gateway", &name)).await;
     let (ask, other) = (claim_request(), claim_request());
@@ -92,7 +92,7 @@ async fn a_server_that_crashes_and_comes_back_is_used_again_and_knows_what_it_kn
 
 #[tokio::test]
 async fn a_server_that_stalls_is_left_alone_and_its_lost_answers_are_found_by_their_token() {
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     let name = database(&server);
     let store = open_with_short_timeout(&server.url("gateway", &name)).await;
     let first = claim_request();
@@ -122,7 +122,7 @@ async fn a_server_that_stalls_is_left_alone_and_its_lost_answers_are_found_by_th
 
 #[tokio::test]
 async fn a_server_that_comes_later_is_checked_then() {
-    let server = PostgresServer::start_with(&["synchronous_commit=off"]);
+    let server = TestPostgres::start_with(&["synchronous_commit=off"]);
     let name = database(&server);
     server.stop();
     let store = open_with_short_timeout(&server.url("gateway", &name)).await;
@@ -139,7 +139,7 @@ async fn a_server_that_comes_later_is_checked_then() {
 
 #[tokio::test]
 async fn a_missing_schema_is_said_plainly_and_taken_up_once_it_is_there() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = server.create_database();
     let store = open(&server.url("gateway", &name)).await;
     let failed = store.claim(&claim_request()).await.unwrap_err();
@@ -157,7 +157,7 @@ async fn a_missing_schema_is_said_plainly_and_taken_up_once_it_is_there() {
 
 #[tokio::test]
 async fn a_read_only_server_refuses_and_is_reported() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     server.sql("postgres", &format!("ALTER DATABASE {name} SET default_transaction_read_only = on"));
     let store = open(&server.url("gateway", &name)).await;
@@ -168,21 +168,20 @@ async fn a_read_only_server_refuses_and_is_reported() {
 
 #[tokio::test]
 async fn what_weakens_the_promise_is_reported() {
-    let server = PostgresServer::start_with(&["fsync=off", "full_page_writes=off", "synchronous_commit=local"]);
+    let server = TestPostgres::start_with(&["fsync=off", "full_page_writes=off", "synchronous_commit=local"]);
     let name = database(&server);
     let promise = open(&server.url("postgres", &name)).await.guarantees();
     for what in ["fsync is off", "full_page_writes is off", "synchronous_commit is local", "superuser"] {
         assert!(promise.warnings.iter().any(|wanting| wanting.contains(what)), "{what}: {promise:?}");
     }
     assert!(!promise.durable && promise.shared);
-    let promise =
-        open(&PostgresServer::shared().url("gateway", &database(PostgresServer::shared()))).await.guarantees();
+    let promise = open(&TestPostgres::shared().url("gateway", &database(TestPostgres::shared()))).await.guarantees();
     assert!(promise.durable && promise.warnings.is_empty(), "{promise:?}");
 }
 
 #[tokio::test]
 async fn a_row_that_somebody_else_has_locked_fails_alone() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let (url, name) = (server.url("gateway", &name) + "?pool=1", name);
     let store = Postgres::open(&url, RemoteOptions { timeout: Duration::from_secs(2), ..RemoteOptions::default() })
@@ -209,7 +208,7 @@ async fn a_row_that_somebody_else_has_locked_fails_alone() {
 
 #[tokio::test]
 async fn tls_is_used_and_certificates_are_verified_as_told() {
-    let (server, certificate) = PostgresServer::start_with_tls();
+    let (server, certificate) = TestPostgres::start_with_tls();
     let name = database(&server);
     let root = format!("sslrootcert={}", certificate.display());
     let at = |host: &str, options: &str| {
@@ -240,7 +239,7 @@ async fn tls_is_used_and_certificates_are_verified_as_told() {
 
 #[tokio::test]
 async fn a_server_that_asks_is_shown_the_clients_certificate() {
-    let (server, certificate) = PostgresServer::start_with_tls();
+    let (server, certificate) = TestPostgres::start_with_tls();
     let name = database(&server);
     let key = certificate.with_file_name("server.key");
     let shown = format!("&sslcert={}&sslkey={}", certificate.display(), key.display());

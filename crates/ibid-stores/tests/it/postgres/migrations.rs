@@ -2,7 +2,7 @@
 
 use ibid::store::{ClaimOutcome, ClaimRequest, ErrorKind, Store, Tags};
 use ibid_stores::postgres::{MigrateAction, migrate, migrate_with_rls_user};
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 use super::common::{claim_granted, claim_request, competing_request, database, open};
 
@@ -12,7 +12,7 @@ const SCHEMA_OBJECTS_SQL: &str = "SELECT (SELECT count(*) FROM pg_namespace WHER
 
 #[tokio::test]
 async fn the_second_time_there_is_nothing_to_do() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let url = server.url("migrator", &server.create_database());
     let first = migrate(&url, MigrateAction::Up).await.unwrap();
     assert!(first.iter().any(|line| line == "applied 0001_tables"), "{first:?}");
@@ -23,7 +23,7 @@ async fn the_second_time_there_is_nothing_to_do() {
 
 #[tokio::test]
 async fn a_dry_run_says_what_it_would_do_and_changes_nothing() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = server.create_database();
     let would = migrate(&server.url("migrator", &name), MigrateAction::DryRun).await.unwrap();
     assert!(would.iter().any(|sql| sql.contains("CREATE TABLE ibid.idempotency_keys")), "{would:?}");
@@ -33,7 +33,7 @@ async fn a_dry_run_says_what_it_would_do_and_changes_nothing() {
 /// The file makes the roles, the schema, its comments and its grants, and is then known as a migration.
 #[tokio::test]
 async fn what_a_dry_run_prints_is_a_file_that_psql_runs() {
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     server.sql("postgres", "DROP ROLE gateway, auditor, ibid_service, ibid_admin");
     let name = server.create_database();
     let url = server.url("migrator", &name);
@@ -71,7 +71,7 @@ async fn what_a_dry_run_prints_is_a_file_that_psql_runs() {
 
 #[tokio::test]
 async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let url = server.url("migrator", &name);
     server.sql(
@@ -110,7 +110,7 @@ async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
 
 #[tokio::test]
 async fn down_removes_all_and_up_brings_it_back_under_an_open_store() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let (store, url) = (open(&server.url("gateway", &name)).await, server.url("migrator", &name));
     let ask = claim_request();
@@ -126,7 +126,7 @@ async fn down_removes_all_and_up_brings_it_back_under_an_open_store() {
 
 #[tokio::test]
 async fn what_others_made_is_refused_and_left_alone() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     for theirs in ["CREATE TABLE ibid.idempotency_keys (id int)", "CREATE TABLE ibid.migrations (version int)"] {
         let name = server.create_database();
         server.sql(&name, &format!("CREATE SCHEMA ibid AUTHORIZATION migrator; {theirs}"));
@@ -142,7 +142,7 @@ async fn what_others_made_is_refused_and_left_alone() {
 
 #[tokio::test]
 async fn an_empty_schema_made_beforehand_is_welcome() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = server.create_database();
     server.sql(&name, "CREATE SCHEMA ibid AUTHORIZATION migrator");
     migrate(&server.url("migrator", &name), MigrateAction::Up).await.unwrap();
@@ -151,7 +151,7 @@ async fn an_empty_schema_made_beforehand_is_welcome() {
 
 #[tokio::test]
 async fn of_several_at_the_same_time_one_does_the_work() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let url = server.url("migrator", &server.create_database());
     let up = || migrate(&url, MigrateAction::Up);
     let (a, b, c) = tokio::join!(up(), up(), up());
@@ -161,7 +161,7 @@ async fn of_several_at_the_same_time_one_does_the_work() {
 
 #[tokio::test]
 async fn a_later_schema_is_refused() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     server.sql(&name, "INSERT INTO ibid.migrations (version, name) VALUES (99, 'later')");
     for how in [MigrateAction::Up, MigrateAction::Down] {
@@ -176,7 +176,7 @@ async fn a_later_schema_is_refused() {
 
 #[tokio::test]
 async fn roles_are_made_where_that_is_allowed_and_asked_for_where_not() {
-    let server = PostgresServer::start();
+    let server = TestPostgres::start();
     server.sql("postgres", "DROP ROLE gateway, auditor, ibid_service, ibid_admin; CREATE ROLE modest LOGIN");
     let name = server.create_database();
     server.sql("postgres", &format!("GRANT CREATE ON DATABASE {name} TO modest"));

@@ -7,12 +7,12 @@ use ibid::{
     Record, RecordBody,
     store::{ClaimOutcome, ClaimRequest, EntryState, SettleOutcome, Store},
 };
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 
 use super::common::{claim_granted, claim_request, competing_request, complete, database, open};
 
-async fn fresh() -> (&'static PostgresServer, String, ibid_stores::postgres::Postgres) {
-    let server = PostgresServer::shared();
+async fn fresh() -> (&'static TestPostgres, String, ibid_stores::postgres::Postgres) {
+    let server = TestPostgres::shared();
     let name = database(server);
     let store = open(&(server.url("gateway", &name) + "?pool=1")).await;
     (server, name, store)
@@ -63,7 +63,7 @@ async fn rivals_in_one_batch_are_settled_by_it() {
 
 #[tokio::test]
 async fn a_replay_writes_nothing() {
-    let server = PostgresServer::start_with(&["autovacuum=off"]);
+    let server = TestPostgres::start_with(&["autovacuum=off"]);
     let name = database(&server);
     let store = open(&server.url("gateway", &name)).await;
     let done = claim_request();

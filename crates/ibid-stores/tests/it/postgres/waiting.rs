@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use ibid::store::{ClaimOutcome, Store};
-use testbed::PostgresServer;
+use testbed::TestPostgres;
 use tokio::time::timeout;
 
 use super::common::{claim_granted, claim_request, competing_request, complete, database, open};
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_waiter_at_another_gateway_wakes_and_finds_the_answer() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let url = server.url("gateway", &name);
     let (here, there) = (open(&url).await, Arc::new(open(&url).await));
@@ -43,7 +43,7 @@ async fn a_waiter_at_another_gateway_wakes_and_finds_the_answer() {
 
 #[tokio::test]
 async fn a_thousand_waiters_hold_no_connections() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let url = server.url("gateway", &name) + "?pool=2";
     let store = open(&url).await;
@@ -70,7 +70,7 @@ async fn a_thousand_waiters_hold_no_connections() {
 
 #[tokio::test]
 async fn a_waiter_wakes_although_the_listening_connection_was_cut() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     let name = database(server);
     let store = Arc::new(open(&server.url("gateway", &name)).await);
     let lease = claim_granted(&*store, &claim_request()).await;

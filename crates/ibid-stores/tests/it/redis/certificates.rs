@@ -6,7 +6,7 @@ use ibid::store::{ErrorKind, Store};
 use ibid_stores::redis::Redis;
 use tempfile::TempDir;
 use testbed::{
-    RedisOptions, RedisServer,
+    RedisOptions, TestRedis,
     certificates::{CertificateAuthority, IssuedCertificate, replace},
 };
 
@@ -38,7 +38,7 @@ impl CertificateFiles {
 }
 
 /// What `redis-cli` prints to a server that lets in only whom `authority` vouches for.
-fn redis_cli(server: &RedisServer, authority: &CertificateAuthority, own: &IssuedCertificate, args: &[&str]) -> String {
+fn redis_cli(server: &TestRedis, authority: &CertificateAuthority, own: &IssuedCertificate, args: &[&str]) -> String {
     let (ca, text) = (authority.path(), |path: &Path| path.to_str().unwrap().to_owned());
     let (ca, cert, key) = (text(&ca), text(&own.cert), text(&own.key));
     let login = ["--cacert", &ca, "--cert", &cert, "--key", &key];
@@ -68,7 +68,7 @@ fn as_strs(all: &[String]) -> Vec<&str> {
 }
 
 /// `beside` gives others, whom the store asks as well, a certificate of the authority.
-async fn assert_certificates_renewed(server: RedisServer, place: &str, beside: impl Fn(&CertificateAuthority)) {
+async fn assert_certificates_renewed(server: TestRedis, place: &str, beside: impl Fn(&CertificateAuthority)) {
     let (ours, next) = (CertificateAuthority::new(), CertificateAuthority::new());
     let (of_server, of_client) = (ours.vouch("server"), ours.vouch("client"));
     let (next_server, next_client) = (next.vouch("server"), next.vouch("client"));
@@ -110,14 +110,14 @@ async fn wait_until_usable(store: &Redis) {
 
 #[tokio::test]
 async fn they_are_taken_up_without_a_restart() {
-    let server = RedisServer::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
+    let server = TestRedis::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
     let place = format!("rediss://127.0.0.1:{}/0", server.port());
     assert_certificates_renewed(server, &place, |_| {}).await;
 }
 
 #[tokio::test]
 async fn they_are_taken_up_behind_sentinels_too() {
-    let server = RedisServer::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
+    let server = TestRedis::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
     let sentinel = server.start_sentinel();
     let place = format!("redis+sentinel+tls://127.0.0.1:{}/{}", sentinel.port(), sentinel.sentinel_url_suffix());
     // A sentinel cannot be told, only started again with other files.
@@ -134,7 +134,7 @@ async fn they_are_taken_up_behind_sentinels_too() {
 #[tokio::test]
 async fn they_are_taken_up_for_a_cluster_too() {
     let config = ["cluster-enabled yes", "tls-cluster yes"].map(str::to_owned).to_vec();
-    let server = RedisServer::start_with(RedisOptions { tls: true, config, ..RedisOptions::default() });
+    let server = TestRedis::start_with(RedisOptions { tls: true, config, ..RedisOptions::default() });
     server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     wait_for("the cluster", async || server.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok").then_some(())).await;
     let place = format!("redis+cluster+tls://127.0.0.1:{}/", server.port());

@@ -10,12 +10,12 @@ use std::{
 
 use ibid::store::{ClaimOutcome, ErrorKind, Store};
 use ibid_stores::{RemoteOptions, redis::Redis};
-use testbed::{RedisCluster, RedisServer};
+use testbed::{RedisCluster, TestRedis};
 
 use super::{claim_and_complete, claim_granted, claim_request_in_bucket, expect_completed, open, remote, wait_for};
 
 /// The slot of a bucket, as the server says.
-fn slot(server: &RedisServer, bucket: u8) -> usize {
+fn slot(server: &TestRedis, bucket: u8) -> usize {
     server.cli(&["CLUSTER", "KEYSLOT", &format!("{{{bucket:02x}}}")]).parse().unwrap()
 }
 
@@ -26,15 +26,15 @@ fn bucket_of(cluster: &RedisCluster, nth: usize) -> u8 {
 
 #[tokio::test]
 async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
-    assert_other_shards_serve(RedisServer::kill).await;
+    assert_other_shards_serve(TestRedis::kill).await;
 }
 
 #[tokio::test]
 async fn a_node_that_is_silent_does_not_hold_up_the_others() {
-    assert_other_shards_serve(RedisServer::pause).await;
+    assert_other_shards_serve(TestRedis::pause).await;
 }
 
-async fn assert_other_shards_serve(happens: fn(&RedisServer)) {
+async fn assert_other_shards_serve(happens: fn(&TestRedis)) {
     let cluster = RedisCluster::start();
     let with = RemoteOptions { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Arc::new(Redis::open(&cluster.url(), with).await.unwrap());

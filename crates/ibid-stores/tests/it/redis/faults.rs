@@ -8,20 +8,20 @@ use std::{
 use futures_util::future::join_all;
 use ibid::store::{ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Lease, SettleOutcome, Settlement, Store};
 use ibid_stores::{RemoteOptions, redis::Redis};
-use testbed::RedisServer;
+use testbed::TestRedis;
 
 use super::{
     claim_and_complete, claim_granted, claim_request, competing_request, complete, expect_completed, open, remote,
     wait_for,
 };
 
-async fn open_with_short_timeout(server: &RedisServer, timeout: Duration) -> Redis {
+async fn open_with_short_timeout(server: &TestRedis, timeout: Duration) -> Redis {
     Redis::open(&server.url(), RemoteOptions { timeout, ..remote() }).await.unwrap()
 }
 
 #[tokio::test]
 async fn a_server_that_forgot_its_scripts_is_told_them_again() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = open(&server.url()).await;
     let ask = claim_request();
     let lease = claim_granted(&store, &ask).await;
@@ -43,7 +43,7 @@ async fn a_server_that_forgot_its_scripts_is_told_them_again() {
 
 #[tokio::test]
 async fn what_was_answered_survives_a_crash_and_the_store_heals_by_itself() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = open(&server.url()).await;
     let (kept, running) = (claim_request(), claim_request());
     claim_and_complete(&store, &kept, b"kept").await;
@@ -66,7 +66,7 @@ async fn what_was_answered_survives_a_crash_and_the_store_heals_by_itself() {
 
 #[tokio::test]
 async fn a_claim_that_was_under_way_when_the_server_died_is_ambiguous() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = Arc::new(open(&server.url()).await);
     claim_granted(&*store, &claim_request()).await;
     server.pause();
@@ -84,7 +84,7 @@ async fn a_claim_that_was_under_way_when_the_server_died_is_ambiguous() {
 
 #[tokio::test]
 async fn a_frozen_server_costs_a_deadline_then_nothing_and_repeats_are_safe() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = open_with_short_timeout(&server, Duration::from_millis(400)).await;
     let ask = claim_request();
     claim_granted(&store, &super::claim_request()).await;
@@ -120,7 +120,7 @@ async fn a_frozen_server_costs_a_deadline_then_nothing_and_repeats_are_safe() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_yet_is_no_reason_not_to_start() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     server.stop();
     let store = open_with_short_timeout(&server, Duration::from_millis(500)).await;
     let promise = store.guarantees();
@@ -136,7 +136,7 @@ async fn a_server_that_is_not_there_yet_is_no_reason_not_to_start() {
 
 #[tokio::test]
 async fn a_full_server_refuses_claims_and_still_settles_those_that_run() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = open(&server.url()).await;
     let (first, second, third) = (claim_request(), claim_request(), claim_request());
     let runs = claim_granted(&store, &first).await;
@@ -170,8 +170,8 @@ async fn a_full_server_refuses_claims_and_still_settles_those_that_run() {
 
 #[tokio::test]
 async fn a_replica_is_not_claimed_on() {
-    let primary = RedisServer::start();
-    let replica = RedisServer::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    let primary = TestRedis::start();
+    let replica = TestRedis::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
     replica.until("it has caught up", || replica.info("master_link_status") == "up");
     let store = open(&replica.url()).await;
     assert!(
@@ -185,7 +185,7 @@ async fn a_replica_is_not_claimed_on() {
 
 #[tokio::test]
 async fn what_somebody_else_wrote_is_corrupt_and_never_answered_from() {
-    let server = RedisServer::shared();
+    let server = TestRedis::shared();
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
     let key = |at: &ibid::store::Address| format!("{}:{{{:02x}}}:{at}", with.prefix, at.0[0]);
@@ -206,7 +206,7 @@ async fn what_somebody_else_wrote_is_corrupt_and_never_answered_from() {
 
 #[tokio::test]
 async fn a_clock_that_goes_back_does_not_bring_old_fences_back() {
-    let server = RedisServer::shared();
+    let server = TestRedis::shared();
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
     let ask = claim_request();
@@ -221,7 +221,7 @@ async fn a_clock_that_goes_back_does_not_bring_old_fences_back() {
 #[tokio::test]
 async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
     let with = remote();
-    let store = Redis::open(&RedisServer::shared().url(), with.clone()).await.unwrap();
+    let store = Redis::open(&TestRedis::shared().url(), with.clone()).await.unwrap();
     let ask = claim_request();
     let before = claim_and_complete(&store, &ask, b"of the first").await;
     store.set_generation(7);
@@ -231,7 +231,7 @@ async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
     assert_eq!(store.admin().counts().await.unwrap().finished, 0);
     // What is left of a former generation is swept by nobody: it goes by itself.
     let index = format!("{}:7:{{{:02x}}}:index", with.prefix, ask.address.0[0]);
-    let lives: i64 = RedisServer::shared().cli(&["PTTL", &index]).parse().unwrap();
+    let lives: i64 = TestRedis::shared().cli(&["PTTL", &index]).parse().unwrap();
     assert!(lives > (ask.lease + ask.ttl).as_millis() as i64 - 60_000, "{lives} ms");
     store.set_generation(0);
     assert_eq!(expect_completed(&store, &ask).await, &b"of the first"[..]);
@@ -239,7 +239,7 @@ async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
 
 #[tokio::test]
 async fn claim_settle_and_replay_are_one_round_trip_each() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = open(&server.url()).await;
     let warm = claim_request();
     claim_and_complete(&store, &warm, b"the server knows the scripts now").await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ibid::store::{ClaimOutcome, ErrorKind, Store};
 use ibid_stores::{RemoteOptions, redis::Redis};
-use testbed::{RedisSentinels, RedisServer};
+use testbed::{RedisSentinels, TestRedis};
 
 use super::{claim_and_complete, claim_granted, claim_request, expect_completed, open, remote, wait_for};
 
@@ -60,8 +60,8 @@ async fn an_old_primary_that_still_answers_is_left_when_the_sentinels_say_so() {
 
 #[tokio::test]
 async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too() {
-    let primary = RedisServer::start_with_config(&["repl-diskless-sync-delay 0"]);
-    let replica = RedisServer::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    let primary = TestRedis::start_with_config(&["repl-diskless-sync-delay 0"]);
+    let replica = TestRedis::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
     replica.until("it has caught up", || replica.info("master_link_status") == "up");
     let with = RemoteOptions { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Redis::open(&primary.url(), with.clone()).await.unwrap();
@@ -110,7 +110,7 @@ async fn expect_completed_by_get(store: &dyn Store, ask: &std::sync::Arc<ibid::s
     }
 }
 
-fn eval_calls(server: &RedisServer) -> u64 {
+fn eval_calls(server: &TestRedis) -> u64 {
     let stats = server.cli(&["INFO", "commandstats"]);
     let count = |name: &str| {
         let line = stats.lines().find(|line| line.starts_with(name));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ibid::store::{ClaimOutcome, EntryFilter, EntryState, ErrorKind, ListCursor, SettleOutcome, Store};
 use ibid_stores::{RemoteOptions, StoreUrl, redis::Redis};
-use testbed::{RedisCluster, RedisOptions, RedisSentinels, RedisServer};
+use testbed::{RedisCluster, RedisOptions, RedisSentinels, TestRedis};
 
 use super::{
     claim_and_complete, claim_granted, claim_request, claim_request_in_bucket, complete, expect_completed, open,
@@ -16,7 +16,7 @@ const REDIS_DOC_PAGE: &str = include_str!("../../../../../docs/redis.md");
 
 #[tokio::test]
 async fn nothing_is_wanting_on_a_server_that_is_set_up_well() {
-    let promise = open(&RedisServer::shared().url()).await.guarantees();
+    let promise = open(&TestRedis::shared().url()).await.guarantees();
     assert_eq!((promise.durable, promise.shared, promise.warnings), (true, true, Vec::<String>::new()));
     let promise = open(&RedisCluster::shared().url()).await.guarantees();
     assert!(promise.durable && promise.warnings.iter().all(|wanting| wanting.contains("asynchronous")), "{promise:?}");
@@ -25,13 +25,13 @@ async fn nothing_is_wanting_on_a_server_that_is_set_up_well() {
 #[tokio::test]
 async fn what_weakens_the_promise_is_said() {
     let server =
-        RedisServer::start_with_config(&["maxmemory 100mb", "maxmemory-policy allkeys-lru", "appendfsync everysec"]);
+        TestRedis::start_with_config(&["maxmemory 100mb", "maxmemory-policy allkeys-lru", "appendfsync everysec"]);
     let promise = open(&server.url()).await.guarantees();
     let [evicts, loses] = &promise.warnings[..] else { panic!("{promise:?}") };
     assert!(evicts.contains("allkeys-lru") && evicts.contains("noeviction"), "{evicts}");
     assert!(loses.contains("everysec") && loses.contains("two seconds"), "{loses}");
     assert!(promise.durable);
-    let server = RedisServer::start_with_config(&["appendonly no"]);
+    let server = TestRedis::start_with_config(&["appendonly no"]);
     let promise = open(&server.url()).await.guarantees();
     assert!(!promise.durable && promise.warnings[0].contains("appendonly is no"), "{promise:?}");
 }
@@ -47,7 +47,7 @@ fn documented_rules() -> Vec<&'static str> {
 
 #[tokio::test]
 async fn a_user_with_exactly_the_documented_rules_can_do_everything() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let mut set = vec!["ACL", "SETUSER", "ibid", "reset", "on", ">s3cret/word"];
     set.extend(documented_rules());
     assert_eq!(server.cli(&set), "OK");
@@ -149,7 +149,7 @@ async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
 #[tokio::test]
 async fn half_the_rules_never_pass_for_a_refusal() {
     // May run scripts and write entries, but not the index: a claim stops half the way.
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
     let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
     assert_eq!(server.cli(&set), "OK");
@@ -162,7 +162,7 @@ async fn half_the_rules_never_pass_for_a_refusal() {
 
 #[tokio::test]
 async fn what_may_not_be_looked_up_is_said_to_be_unchecked() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| !rule.starts_with("+config")).collect();
     let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
     assert_eq!(server.cli(&set), "OK");
@@ -176,7 +176,7 @@ async fn what_may_not_be_looked_up_is_said_to_be_unchecked() {
 
 #[tokio::test]
 async fn passwords_open_the_store_and_are_never_shown() {
-    let server = RedisServer::start_with(RedisOptions { password: Some("hunter2".into()), ..RedisOptions::default() });
+    let server = TestRedis::start_with(RedisOptions { password: Some("hunter2".into()), ..RedisOptions::default() });
     let store = open(&server.url()).await;
     claim_granted(&store, &claim_request()).await;
     assert!(!format!("{store:?}").contains("hunter2"));
@@ -193,7 +193,7 @@ async fn passwords_open_the_store_and_are_never_shown() {
 #[tokio::test]
 async fn tls_is_spoken_and_the_server_is_verified() {
     let server =
-        RedisServer::start_with(RedisOptions { tls: true, password: Some("pw".into()), ..RedisOptions::default() });
+        TestRedis::start_with(RedisOptions { tls: true, password: Some("pw".into()), ..RedisOptions::default() });
     let store = open(&server.url()).await;
     let ask = claim_request();
     claim_and_complete(&store, &ask, b"sealed").await;
@@ -214,7 +214,7 @@ async fn tls_is_spoken_and_the_server_is_verified() {
         "no",
     ]);
 
-    let other = RedisServer::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
+    let other = TestRedis::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
     let foreign = format!("rediss://:pw@127.0.0.1:{}/0?ca={}", server.port(), other.file("ca.pem").display());
     let error = open(&foreign).await.claim(&super::claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
@@ -239,7 +239,7 @@ async fn every_url_form_of_the_page_is_understood() {
 
 #[tokio::test]
 async fn keys_are_laid_out_as_the_page_says_and_leave_when_their_time_is_over() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = Redis::open(&server.url(), RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
     let ask = claim_request_in_bucket(0xa5);
     let lease = claim_granted(&store, &ask).await;
@@ -260,7 +260,7 @@ async fn keys_are_laid_out_as_the_page_says_and_leave_when_their_time_is_over() 
 
 #[tokio::test]
 async fn a_lapsed_claim_is_counted_by_one_sweep_only_and_one_sweeps_at_a_time() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
     let short = ibid::store::ClaimRequest { lease: Duration::from_millis(20), ..(*claim_request()).clone() };

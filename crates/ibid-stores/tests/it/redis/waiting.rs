@@ -12,7 +12,7 @@ use ibid_stores::{
     local_cache::{AnswerCache, LocalCache},
     redis::Redis,
 };
-use testbed::{RedisCluster, RedisServer};
+use testbed::{RedisCluster, TestRedis};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     time::{sleep, timeout},
@@ -29,7 +29,7 @@ async fn open_two(url: &str) -> (Arc<Redis>, Arc<Redis>) {
 }
 
 /// Waits until the server has so many subscribers to wake channels.
-fn wait_for_subscribers(server: &RedisServer, sharded: bool, least: usize) -> bool {
+fn wait_for_subscribers(server: &TestRedis, sharded: bool, least: usize) -> bool {
     let verb = if sharded { "SHARDCHANNELS" } else { "CHANNELS" };
     server.cli(&["PUBSUB", verb, "*:wake"]).lines().filter(|line| !line.is_empty()).count() >= least
 }
@@ -44,7 +44,7 @@ fn first_bucket(cluster: &RedisCluster) -> u8 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_wakes_a_waiter_in_another_process() {
-    let (server, cluster) = (RedisServer::start(), RedisCluster::start());
+    let (server, cluster) = (TestRedis::start(), RedisCluster::start());
     for (url, server, bucket) in
         [(server.url(), &server, 0xa5), (cluster.url(), &cluster.primaries[0], first_bucket(&cluster))]
     {
@@ -79,7 +79,7 @@ async fn a_message_wakes_a_waiter_in_another_process() {
 }
 
 /// Since the last reset.
-fn scripts_run(server: &RedisServer) -> u64 {
+fn scripts_run(server: &TestRedis) -> u64 {
     let stats = server.cli(&["INFO", "commandstats"]);
     let calls = |line: &str| line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap();
     stats.lines().filter(|line| line.starts_with("cmdstat_eval")).map(calls).sum()
@@ -87,7 +87,7 @@ fn scripts_run(server: &RedisServer) -> u64 {
 
 #[tokio::test]
 async fn only_what_is_waited_for_is_published_and_nobody_listens_for_nothing() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = open(&server.url()).await;
     super::claim_and_complete(&store, &claim_request(), b"nobody waits").await;
     assert_eq!(server.cli(&["INFO", "commandstats"]).lines().filter(|line| line.contains("publish")).count(), 0);
@@ -106,7 +106,7 @@ async fn only_what_is_waited_for_is_published_and_nobody_listens_for_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_waiters_need_few_connections() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = Arc::new(open(&server.url()).await);
     let mut leases = Vec::new();
     let mut waits = Vec::new();
@@ -132,7 +132,7 @@ async fn a_thousand_waiters_need_few_connections() {
 
 #[tokio::test]
 async fn many_waiters_for_one_holder_ask_the_server_as_one() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let store = LocalCache::new(Arc::new(open(&server.url()).await), AnswerCache::new(0));
     let ask = claim_request();
     let lease = claim_granted(&store, &ask).await;
@@ -150,7 +150,7 @@ async fn many_waiters_for_one_holder_ask_the_server_as_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_message_only_delays() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let (here, there) = open_two(&server.url()).await;
     let ask = claim_request();
     let lease = claim_granted(&*there, &ask).await;
@@ -170,7 +170,7 @@ async fn a_lost_message_only_delays() {
 
 #[tokio::test]
 async fn without_leave_to_listen_waiters_poll() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     assert_eq!(
         server.cli(&["ACL", "SETUSER", "deaf", "on", "nopass", "+@all", "~*", "resetchannels", "-subscribe"]),
         "OK"
@@ -195,7 +195,7 @@ async fn without_leave_to_listen_waiters_poll() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_forgotten_is_heard_everywhere_for_as_long_as_copies_are_kept() {
     for (url, servers, sharded) in [
-        (RedisServer::shared().url(), vec![RedisServer::shared()], false),
+        (TestRedis::shared().url(), vec![TestRedis::shared()], false),
         (RedisCluster::shared().url(), RedisCluster::shared().primaries.iter().collect(), true),
     ] {
         let with = RemoteOptions { answer_cache: Some(Default::default()), ..remote() };
@@ -221,7 +221,7 @@ async fn what_is_forgotten_is_heard_everywhere_for_as_long_as_copies_are_kept() 
 
 #[tokio::test]
 async fn every_forget_is_published() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
     let ask = claim_request_in_bucket(0xa5);

@@ -6,7 +6,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 use ibid::store::{ClaimOutcome, ClaimRequest, ClaimToken, EntryFilter, ListCursor, SettleOutcome, Settlement, Store};
 use ibid_stores::seal::Sealer;
 use tempfile::TempDir;
-use testbed::{PostgresServer, RedisServer};
+use testbed::{TestPostgres, TestRedis};
 
 use super::{answered, ask, complete, expect_replayed, granted, open, sealing};
 
@@ -86,7 +86,7 @@ fn read_files(folder: &Path) -> Vec<u8> {
 
 #[tokio::test]
 async fn nothing_is_seen_in_redis() {
-    let server = RedisServer::start();
+    let server = TestRedis::start();
     for sealing in sealed_and_unsealed() {
         let is_sealed = sealing.is_some();
         server.cli(&["FLUSHALL"]);
@@ -107,7 +107,7 @@ async fn nothing_is_seen_in_redis() {
 
 #[tokio::test]
 async fn nothing_is_seen_in_postgres() {
-    let server = PostgresServer::shared();
+    let server = TestPostgres::shared();
     for sealing in sealed_and_unsealed() {
         let is_sealed = sealing.is_some();
         let database = crate::postgres::database(server);

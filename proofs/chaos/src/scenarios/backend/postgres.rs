@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use testbed::{PostgresServer, RedisServer, process};
+use testbed::{TestPostgres, TestRedis, process};
 use tokio::task::spawn_blocking;
 
 use super::{Server, StoreBackend, redis};
@@ -14,7 +14,7 @@ use crate::fault::{FaultFuture, ServerProcess};
 
 /// A server with a migrated database.
 pub(super) struct PostgresBackend {
-    postgres: Arc<PostgresServer>,
+    postgres: Arc<TestPostgres>,
     database: String,
 }
 
@@ -22,7 +22,7 @@ impl PostgresBackend {
     /// Starts it, and migrates it as an operator would, with the gateway's own command.
     pub(super) async fn start(bin: &Path) -> Result<PostgresBackend, String> {
         let starting = spawn_blocking(|| {
-            let postgres = PostgresServer::start();
+            let postgres = TestPostgres::start();
             let database = postgres.create_database();
             PostgresBackend { postgres: Arc::new(postgres), database }
         });
@@ -67,14 +67,14 @@ pub(super) enum TieredBackendMode {
 /// PostgreSQL and Redis as one store.
 pub(super) struct TieredBackend {
     postgres: PostgresBackend,
-    redis: Arc<RedisServer>,
+    redis: Arc<TestRedis>,
     mode: TieredBackendMode,
 }
 
 impl TieredBackend {
     pub(super) async fn start(bin: &Path, mode: TieredBackendMode) -> Result<TieredBackend, String> {
         let postgres = PostgresBackend::start(bin).await?;
-        let redis = spawn_blocking(RedisServer::start).await;
+        let redis = spawn_blocking(TestRedis::start).await;
         let redis = redis.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
         Ok(TieredBackend { postgres, redis: Arc::new(redis), mode })
     }
@@ -94,11 +94,11 @@ impl StoreBackend for TieredBackend {
     }
 }
 
-struct PostgresProcess(Arc<PostgresServer>);
+struct PostgresProcess(Arc<TestPostgres>);
 
 impl PostgresProcess {
     /// PostgreSQL's own harness blocks.
-    fn blocking(&self, act: fn(&PostgresServer)) -> FaultFuture<'_> {
+    fn blocking(&self, act: fn(&TestPostgres)) -> FaultFuture<'_> {
         let postgres = Arc::clone(&self.0);
         Box::pin(async move {
             let done = spawn_blocking(move || act(&postgres)).await;
@@ -113,18 +113,18 @@ impl ServerProcess for PostgresProcess {
     }
 
     fn kill(&self) -> FaultFuture<'_> {
-        self.blocking(PostgresServer::kill)
+        self.blocking(TestPostgres::kill)
     }
 
     fn restart(&self) -> FaultFuture<'_> {
-        self.blocking(PostgresServer::restart)
+        self.blocking(TestPostgres::restart)
     }
 
     fn pause(&self) -> FaultFuture<'_> {
-        self.blocking(PostgresServer::pause)
+        self.blocking(TestPostgres::pause)
     }
 
     fn resume(&self) -> FaultFuture<'_> {
-        self.blocking(PostgresServer::resume)
+        self.blocking(TestPostgres::resume)
     }
 }

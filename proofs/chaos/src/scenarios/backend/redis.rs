@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use testbed::{RedisCluster, RedisSentinels, RedisServer};
+use testbed::{RedisCluster, RedisSentinels, TestRedis};
 use tokio::task::spawn_blocking;
 
 use super::{Server, StoreBackend};
@@ -17,7 +17,7 @@ use crate::fault::{ChaosFault, CustomFault, FaultFuture, ServerProcess};
 const PRIMARY_DOWNTIME: std::ops::Range<Duration> = Duration::from_secs(4)..Duration::from_secs(7);
 
 /// Finds one server among those that belong together.
-type PickServer<T> = fn(&T, usize) -> &RedisServer;
+type PickServer<T> = fn(&T, usize) -> &TestRedis;
 
 /// One server of a set that lives as long as any of its processes.
 struct RedisProcess<T> {
@@ -29,7 +29,7 @@ struct RedisProcess<T> {
 
 impl<T: Send + Sync + 'static> RedisProcess<T> {
     /// Redis's own harness blocks.
-    fn blocking(&self, act: fn(&RedisServer)) -> FaultFuture<'_> {
+    fn blocking(&self, act: fn(&TestRedis)) -> FaultFuture<'_> {
         let (set, nth, pick) = (Arc::clone(&self.set), self.nth, self.pick);
         Box::pin(async move {
             let done = spawn_blocking(move || act(pick(&set, nth))).await;
@@ -44,19 +44,19 @@ impl<T: Send + Sync + 'static> ServerProcess for RedisProcess<T> {
     }
 
     fn kill(&self) -> FaultFuture<'_> {
-        self.blocking(RedisServer::kill)
+        self.blocking(TestRedis::kill)
     }
 
     fn restart(&self) -> FaultFuture<'_> {
-        self.blocking(RedisServer::restart)
+        self.blocking(TestRedis::restart)
     }
 
     fn pause(&self) -> FaultFuture<'_> {
-        self.blocking(RedisServer::pause)
+        self.blocking(TestRedis::pause)
     }
 
     fn resume(&self) -> FaultFuture<'_> {
-        self.blocking(RedisServer::resume)
+        self.blocking(TestRedis::resume)
     }
 }
 
@@ -128,17 +128,17 @@ fn find_replicated_primary(members: &[Arc<RedisProcess<RedisSentinels>>]) -> Opt
 }
 
 /// A server that is reached over links.
-pub(super) fn redis_server(redis: &Arc<RedisServer>) -> Server {
+pub(super) fn redis_server(redis: &Arc<TestRedis>) -> Server {
     server("redis", redis, 0, |redis, _| redis, true)
 }
 
 /// One server that syncs every write, unless told otherwise.
-pub(super) struct RedisBackend(Arc<RedisServer>);
+pub(super) struct RedisBackend(Arc<TestRedis>);
 
 impl RedisBackend {
     /// With these lines in its configuration.
     pub(super) fn start(config: &[&str]) -> RedisBackend {
-        RedisBackend(Arc::new(RedisServer::start_with_config(config)))
+        RedisBackend(Arc::new(TestRedis::start_with_config(config)))
     }
 }
 
@@ -170,7 +170,7 @@ impl SentinelBackend {
         SentinelBackend { orderly: wait_replicas == 0, wait_replicas, ..SentinelBackend::start() }
     }
 
-    fn pick(set: &RedisSentinels, nth: usize) -> &RedisServer {
+    fn pick(set: &RedisSentinels, nth: usize) -> &TestRedis {
         [&set.primary, &set.replica][nth]
     }
 }
@@ -203,7 +203,7 @@ impl ClusterBackend {
         ClusterBackend(Arc::new(RedisCluster::start()))
     }
 
-    fn pick(set: &RedisCluster, nth: usize) -> &RedisServer {
+    fn pick(set: &RedisCluster, nth: usize) -> &TestRedis {
         &set.primaries[nth]
     }
 }

@@ -1,12 +1,10 @@
 //! Which connections are kept, reused and closed, and how many there may be.
 
-use std::io::Read as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::common::*;
-use http_body_util::BodyExt;
 use ibid_gateway::upstream::{Affinity, ReusePolicy, UpstreamSettings};
 use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;

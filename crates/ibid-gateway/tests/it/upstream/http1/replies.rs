@@ -1,6 +1,5 @@
 //! What is read of a reply.
 
-use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 

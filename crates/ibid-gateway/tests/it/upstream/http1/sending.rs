@@ -9,7 +9,7 @@ use super::super::common::*;
 use http::Request;
 use http_body_util::Full;
 use ibid_gateway::upstream::{Affinity, ReusePolicy, SendFailure, UpstreamTarget};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 
 #[test]

@@ -16,7 +16,7 @@ use testbed::certificates::{CertificateAuthority, IssuedCertificate};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::faults::common::within;
+use crate::support::within;
 
 /// What a client got to see.
 pub(crate) struct TlsExchange {
