@@ -55,17 +55,11 @@ pub(crate) use webhooks::is_webhook_preset;
 
 impl GatewaySettings {
     /// Reads the file, if one is named, applies variables and flags, and validates the result.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting, as one line.
     pub fn load(args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
         Self::load_with_reflection(args, env, None)
     }
 
     /// Like [`load`](Self::load), with the descriptor set that reflection returned.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting, as one line.
     pub fn load_with_reflection(
         args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
     ) -> Result<Self, ConfigError> {
@@ -78,9 +72,6 @@ impl GatewaySettings {
     }
 
     /// Like [`load`](Self::load), with the text of the file.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting, as one line.
     pub fn from_text(text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
         Self::parse_and_validate(text, path, args, env, None)
     }

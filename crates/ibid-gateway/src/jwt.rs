@@ -42,9 +42,6 @@ enum TokenError {
 
 impl JwtVerifier {
     /// Fetches nothing yet.
-    ///
-    /// # Errors
-    /// Returns a description of the problem if the keys are invalid.
     pub fn new(settings: &JwtSettings) -> Result<Self, String> {
         let (keys, remote) = match &settings.keys {
             JwtKeys::Secret(secret) => (KeySet::from_secret(secret.expose())?, None),

@@ -61,9 +61,6 @@ struct BufferedLines {
 }
 
 /// Starts logging.
-///
-/// # Errors
-/// If a global logger is already set.
 pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
     let lines = LogBuffer::default();
     let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");

@@ -121,9 +121,6 @@ pub struct ConformArgs {
 pub type TlsBuilder<'a> = &'a dyn Fn(Option<&str>, bool) -> Result<Arc<ClientConfig>, String>;
 
 /// Runs every check of the profile and prints the findings. Returns whether none failed.
-///
-/// # Errors
-/// Returns an error if there was no run.
 pub fn run(args: &ConformArgs, tls: TlsBuilder<'_>, out: &mut dyn io::Write) -> Result<bool, CommandError> {
     if args.list {
         report::print_rules(&args.profile, out)?;

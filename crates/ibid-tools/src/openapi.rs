@@ -62,9 +62,6 @@ pub struct CoveringRoute<'a> {
 pub type FindRoute<'f, 'r> = &'f dyn Fn(&Method, &str) -> Option<CoveringRoute<'r>>;
 
 /// Annotates and writes. Notes go to `aside`.
-///
-/// # Errors
-/// Returns an error if the document is invalid, or if writing fails.
 pub fn run(
     args: &OpenapiArgs, find_route: FindRoute<'_, '_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {

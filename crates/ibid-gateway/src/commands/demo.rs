@@ -43,9 +43,6 @@ pub struct DemoArgs {
 }
 
 /// Runs the demo until Ctrl-C.
-///
-/// # Errors
-/// Returns an error if an address cannot be bound.
 pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
     serve::block_on(async {
         let failed = |what: &str, why: &dyn Display| CommandError::Failed(format!("{what}{why}"));

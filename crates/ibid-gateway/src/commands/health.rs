@@ -40,9 +40,6 @@ pub struct HealthArgs {
 }
 
 /// Prints the gateway's answer if it is healthy.
-///
-/// # Errors
-/// Returns an error if it is unhealthy or unreachable.
 pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let serve = ServeArgs {
         config: args.config.clone(),

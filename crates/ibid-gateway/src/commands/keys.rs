@@ -196,9 +196,6 @@ enum OutcomeName {
 }
 
 /// Runs the subcommand and prints to `out`. `aside` gets the log line of a change, and the cursor of a list.
-///
-/// # Errors
-/// Returns an error if the entry does not exist or has another state, or if the store cannot be used.
 pub fn run(
     args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {

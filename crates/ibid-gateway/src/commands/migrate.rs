@@ -26,9 +26,6 @@ pub struct MigrateArgs {
 }
 
 /// Migrates, and prints what was done.
-///
-/// # Errors
-/// Returns an error if no PostgreSQL store is named, or if the migration fails.
 pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
     let url = settings.authority_url();

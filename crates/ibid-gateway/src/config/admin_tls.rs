@@ -41,9 +41,6 @@ impl AdminTlsArgs {
     }
 
     /// Reads the files.
-    ///
-    /// # Errors
-    /// Returns the first file that cannot be used, as one line.
     pub fn load(&self, env: &Env<'_>) -> Result<AdminTls, ConfigError> {
         let ca = read_pem("admin-ca", self.admin_ca.as_ref(), env)?;
         let cert = read_pem("admin-cert", self.admin_cert.as_ref(), env)?;

@@ -55,9 +55,6 @@ impl<'a> ValueResolver<'a> {
     }
 
     /// Resolves a text of the form `env:NAME` or `file:PATH`. Removes line breaks at the end.
-    ///
-    /// # Errors
-    /// Returns one sentence that names what is missing.
     pub(super) fn resolve(&self, text: &str) -> Result<Option<String>, String> {
         let mut value = if let Some(name) = text.strip_prefix("env:") {
             match self.env.variable(name)? {

@@ -28,9 +28,6 @@ struct SealKeyBytes([u8; 32]);
 
 impl SealSettings {
     /// Reads only the `[seal]` table of the file that `choice` names. `None` if there is no such table.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting as one line, such as a key whose variable is not set.
     pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
         let Some(path) = config_path(choice.config.as_ref(), env)? else { return Ok(None) };
         let read = || {

@@ -1,6 +1,6 @@
 //! The finished settings. After start-up none of them can be invalid.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -10,7 +10,7 @@ use ibid_stores::seal::Sealer;
 use super::{
     collector::Collector,
     env::ValueResolver,
-    error::ConfigError,
+    error::{ConfigError, quote_list},
     seal::SealSettings,
     secret::Secret,
     store::StoreSettings,
@@ -364,20 +364,9 @@ impl FromToml for PemFile {
     }
 }
 
-/// Implements parsing for an enum of keywords.
+/// Declares the keywords of an enum.
 macro_rules! words {
     ($type:ty, $what:literal, { $($word:literal => $value:path),+ $(,)? }) => {
-        impl FromStr for $type {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok($value),)+
-                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, super::error::quote_list([$($word),+]))),
-                }
-            }
-        }
-
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(match self { $($value => $word,)+ })
@@ -388,7 +377,10 @@ macro_rules! words {
             const ALLOWED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
 
             fn from_text(text: &str) -> Result<Self, String> {
-                text.parse()
+                match text {
+                    $($word => Ok($value),)+
+                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, quote_list([$($word),+]))),
+                }
             }
         }
     };
