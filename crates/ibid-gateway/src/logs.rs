@@ -35,7 +35,6 @@ const MAX_BUFFERED_BYTES: usize = 4 << 20;
 /// How long the process waits at exit for the last lines.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Lines dropped since the process started.
 static LOST_LINES: AtomicU64 = AtomicU64::new(0);
 
 /// Log lines that were dropped since the process started.
@@ -60,7 +59,6 @@ struct BufferedLines {
     lost: u64,
 }
 
-/// Starts logging.
 pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
     let lines = LogBuffer::default();
     let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");
@@ -152,7 +150,6 @@ impl<'a> MakeWriter<'a> for LogBuffer {
 /// Maximum number of uncovered paths to log.
 const MAX_UNCOVERED_PATHS: usize = 1000;
 
-/// Logs requests and engine events.
 #[derive(Debug, Default)]
 pub struct LogObserver {
     /// Hashes of the logged paths that got a key but are not covered.

@@ -68,7 +68,6 @@ struct SpanDetails {
     original: Option<SpanContext>,
 }
 
-/// The span of the app's run.
 struct RunSpan {
     context: SpanContext,
     began: Instant,
@@ -171,7 +170,6 @@ pub fn take_original_context<B>(answer: &mut Response<B>) -> Option<SpanContext>
         .map(|(place, _)| place)
 }
 
-/// The span of a request to the app.
 pub struct UpstreamSpan {
     trace: RequestTrace,
     /// Set if the request runs without a claim: the span ends with the response head.
@@ -245,7 +243,6 @@ impl Drop for RequestSpan {
     }
 }
 
-/// Records engine events in the current trace, then forwards them.
 pub struct TraceObserver(pub Arc<dyn Observer>);
 
 impl Observer for TraceObserver {

@@ -26,7 +26,6 @@ mod json;
 mod new_value;
 mod yaml;
 
-/// `ibid openapi`.
 #[derive(Debug, clap::Args)]
 pub struct OpenapiArgs {
     /// The OpenAPI document, 3.0 or 3.1, JSON or YAML
@@ -52,7 +51,6 @@ pub struct OpenapiArgs {
 /// The route that covers an operation.
 pub struct CoveringRoute<'a> {
     pub policy: &'a Policy,
-    /// Whether a quota limits callers.
     pub has_quota: bool,
     /// Whether this is `[policy]`, which covers the paths that no route names.
     pub is_default_policy: bool,

@@ -28,7 +28,6 @@ const ADMIN_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a response in bytes: enough for a thousand records, or one with a large body in hex.
 const MAX_RESPONSE_BYTES: usize = 512 << 20;
 
-/// The admin API that a command calls.
 #[derive(Clone, Default, Args)]
 pub(super) struct AdminArgs {
     /// The admin URL of a running gateway, such as http://127.0.0.1:8081
@@ -55,25 +54,20 @@ pub(super) struct AdminClient {
     token: Secret,
 }
 
-/// Where an admin port listens.
 pub(super) struct AdminAddress {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) tls: Option<Arc<ClientConfig>>,
 }
 
-/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AdminCallError {
-    /// The request was not sent.
     #[error("{0}")]
     NotSent(String),
-    /// The request may have been sent.
     #[error("{0}")]
     ResponseLost(String),
 }
 
-/// The API's error body.
 #[derive(Debug, Deserialize)]
 struct ApiProblem {
     #[serde(default)]

@@ -16,7 +16,6 @@ use crate::{
     routes::RouteEntry,
 };
 
-/// `ibid check`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CheckArgs {
     /// The configuration file
@@ -42,7 +41,6 @@ impl ConfigComparison {
     }
 }
 
-/// Checks and prints.
 pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<ConfigComparison, CommandError> {
     let settings = GatewaySettings::load(&ServeArgs::for_file(&args.file), env)?;
     // Loads certificates, keys and upstreams as a start does.

@@ -22,7 +22,6 @@ use crate::{
 /// Timeout of the answer. Readiness includes a store call, which may take a second.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// `ibid health`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HealthArgs {
     /// The gateway's configuration file [env: IBID_CONFIG]

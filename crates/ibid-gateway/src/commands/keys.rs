@@ -36,7 +36,6 @@ mod reseal;
 mod show;
 mod target;
 
-/// The subcommand and its arguments.
 #[derive(Debug, Args)]
 pub struct KeysArgs {
     #[command(subcommand)]
@@ -161,7 +160,6 @@ struct ResealArgs {
     json: bool,
 }
 
-/// One entry, by its address or by its tags.
 #[derive(Debug, Args)]
 struct EntryArgs {
     /// The entry's address, 64 hex digits
@@ -264,7 +262,6 @@ fn change(
     show::print_change(&told, failed, args.json, out, aside)
 }
 
-/// Reads the outcome from the flags.
 fn parse_resolution(args: &ResolveArgs) -> Result<Wish, CommandError> {
     let usage = |what: &str| CommandError::Usage(what.into());
     if args.outcome == OutcomeName::NotExecuted {

@@ -37,7 +37,6 @@ use crate::{
 /// Minimum timeout of the store check at start-up.
 const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the gateway until it is stopped.
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
     let settings = GatewaySettings::load(&args, env)?;
     let _logs = logs::start(&settings.log).map_err(CommandError::Conflict)?;
@@ -80,7 +79,6 @@ pub struct RunningGateway {
 }
 
 impl RunningGateway {
-    /// Starts a gateway on a store.
     pub async fn start(
         settings: GatewaySettings, args: ServeArgs, opened: OpenedStore, watched: Arc<MetricsObserver>,
     ) -> Result<Self, String> {
@@ -152,7 +150,6 @@ impl RunningGateway {
         &self.live
     }
 
-    /// Shuts down gracefully.
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;

@@ -6,7 +6,6 @@ use clap::{Args, Subcommand};
 use ibid_stores::embedded::{self, OpenError};
 use ibid_tools::CommandError;
 
-/// The subcommand and its arguments.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
     #[command(subcommand)]

@@ -13,14 +13,12 @@ use crate::config::{self, Env, StoreSelection};
 /// Maximum number of entries that one call removes, so that no call delays others.
 const SWEEP_BATCH: u32 = 1000;
 
-/// `ibid sweep`.
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     #[command(flatten)]
     store: StoreSelection,
 }
 
-/// Sweeps until nothing is left, and prints the counts.
 pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
     let (removed, lapsed) = open_store::block_on(async {

@@ -30,7 +30,6 @@ pub struct AdminTlsArgs {
 pub struct AdminTls {
     /// CAs for the admin port's certificate.
     pub ca: Option<Pem>,
-    /// The client certificate.
     pub shown: Option<ClientIdentity>,
 }
 
@@ -40,7 +39,6 @@ impl AdminTlsArgs {
         self.admin_ca.is_some() || self.admin_cert.is_some() || self.admin_key.is_some()
     }
 
-    /// Reads the files.
     pub fn load(&self, env: &Env<'_>) -> Result<AdminTls, ConfigError> {
         let ca = read_pem("admin-ca", self.admin_ca.as_ref(), env)?;
         let cert = read_pem("admin-cert", self.admin_cert.as_ref(), env)?;

@@ -22,7 +22,6 @@ pub struct SealSettings {
     sealing: Option<Sealer>,
 }
 
-/// Bytes that `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 struct SealKeyBytes([u8; 32]);
 
@@ -62,7 +61,6 @@ impl SealSettings {
         parts.join("; ")
     }
 
-    /// Whether records that are not sealed are accepted.
     pub fn accepts_plain(&self) -> bool {
         self.rules.accept_plain
     }

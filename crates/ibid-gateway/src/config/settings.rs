@@ -86,7 +86,6 @@ pub struct GatewaySettings {
 /// The certificate of the client port or the admin port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The certificate chain.
     pub cert: Pem,
     pub key: Pem,
     /// Clients must present a certificate from one of these CAs.
@@ -96,7 +95,6 @@ pub struct TlsSettings {
 /// A client certificate and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The certificate chain.
     pub cert: Pem,
     pub key: Pem,
 }
@@ -158,7 +156,6 @@ tables! {
 }
 
 impl QuotaSettings {
-    /// Whether any limit is set.
     pub fn is_set(&self) -> bool {
         self.new_keys.is_some() || self.new_bytes.is_some() || self.rate.is_some()
     }
@@ -191,12 +188,10 @@ pub enum TokenSource {
     Cookie(String),
 }
 
-/// The keys that verify tokens.
 #[derive(Clone, PartialEq, Eq)]
 pub enum JwtKeys {
     /// A secret that is shared with the issuer.
     Secret(Secret),
-    /// Public keys.
     Pem(Pem),
     /// A JWK set. Never shown, because it may contain a private key by mistake.
     Jwks(Secret),

@@ -135,7 +135,6 @@ impl StoreSettings {
         self.compress.unwrap_or_else(|| self.authority_url().store_url().kind() != StoreKind::Postgres)
     }
 
-    /// The URL of the authority.
     pub fn authority_url(&self) -> &RedactedStoreUrl {
         self.fallback.as_ref().unwrap_or(&self.url)
     }

@@ -14,7 +14,6 @@ use crate::routes::RouteEntry;
 /// Minimum length of a token that cannot be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
 
-/// Returns probable mistakes, one sentence each.
 pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) -> Vec<String> {
     let mut found = Vec::new();
     let routes: Vec<&RouteEntry> = settings.routes.iter().collect();
@@ -140,7 +139,6 @@ fn bare_path_warning(routes: &[&RouteEntry], route: &RouteEntry) -> Option<Strin
     (!left.is_empty()).then(|| format!("{left} {bare} itself is none of its paths and {what}; write a route for it"))
 }
 
-/// Returns facts for the reader, one sentence each.
 pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {

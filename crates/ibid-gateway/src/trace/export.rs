@@ -29,7 +29,6 @@ use crate::{
 
 /// Spans in the queue; more are dropped.
 const MAX_QUEUED_SPANS: usize = 8192;
-/// Spans in one export request.
 const MAX_SPANS_PER_EXPORT: usize = 512;
 /// How long a span waits for a batch.
 const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,7 +37,6 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time between two warnings about dropped spans.
 const DROP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Queues spans for the collector. Clones share the queue.
 #[derive(Clone)]
 pub struct Tracer {
     spans: mpsc::Sender<ExportItem>,
@@ -71,7 +69,6 @@ pub(super) struct FinishedSpan {
 }
 
 impl Tracer {
-    /// Starts the export task.
     pub fn start(live: Arc<LiveConfig>) -> Self {
         let (spans, waiting) = mpsc::channel(MAX_QUEUED_SPANS);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -134,7 +131,6 @@ async fn run_exporter(live: Arc<LiveConfig>, mut waiting: mpsc::Receiver<ExportI
     }
 }
 
-/// The HTTP client for the collector.
 pub(crate) struct OtlpExporter {
     collector: Collector,
     server: Arc<UpstreamClient<UpstreamRequestBody>>,

@@ -13,12 +13,10 @@ pub struct SpanContext {
 }
 
 impl SpanContext {
-    /// Starts a new trace.
     pub(super) fn new_root() -> Self {
         Self { trace_id: random_id(), span_id: [0; 8] }.child()
     }
 
-    /// A new span in the same trace.
     pub(super) fn child(self) -> Self {
         let [span @ .., _, _, _, _, _, _, _, _] = random_id();
         Self { span_id: span, ..self }

@@ -72,7 +72,6 @@ impl ConformProfile {
         })
     }
 
-    /// Returns all checks of the profile, in order.
     pub(super) fn rules(&self) -> Vec<CheckRule> {
         CASES.iter().filter(|case| self.is_applicable(case.id)).filter_map(|case| self.rule(case)).collect()
     }

@@ -132,7 +132,6 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         Ok(DocumentNode { start, end, flow, kind: NodeKind::Sequence(items) })
     }
 
-    /// Skips an anchor and a tag.
     fn skip_anchor_and_tag(&self, mut start: usize) -> usize {
         while self.text[start..].starts_with(['&', '!']) {
             let rest = &self.text[start..];

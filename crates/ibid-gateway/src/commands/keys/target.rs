@@ -33,7 +33,6 @@ pub(super) enum KeysBackend {
 }
 
 impl KeysTarget {
-    /// Reads the flags; opens nothing yet.
     pub(super) fn from_args(args: &KeysTargetArgs, env: &Env<'_>) -> Result<Self, CommandError> {
         let StoreSelection { store, config } = &args.store;
         if args.admin.admin.is_some() && (store.is_some() || config.is_some()) {
@@ -74,7 +73,6 @@ impl KeysBackend {
         writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
     }
 
-    /// Returns the matching entries after `from`.
     pub(super) async fn list(
         &self, query: RecordQuery, from: Option<Address>, limit: usize,
     ) -> Result<RecordList, CommandError> {
@@ -84,7 +82,6 @@ impl KeysBackend {
         }
     }
 
-    /// Returns the only matching entry.
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
             Self::Store(opened, _) => {
@@ -164,14 +161,12 @@ async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView,
     if matches_query(query, &view) { Ok(view) } else { Err(RecordLookupError::NotFound.into()) }
 }
 
-/// Whether an entry that was found by its address also matches the other conditions.
 fn matches_query(query: &RecordQuery, view: &RecordView) -> bool {
     let tag = |want: &Option<String>, have: &str| want.as_deref().is_none_or(|want| want == have);
     let key = query.key.as_deref().is_none_or(|want| want == view.key || mask(want) == view.key);
     key && tag(&query.tenant, &view.tenant) && tag(&query.user, &view.user) && tag(&query.endpoint, &view.endpoint)
 }
 
-/// Returns the path segment and the body of a change for the API.
 fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
     let mut body = json!({ "reason": change.reason, "fence": fence });
     if let ChangeAction::Resolve(answer) = &change.action {
