@@ -38,7 +38,7 @@ mod values;
 mod warnings;
 mod webhooks;
 
-pub use admin_tls::{AdminTls, AdminTlsArgs};
+pub use admin_tls::AdminTlsArgs;
 pub use args::ServeArgs;
 pub use collector::Collector;
 pub use env::Env;
@@ -47,8 +47,8 @@ pub use reload_check::{forgotten_answers, shortened_ttls};
 pub use seal::SealSettings;
 pub use secret::{RedactedStoreUrl, Secret};
 pub use settings::{
-    AdminSettings, AdminToken, ClientIdentity, GatewaySettings, JwtKeys, JwtSettings, LimitSettings, LogFormat,
-    LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
+    AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, GrpcUnknown, JwtKeys, JwtSettings,
+    LimitSettings, LogFormat, LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
 };
 pub use store::{DEFAULT_STORE, StoreSelection, StoreSettings};
 pub(crate) use webhooks::is_webhook_preset;

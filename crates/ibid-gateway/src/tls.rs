@@ -12,7 +12,7 @@ use rustls::{
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 
-use crate::config::{ClientIdentity, Pem, TlsSettings};
+use crate::config::{ClientIdentity, ClientTls, Pem, TlsSettings};
 
 /// Returns the TLS configuration of the listener: HTTP/2 if the client supports it, else HTTP/1.1.
 pub fn listener_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
@@ -48,19 +48,17 @@ fn client_verifier(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVe
         .map_err(|why| format!("{named}: {why}"))
 }
 
-/// Returns the TLS configuration for connections to another server. Without `ca`, trusts the system's CAs; without
-/// `shown`, presents no certificate. `whose` is the prefix of the settings' names, for errors.
-pub fn client_config(
-    whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
-) -> Result<Option<Arc<ClientConfig>>, String> {
-    if ca.is_none() && shown.is_none() {
+/// Returns the TLS configuration for connections to another server. `None` if the
+/// defaults apply. `whose` is the prefix of the settings' names, for errors.
+pub fn client_config(whose: &str, tls: &ClientTls) -> Result<Option<Arc<ClientConfig>>, String> {
+    if *tls == ClientTls::default() {
         return Ok(None);
     }
-    let roots = match ca {
+    let roots = match &tls.ca {
         Some(ca) => parse_roots(&format!("{whose}ca"), ca.text())?,
         None => native_roots().map_err(|why| format!("no usable root certificates on this system: {why}"))?,
     };
-    Ok(Some(Arc::new(with_identity(client_builder().with_root_certificates(roots), whose, shown)?)))
+    Ok(Some(Arc::new(with_identity(client_builder().with_root_certificates(roots), whose, tls)?)))
 }
 
 fn client_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
@@ -69,9 +67,9 @@ fn client_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
 }
 
 fn with_identity(
-    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, shown: Option<&ClientIdentity>,
+    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, tls: &ClientTls,
 ) -> Result<ClientConfig, String> {
-    let Some(ClientIdentity { cert, key }) = shown else { return Ok(config.with_no_client_auth()) };
+    let Some(ClientIdentity { cert, key }) = &tls.identity else { return Ok(config.with_no_client_auth()) };
     let chain = parse_certificates(cert.text()).map_err(|why| format!("{whose}cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(key.text().as_bytes()).map_err(|why| format!("{whose}key: {why}"))?;
     config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))
@@ -80,18 +78,16 @@ fn with_identity(
 /// Returns the TLS configuration of `ibid health`. It connects to an IP address of its own machine, so it cannot check
 /// the certificate's name. The certificate must be issued by one of these CAs, if any are given. The health check
 /// exchanges no secrets.
-pub fn health_client_config(
-    whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
-) -> Result<Arc<ClientConfig>, String> {
+pub fn health_client_config(whose: &str, tls: &ClientTls) -> Result<Arc<ClientConfig>, String> {
     let named = format!("{whose}ca");
-    let chain = ca.map(|ca| {
+    let chain = tls.ca.as_ref().map(|ca| {
         let roots = Arc::new(parse_roots(&named, ca.text())?);
         let verifier = WebPkiServerVerifier::builder_with_provider(roots, crypto_provider()).build();
         verifier.map_err(|why| format!("{named}: {why}"))
     });
     let verifier = AnyNameVerifier { chain: chain.transpose()?, provider: crypto_provider() };
     let config = client_builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-    Ok(Arc::new(with_identity(config, whose, shown)?))
+    Ok(Arc::new(with_identity(config, whose, tls)?))
 }
 
 /// Returns the TLS configuration of `ibid conform`: it trusts these certificates, those of the system, or all.

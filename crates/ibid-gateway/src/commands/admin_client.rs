@@ -18,7 +18,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    config::{AdminTls, AdminTlsArgs, Env, Secret},
+    config::{AdminTlsArgs, ClientTls, Env, Secret},
     tls,
     upstream::native_root_config,
 };
@@ -201,8 +201,8 @@ impl AdminAddress {
     }
 }
 
-fn tls_config(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, CommandError> {
-    match tls::client_config("--admin-", ca.as_ref(), shown.as_ref()).map_err(CommandError::Usage)? {
+fn tls_config(given: &ClientTls) -> Result<Arc<ClientConfig>, CommandError> {
+    match tls::client_config("--admin-", given).map_err(CommandError::Usage)? {
         Some(config) => Ok(config),
         None => native_root_config()
             .map(Arc::new)

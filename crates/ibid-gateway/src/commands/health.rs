@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::{admin_client::AdminAddress, open_store};
 use crate::{
-    config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, ServeArgs},
+    config::{AdminTlsArgs, Env, GatewaySettings, ServeArgs},
     tls,
 };
 
@@ -53,10 +53,7 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
     let addr = local_address(admin.listen);
     let tls = match &admin.tls {
         None => None,
-        Some(_) => {
-            let AdminTls { ca, shown } = args.tls.load(env)?;
-            Some(tls::health_client_config("--admin-", ca.as_ref(), shown.as_ref()).map_err(CommandError::Usage)?)
-        }
+        Some(_) => Some(tls::health_client_config("--admin-", &args.tls.load(env)?).map_err(CommandError::Usage)?),
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let path = if args.ready { "/readyz" } else { "/healthz" };

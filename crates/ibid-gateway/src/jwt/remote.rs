@@ -49,7 +49,7 @@ impl RemoteJwks {
         let client = upstream::UpstreamSettings {
             max_connections: 1,
             connect_timeout: FETCH_TIMEOUT,
-            tls: tls::client_config("jwt.", settings.ca.as_ref(), settings.identity.as_ref())?,
+            tls: tls::client_config("jwt.", &settings.tls)?,
             ..upstream::UpstreamSettings::default()
         };
         let issuer = UpstreamClient::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;

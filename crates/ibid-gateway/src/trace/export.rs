@@ -142,7 +142,7 @@ impl OtlpExporter {
         let client = upstream::UpstreamSettings {
             max_connections: 1,
             connect_timeout: EXPORT_TIMEOUT,
-            tls: tls::client_config("trace.", trace.ca.as_ref(), trace.identity.as_ref())?,
+            tls: tls::client_config("trace.", &trace.tls)?,
             ..upstream::UpstreamSettings::default()
         };
         let target = trace.collector.origin().parse().map_err(|why| format!("trace.otlp: {why}"))?;
