@@ -106,7 +106,7 @@ impl RequestTrace {
         }
         let parent = caller.map(|(place, _)| place);
         let place = parent.map_or_else(SpanContext::new_root, SpanContext::child);
-        let traced = RequestSpan {
+        let trace = Self(Arc::new(RequestSpan {
             tracer: tracer.clone(),
             context: place,
             parent: parent.map(|parent| parent.span_id),
@@ -114,8 +114,7 @@ impl RequestTrace {
             method: request.method().to_string(),
             path: request.uri().path().to_owned(),
             details: Mutex::default(),
-        };
-        let trace = Self(Arc::new(traced));
+        }));
         let inside = trace.clone();
         request.extensions_mut().insert(PollHook::new(move |poll| inside.enter(poll)));
         request.extensions_mut().insert(trace.clone());
@@ -141,12 +140,11 @@ impl RequestTrace {
     pub fn send(&self, headers: &mut HeaderMap, claimed: bool) -> UpstreamSpan {
         let place = self.0.context.child();
         headers.insert(TRACEPARENT, place.to_header());
-        let run = RunSpan { context: place, began: Instant::now(), took: None, status: None };
-        if !claimed {
-            return UpstreamSpan { trace: self.clone(), unclaimed_run: Some(run) };
+        let mut run = Some(RunSpan { context: place, began: Instant::now(), took: None, status: None });
+        if claimed {
+            self.0.details.lock().run = run.take();
         }
-        self.0.details.lock().run = Some(run);
-        UpstreamSpan { trace: self.clone(), unclaimed_run: None }
+        UpstreamSpan { trace: self.clone(), unclaimed_run: run }
     }
 
     fn enter<R>(&self, inside: impl FnOnce() -> R) -> R {
@@ -163,11 +161,8 @@ impl RequestTrace {
 
 /// Removes [`ORIGINAL_TRACE_HEADER`] from a response and parses it.
 pub fn take_original_context<B>(answer: &mut Response<B>) -> Option<SpanContext> {
-    answer
-        .headers_mut()
-        .remove(ORIGINAL_TRACE_HEADER)
-        .and_then(|kept| SpanContext::parse(&kept))
-        .map(|(place, _)| place)
+    let kept = answer.headers_mut().remove(ORIGINAL_TRACE_HEADER)?;
+    SpanContext::parse(&kept).map(|(place, _)| place)
 }
 
 pub struct UpstreamSpan {
@@ -218,13 +213,10 @@ impl Drop for RequestSpan {
         if let Some(run) = &noted.run {
             self.export_run("run", run);
         }
-        let name = noted.route.as_ref().map_or_else(
-            || self.method.clone(),
-            |route| match route.as_str() {
-                "*" => self.method.clone(),
-                route => route.to_owned(),
-            },
-        );
+        let name = match noted.route.as_deref() {
+            None | Some("*") => self.method.clone(),
+            Some(route) => route.to_owned(),
+        };
         let end = self.began.wall_time(noted.ended.unwrap_or_else(Instant::now));
         let mut span = FinishedSpan::new(self.context, self.parent, name, SpanKind::Server, self.began.wall, end);
         span.set_text("http.request.method", Some(self.method.clone()));
