@@ -24,7 +24,6 @@ use ibid::{
 };
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{LogFormat, LogSettings};
 
@@ -62,7 +61,9 @@ struct BufferedLines {
 pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
     let lines = LogBuffer::default();
     let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(lines.clone()).with_target(false);
+    let buffer = lines.clone();
+    let builder =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(move || buffer.clone()).with_target(false);
     let set = match log.format {
         LogFormat::Text => builder.with_ansi(false).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -136,14 +137,6 @@ impl Write for LogBuffer {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for LogBuffer {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
     }
 }
 

@@ -19,7 +19,7 @@ use http::{HeaderMap, StatusCode};
 use ibid::store::{Address, EntryState, Fence};
 use ibid_tools::CommandError;
 
-use self::target::KeysTarget;
+use self::target::KeysBackend;
 use super::{
     admin_client::AdminArgs,
     open_store,
@@ -210,10 +210,9 @@ pub fn run(
 fn list(
     args: &ListArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    let target = KeysTarget::from_args(&args.target, env)?;
     let query = RecordQuery { state: args.state, older_than: args.older_than, ..args.tags.query() };
     let (source, page) = open_store::block_on(async {
-        let source = target.open().await?;
+        let source = KeysBackend::open(&args.target, env, false).await?;
         let page = source.list(query, args.cursor, args.limit as usize).await?;
         Ok((source, page))
     })?;
@@ -234,9 +233,8 @@ fn show_one(
     args: &ShowArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
-    let target = KeysTarget::from_args(&args.target, env)?;
     let (source, view) = open_store::block_on(async {
-        let source = target.open().await?;
+        let source = KeysBackend::open(&args.target, env, false).await?;
         let view = source.find_one(query).await?;
         Ok((source, view))
     })?;
@@ -256,9 +254,10 @@ fn change(
     args: &ChangeArgs, action: Wish, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
-    let target = KeysTarget::from_args(&args.target, env)?;
     let change = ChangeRequest { action, reason: args.reason.clone(), fence: args.fence };
-    let (told, failed) = open_store::block_on(async { target.open().await?.change(query, &change).await })?;
+    let (told, failed) = open_store::block_on(async {
+        KeysBackend::open(&args.target, env, false).await?.change(query, &change).await
+    })?;
     show::print_change(&told, failed, args.json, out, aside)
 }
 

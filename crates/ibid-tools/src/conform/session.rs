@@ -29,6 +29,9 @@ use crate::CommandError;
 /// Pause before a request that the server told to retry later is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// An exchange, and how often the operation ran meanwhile, if there is a counter.
+type CountedExchange = Result<(RawExchange, Option<u64>), CommandError>;
+
 /// Changes that make the operation slow or make it fail.
 #[derive(Clone)]
 pub(super) struct RequestVariant<'a> {
@@ -258,18 +261,14 @@ impl<'a> ConformSession<'a> {
     }
 
     /// Sends a request, and returns how often the operation ran meanwhile.
-    pub(super) async fn send_and_count(
-        &mut self, request: &RawRequest,
-    ) -> Result<(RawExchange, Option<u64>), CommandError> {
+    pub(super) async fn send_and_count(&mut self, request: &RawRequest) -> CountedExchange {
         let before = self.execution_count().await?;
         let seen = self.send(request).await;
         Ok((seen, self.ran_since(before).await?))
     }
 
     /// Like [`send_and_count`](Self::send_and_count), with [`retry`](Self::retry).
-    pub(super) async fn retry_and_count(
-        &mut self, request: &RawRequest,
-    ) -> Result<(RawExchange, Option<u64>), CommandError> {
+    pub(super) async fn retry_and_count(&mut self, request: &RawRequest) -> CountedExchange {
         let before = self.execution_count().await?;
         let seen = self.retry(request).await;
         Ok((seen, self.ran_since(before).await?))
