@@ -39,7 +39,7 @@ mod values;
 mod warnings;
 mod webhooks;
 
-pub use admin_tls::{AdminTls, AdminTlsArgs};
+pub use admin_tls::AdminTlsArgs;
 pub use args::ServeArgs;
 pub use collector::Collector;
 pub use env::Env;
@@ -48,25 +48,19 @@ pub use reload_check::{forgotten_answers, shortened_ttls};
 pub use seal::SealSettings;
 pub use secret::{RedactedStoreUrl, Secret};
 pub use settings::{
-    AdminSettings, AdminToken, ClientIdentity, GatewaySettings, JwtKeys, JwtSettings, LimitSettings, LogFormat,
-    LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
+    AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, GrpcUnknown, JwtKeys, JwtSettings,
+    LimitSettings, LogFormat, LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
 };
 pub use store::{DEFAULT_STORE, StoreSelection, StoreSettings};
 pub(crate) use webhooks::is_webhook_preset;
 
 impl GatewaySettings {
     /// Reads the file, if one is named, applies variables and flags, and validates the result.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting, as one line.
     pub fn load(args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
         Self::load_with_reflection(args, env, None)
     }
 
     /// Like [`load`](Self::load), with the descriptor set that reflection returned.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting, as one line.
     pub fn load_with_reflection(
         args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
     ) -> Result<Self, ConfigError> {
@@ -79,9 +73,6 @@ impl GatewaySettings {
     }
 
     /// Like [`load`](Self::load), with the text of the file.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting, as one line.
     pub fn from_text(text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
         Self::parse_and_validate(text, path, args, env, None)
     }

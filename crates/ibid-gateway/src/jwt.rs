@@ -42,9 +42,6 @@ enum TokenError {
 
 impl JwtVerifier {
     /// Fetches nothing yet.
-    ///
-    /// # Errors
-    /// Returns a description of the problem if the keys are invalid.
     pub fn new(settings: &JwtSettings) -> Result<Self, String> {
         let (keys, remote) = match &settings.keys {
             JwtKeys::Secret(secret) => (KeySet::from_secret(secret.expose())?, None),
@@ -73,7 +70,11 @@ impl JwtVerifier {
         }
         TokenVerification(match verified {
             Ok(claims) => Ok(select_claims(claims, wanted)),
-            Err(TokenError::UnknownKey) if self.keys.load().is_empty() => Err(no_keys_refusal()),
+            Err(TokenError::UnknownKey) if self.keys.load().is_empty() => {
+                let detail = "nothing was executed, because the keys that tokens are verified with could not be fetched \
+                              yet; try again with the same key";
+                Err(Refusal::new(RefusalReason::StoreUnavailable, detail).retry_after(RETRY_AFTER_NO_KEYS))
+            }
             Err(TokenError::UnknownKey) => Err(token_refusal("no key is known that it could be verified with")),
             Err(TokenError::Invalid(why)) => Err(token_refusal(&why)),
         })
@@ -142,15 +143,13 @@ fn validation(settings: &JwtSettings) -> Validation {
 /// Returns the token of a request from the first source that is present.
 fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
     for source in from {
-        let (mut found, name) = match source {
-            TokenSource::Header(name) => {
-                (headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(), name.as_str())
-            }
-            TokenSource::Cookie(name) => (cookie_values(headers, name), name.as_str()),
+        let mut found: Vec<&[u8]> = match source {
+            TokenSource::Header(name) => headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(),
+            TokenSource::Cookie(name) => cookie_values(headers, name),
         };
         let Some(value) = found.pop() else { continue };
         if !found.is_empty() {
-            let detail = format!("the {} is sent more than once", describe_source(source, name));
+            let detail = format!("the {} is sent more than once", describe_source(source));
             return Err(Refusal::new(RefusalReason::RequestAmbiguous, detail));
         }
         let value = std::str::from_utf8(value).map_err(|_| missing_token_refusal(from))?.trim();
@@ -166,25 +165,23 @@ fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a
     Err(missing_token_refusal(from))
 }
 
-/// Returns the values of all cookies with this name.
 fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
     let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     let value = |pair: &'a [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     pairs.filter_map(value).collect()
 }
 
-fn describe_source(source: &TokenSource, name: &str) -> String {
+fn describe_source(source: &TokenSource) -> String {
     match source {
-        TokenSource::Header(_) => format!("header {name}"),
-        TokenSource::Cookie(_) => format!("cookie {name:?}"),
+        TokenSource::Header(name) => format!("header {name}"),
+        TokenSource::Cookie(name) => format!("cookie {name:?}"),
     }
 }
 
 fn missing_token_refusal(from: &[TokenSource]) -> Refusal {
     let place = |source: &TokenSource| match source {
         TokenSource::Header(name) if name == header::AUTHORIZATION => "Authorization: Bearer TOKEN".to_owned(),
-        TokenSource::Header(name) => describe_source(source, name.as_str()),
-        TokenSource::Cookie(name) => describe_source(source, name),
+        source => describe_source(source),
     };
     let places: Vec<_> = from.iter().map(place).collect();
     let detail = format!("the caller is known by a token, and there is none; send it as {}", places.join(" or "));
@@ -218,12 +215,6 @@ fn describe_error(kind: &ErrorKind) -> TokenError {
 
 fn token_refusal(why: &str) -> Refusal {
     Refusal::new(RefusalReason::IdentityInvalid, format!("the token is not believed: {why}"))
-}
-
-fn no_keys_refusal() -> Refusal {
-    let detail = "nothing was executed, because the keys that tokens are verified with could not be fetched yet; \
-                  try again with the same key";
-    Refusal::new(RefusalReason::StoreUnavailable, detail).retry_after(RETRY_AFTER_NO_KEYS)
 }
 
 impl fmt::Debug for JwtVerifier {

@@ -24,7 +24,6 @@ use ibid::{
 };
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{LogFormat, LogSettings};
 
@@ -35,7 +34,6 @@ const MAX_BUFFERED_BYTES: usize = 4 << 20;
 /// How long the process waits at exit for the last lines.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Lines dropped since the process started.
 static LOST_LINES: AtomicU64 = AtomicU64::new(0);
 
 /// Log lines that were dropped since the process started.
@@ -60,14 +58,12 @@ struct BufferedLines {
     lost: u64,
 }
 
-/// Starts logging.
-///
-/// # Errors
-/// If a global logger is already set.
 pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
     let lines = LogBuffer::default();
     let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(lines.clone()).with_target(false);
+    let buffer = lines.clone();
+    let builder =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(move || buffer.clone()).with_target(false);
     let set = match log.format {
         LogFormat::Text => builder.with_ansi(false).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -144,18 +140,9 @@ impl Write for LogBuffer {
     }
 }
 
-impl<'a> MakeWriter<'a> for LogBuffer {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 /// Maximum number of uncovered paths to log.
 const MAX_UNCOVERED_PATHS: usize = 1000;
 
-/// Logs requests and engine events.
 #[derive(Debug, Default)]
 pub struct LogObserver {
     /// Hashes of the logged paths that got a key but are not covered.

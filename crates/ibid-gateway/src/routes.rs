@@ -17,6 +17,7 @@ use self::pattern::PathComparison;
 mod path;
 mod pattern;
 
+pub use crate::config::GrpcUnknown;
 pub use path::normalise;
 pub use pattern::{Match, PathPattern};
 
@@ -66,13 +67,6 @@ pub struct RouteCandidates<'a> {
     pub others: Vec<&'a RouteEntry>,
     /// Whether the path has dot segments, so that it may resolve to any path.
     pub has_dot_segments: bool,
-}
-
-/// What happens to gRPC calls that no route names and whose method is not known to be unary.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GrpcUnknown {
-    Refuse,
-    Pass,
 }
 
 impl RouteEntry {

@@ -168,8 +168,7 @@ impl ConfigSnapshot {
     fn can_reuse_upstreams(&self, settings: &GatewaySettings) -> bool {
         self.settings.max_upstream == settings.max_upstream
             && self.settings.upstream_idle == settings.upstream_idle
-            && self.settings.upstream_ca == settings.upstream_ca
-            && self.settings.upstream_identity == settings.upstream_identity
+            && self.settings.upstream_tls == settings.upstream_tls
     }
 
     /// The headers that carry the key of requests with this method, for a CORS preflight. `None` if no route covers them.
@@ -275,7 +274,7 @@ fn build_upstream(
         max_connections: settings.max_upstream,
         pool_timeout: settings.limits.pool_timeout,
         idle_timeout: settings.upstream_idle,
-        tls: tls::client_config("upstream_", settings.upstream_ca.as_ref(), settings.upstream_identity.as_ref())?,
+        tls: tls::client_config("upstream_", &settings.upstream_tls)?,
         is_grpc: is_call,
         ..upstream::UpstreamSettings::default()
     };

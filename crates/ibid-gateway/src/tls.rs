@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustls::{
-    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, ServerConfig,
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, ServerConfig, WantsVerifier,
     client::{
         WantsClientCert, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -12,27 +12,21 @@ use rustls::{
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 
-use crate::config::{ClientIdentity, Pem, TlsSettings};
+use crate::config::{ClientIdentity, ClientTls, Pem, TlsSettings};
 
 /// Returns the TLS configuration of the listener: HTTP/2 if the client supports it, else HTTP/1.1.
-///
-/// # Errors
-/// Returns an error if the certificate or its key is invalid.
 pub fn listener_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
     server_config("tls", tls, &["h2", "http/1.1"])
 }
 
 /// Returns the TLS configuration of the admin port: HTTP/1.1.
-///
-/// # Errors
-/// Returns an error if the certificate or its key is invalid.
 pub fn admin_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
     server_config("admin.tls", tls, &["http/1.1"])
 }
 
 /// `table` names the configuration table, for errors.
 fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
-    let chain = parse_certificates(&tls.cert).map_err(|why| format!("{table}.cert: {why}"))?;
+    let chain = parse_certificates(tls.cert.text()).map_err(|why| format!("{table}.cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(tls.key.text().as_bytes()).map_err(|why| format!("{table}.key: {why}"))?;
     let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
@@ -48,39 +42,35 @@ fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<
 fn client_verifier(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let Some(ca) = ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
     let named = format!("{table}.client_ca");
-    let roots = Arc::new(parse_roots(&named, ca)?);
+    let roots = Arc::new(parse_roots(&named, ca.text())?);
     WebPkiClientVerifier::builder_with_provider(roots, crypto_provider())
         .build()
         .map_err(|why| format!("{named}: {why}"))
 }
 
-/// Returns the TLS configuration for connections to another server. Without `ca`, trusts the system's CAs; without
-/// `shown`, presents no certificate. `whose` is the prefix of the settings' names, for errors.
-///
-/// # Errors
-/// Returns an error if a certificate is invalid.
-pub fn client_config(
-    whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
-) -> Result<Option<Arc<ClientConfig>>, String> {
-    if ca.is_none() && shown.is_none() {
+/// Returns the TLS configuration for connections to another server. `None` if the
+/// defaults apply. `whose` is the prefix of the settings' names, for errors.
+pub fn client_config(whose: &str, tls: &ClientTls) -> Result<Option<Arc<ClientConfig>>, String> {
+    if *tls == ClientTls::default() {
         return Ok(None);
     }
-    let roots = match ca {
-        Some(ca) => parse_roots(&format!("{whose}ca"), ca)?,
+    let roots = match &tls.ca {
+        Some(ca) => parse_roots(&format!("{whose}ca"), ca.text())?,
         None => native_roots().map_err(|why| format!("no usable root certificates on this system: {why}"))?,
     };
-    let config = ClientConfig::builder_with_provider(crypto_provider())
-        .with_safe_default_protocol_versions()
-        .expect("the provider knows them")
-        .with_root_certificates(roots);
-    Ok(Some(Arc::new(with_identity(config, whose, shown)?)))
+    Ok(Some(Arc::new(with_identity(client_builder().with_root_certificates(roots), whose, tls)?)))
+}
+
+fn client_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
+    let builder = ClientConfig::builder_with_provider(crypto_provider());
+    builder.with_safe_default_protocol_versions().expect("the provider knows them")
 }
 
 fn with_identity(
-    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, shown: Option<&ClientIdentity>,
+    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, tls: &ClientTls,
 ) -> Result<ClientConfig, String> {
-    let Some(ClientIdentity { cert, key }) = shown else { return Ok(config.with_no_client_auth()) };
-    let chain = parse_certificates(cert).map_err(|why| format!("{whose}cert: {why}"))?;
+    let Some(ClientIdentity { cert, key }) = &tls.identity else { return Ok(config.with_no_client_auth()) };
+    let chain = parse_certificates(cert.text()).map_err(|why| format!("{whose}cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(key.text().as_bytes()).map_err(|why| format!("{whose}key: {why}"))?;
     config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))
 }
@@ -88,52 +78,30 @@ fn with_identity(
 /// Returns the TLS configuration of `ibid health`. It connects to an IP address of its own machine, so it cannot check
 /// the certificate's name. The certificate must be issued by one of these CAs, if any are given. The health check
 /// exchanges no secrets.
-///
-/// # Errors
-/// Returns an error if a certificate is invalid.
-pub fn health_client_config(
-    whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
-) -> Result<Arc<ClientConfig>, String> {
+pub fn health_client_config(whose: &str, tls: &ClientTls) -> Result<Arc<ClientConfig>, String> {
     let named = format!("{whose}ca");
-    let chain = ca.map(|ca| {
-        let roots = Arc::new(parse_roots(&named, ca)?);
-        WebPkiServerVerifier::builder_with_provider(roots, crypto_provider())
-            .build()
-            .map_err(|why| format!("{named}: {why}"))
+    let chain = tls.ca.as_ref().map(|ca| {
+        let roots = Arc::new(parse_roots(&named, ca.text())?);
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, crypto_provider()).build();
+        verifier.map_err(|why| format!("{named}: {why}"))
     });
-    let config = ClientConfig::builder_with_provider(crypto_provider())
-        .with_safe_default_protocol_versions()
-        .expect("the provider knows them")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyNameVerifier {
-            chain: chain.transpose()?,
-            provider: crypto_provider(),
-        }));
-    Ok(Arc::new(with_identity(config, whose, shown)?))
+    let verifier = AnyNameVerifier { chain: chain.transpose()?, provider: crypto_provider() };
+    let config = client_builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+    Ok(Arc::new(with_identity(config, whose, tls)?))
 }
 
 /// Returns the TLS configuration of `ibid conform`: it trusts these certificates, those of the system, or all.
-///
-/// # Errors
-/// Returns an error if a certificate is invalid.
 pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>, String> {
-    let builder = ClientConfig::builder_with_provider(crypto_provider())
-        .with_safe_default_protocol_versions()
-        .expect("the provider knows them");
     let mut config = if insecure {
         let anybody = AnyNameVerifier { chain: None, provider: crypto_provider() };
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(anybody)).with_no_client_auth()
+        client_builder().dangerous().with_custom_certificate_verifier(Arc::new(anybody)).with_no_client_auth()
     } else {
         let mut roots = RootCertStore::empty();
         match ca {
-            Some(pem) => {
-                for certificate in parse_pem(pem).map_err(|why| format!("--ca: {why}"))? {
-                    roots.add(certificate).map_err(|why| format!("--ca: {why}"))?;
-                }
-            }
+            Some(pem) => roots = parse_roots("--ca", pem)?,
             None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
         }
-        builder.with_root_certificates(roots).with_no_client_auth()
+        client_builder().with_root_certificates(roots).with_no_client_auth()
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
@@ -164,23 +132,15 @@ impl ServerCertVerifier for AnyNameVerifier {
     fn verify_tls12_signature(
         &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
     fn verify_tls13_signature(
         &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
@@ -188,7 +148,7 @@ impl ServerCertVerifier for AnyNameVerifier {
     }
 }
 
-fn parse_roots(key: &str, ca: &Pem) -> Result<RootCertStore, String> {
+fn parse_roots(key: &str, ca: &str) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in parse_certificates(ca).map_err(|why| format!("{key}: {why}"))? {
         roots.add(certificate).map_err(|why| format!("{key}: {why}"))?;
@@ -200,19 +160,13 @@ fn parse_roots(key: &str, ca: &Pem) -> Result<RootCertStore, String> {
 pub(crate) fn native_roots() -> Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    let (added, _unparsable) = roots.add_parsable_certificates(found.certs);
-    if added == 0 {
-        let why = found.errors.first().map_or_else(|| "none installed".to_owned(), ToString::to_string);
-        return Err(why);
+    match roots.add_parsable_certificates(found.certs) {
+        (0, _) => Err(found.errors.first().map_or_else(|| "none installed".to_owned(), ToString::to_string)),
+        _ => Ok(roots),
     }
-    Ok(roots)
 }
 
-fn parse_certificates(pem: &Pem) -> Result<Vec<CertificateDer<'static>>, String> {
-    parse_pem(pem.text())
-}
-
-fn parse_pem(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+fn parse_certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     match all {
         Ok(all) if all.is_empty() => Err("there is no certificate in it".into()),

@@ -68,7 +68,6 @@ struct SpanDetails {
     original: Option<SpanContext>,
 }
 
-/// The span of the app's run.
 struct RunSpan {
     context: SpanContext,
     began: Instant,
@@ -107,7 +106,7 @@ impl RequestTrace {
         }
         let parent = caller.map(|(place, _)| place);
         let place = parent.map_or_else(SpanContext::new_root, SpanContext::child);
-        let traced = RequestSpan {
+        Some(Self(Arc::new(RequestSpan {
             tracer: tracer.clone(),
             context: place,
             parent: parent.map(|parent| parent.span_id),
@@ -115,8 +114,7 @@ impl RequestTrace {
             method: request.method().to_string(),
             path: request.uri().path().to_owned(),
             details: Mutex::default(),
-        };
-        Some(Self(Arc::new(traced)))
+        })))
     }
 
     /// Polls the work on the request with this trace as the current one, also after the client has left.
@@ -144,12 +142,11 @@ impl RequestTrace {
     pub fn send(&self, headers: &mut HeaderMap, claimed: bool) -> UpstreamSpan {
         let place = self.0.context.child();
         headers.insert(TRACEPARENT, place.to_header());
-        let run = RunSpan { context: place, began: Instant::now(), took: None, status: None };
-        if !claimed {
-            return UpstreamSpan { trace: self.clone(), unclaimed_run: Some(run) };
+        let mut run = Some(RunSpan { context: place, began: Instant::now(), took: None, status: None });
+        if claimed {
+            self.0.details.lock().run = run.take();
         }
-        self.0.details.lock().run = Some(run);
-        UpstreamSpan { trace: self.clone(), unclaimed_run: None }
+        UpstreamSpan { trace: self.clone(), unclaimed_run: run }
     }
 
     fn enter<R>(&self, inside: impl FnOnce() -> R) -> R {
@@ -166,14 +163,10 @@ impl RequestTrace {
 
 /// Removes [`ORIGINAL_TRACE_HEADER`] from a response and parses it.
 pub fn take_original_context<B>(answer: &mut Response<B>) -> Option<SpanContext> {
-    answer
-        .headers_mut()
-        .remove(ORIGINAL_TRACE_HEADER)
-        .and_then(|kept| SpanContext::parse(&kept))
-        .map(|(place, _)| place)
+    let kept = answer.headers_mut().remove(ORIGINAL_TRACE_HEADER)?;
+    SpanContext::parse(&kept).map(|(place, _)| place)
 }
 
-/// The span of a request to the app.
 pub struct UpstreamSpan {
     trace: RequestTrace,
     /// Set if the request runs without a claim: the span ends with the response head.
@@ -222,13 +215,10 @@ impl Drop for RequestSpan {
         if let Some(run) = &noted.run {
             self.export_run("run", run);
         }
-        let name = noted.route.as_ref().map_or_else(
-            || self.method.clone(),
-            |route| match route.as_str() {
-                "*" => self.method.clone(),
-                route => route.to_owned(),
-            },
-        );
+        let name = match noted.route.as_deref() {
+            None | Some("*") => self.method.clone(),
+            Some(route) => route.to_owned(),
+        };
         let end = self.began.wall_time(noted.ended.unwrap_or_else(Instant::now));
         let mut span = FinishedSpan::new(self.context, self.parent, name, SpanKind::Server, self.began.wall, end);
         span.set_text("http.request.method", Some(self.method.clone()));
@@ -247,7 +237,6 @@ impl Drop for RequestSpan {
     }
 }
 
-/// Records engine events in the current trace, then forwards them.
 pub struct TraceObserver(pub Arc<dyn Observer>);
 
 impl Observer for TraceObserver {

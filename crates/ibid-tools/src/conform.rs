@@ -28,10 +28,8 @@ mod report;
 mod request;
 mod session;
 
-/// The body of the operation by default.
 const DEFAULT_BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;
 
-/// `ibid conform`.
 #[derive(Debug, Args)]
 pub struct ConformArgs {
     /// The operation, such as http://127.0.0.1:8080/payments. It is executed some dozens of times
@@ -121,9 +119,6 @@ pub struct ConformArgs {
 pub type TlsBuilder<'a> = &'a dyn Fn(Option<&str>, bool) -> Result<Arc<ClientConfig>, String>;
 
 /// Runs every check of the profile and prints the findings. Returns whether none failed.
-///
-/// # Errors
-/// Returns an error if there was no run.
 pub fn run(args: &ConformArgs, tls: TlsBuilder<'_>, out: &mut dyn io::Write) -> Result<bool, CommandError> {
     if args.list {
         report::print_rules(&args.profile, out)?;
@@ -166,7 +161,6 @@ fn read_text(path: &Path) -> Result<String, CommandError> {
     })
 }
 
-/// Adds a member to a JSON object.
 fn one_more(body: &str) -> Option<String> {
     let inner = body.trim_end().strip_suffix('}')?;
     let rest = inner.trim_start().strip_prefix('{')?;

@@ -12,7 +12,6 @@ use ibid::{
 
 use crate::format::{format_duration, format_list, format_size};
 
-/// Returns every dial of a policy by name.
 pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
     let label = [("tenant", &policy.label.tenant), ("user", &policy.label.user)];
     let mut labels: Vec<String> = label

@@ -21,7 +21,6 @@ pub enum CommandError {
     Conflict(String),
     #[error("{0}")]
     Failed(String),
-    /// The arguments are invalid.
     #[error("ibid: {0}")]
     Usage(String),
     /// A setting is invalid. The line names it.

@@ -26,7 +26,6 @@ mod json;
 mod new_value;
 mod yaml;
 
-/// `ibid openapi`.
 #[derive(Debug, clap::Args)]
 pub struct OpenapiArgs {
     /// The OpenAPI document, 3.0 or 3.1, JSON or YAML
@@ -52,7 +51,6 @@ pub struct OpenapiArgs {
 /// The route that covers an operation.
 pub struct CoveringRoute<'a> {
     pub policy: &'a Policy,
-    /// Whether a quota limits callers.
     pub has_quota: bool,
     /// Whether this is `[policy]`, which covers the paths that no route names.
     pub is_default_policy: bool,
@@ -62,9 +60,6 @@ pub struct CoveringRoute<'a> {
 pub type FindRoute<'f, 'r> = &'f dyn Fn(&Method, &str) -> Option<CoveringRoute<'r>>;
 
 /// Annotates and writes. Notes go to `aside`.
-///
-/// # Errors
-/// Returns an error if the document is invalid, or if writing fails.
 pub fn run(
     args: &OpenapiArgs, find_route: FindRoute<'_, '_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {

@@ -18,7 +18,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    config::{AdminTls, AdminTlsArgs, Env, Secret},
+    config::{AdminTlsArgs, ClientTls, Env, Secret},
     tls,
     upstream::native_root_config,
 };
@@ -28,7 +28,6 @@ const ADMIN_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a response in bytes: enough for a thousand records, or one with a large body in hex.
 const MAX_RESPONSE_BYTES: usize = 512 << 20;
 
-/// The admin API that a command calls.
 #[derive(Clone, Default, Args)]
 pub(super) struct AdminArgs {
     /// The admin URL of a running gateway, such as http://127.0.0.1:8081
@@ -55,25 +54,20 @@ pub(super) struct AdminClient {
     token: Secret,
 }
 
-/// Where an admin port listens.
 pub(super) struct AdminAddress {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) tls: Option<Arc<ClientConfig>>,
 }
 
-/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AdminCallError {
-    /// The request was not sent.
     #[error("{0}")]
     NotSent(String),
-    /// The request may have been sent.
     #[error("{0}")]
     ResponseLost(String),
 }
 
-/// The API's error body.
 #[derive(Debug, Deserialize)]
 struct ApiProblem {
     #[serde(default)]
@@ -207,8 +201,8 @@ impl AdminAddress {
     }
 }
 
-fn tls_config(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, CommandError> {
-    match tls::client_config("--admin-", ca.as_ref(), shown.as_ref()).map_err(CommandError::Usage)? {
+fn tls_config(given: &ClientTls) -> Result<Arc<ClientConfig>, CommandError> {
+    match tls::client_config("--admin-", given).map_err(CommandError::Usage)? {
         Some(config) => Ok(config),
         None => native_root_config()
             .map(Arc::new)

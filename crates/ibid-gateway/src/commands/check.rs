@@ -18,7 +18,6 @@ use crate::{
     snapshot::ConfigSnapshot,
 };
 
-/// `ibid check`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CheckArgs {
     /// The configuration file
@@ -44,10 +43,6 @@ impl ConfigComparison {
     }
 }
 
-/// Checks and prints.
-///
-/// # Errors
-/// Returns an error if a file is invalid, or if printing fails.
 pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<ConfigComparison, CommandError> {
     let settings = GatewaySettings::load(&ServeArgs::for_file(&args.file), env)?;
     // Loads certificates, keys and upstreams as a start does.

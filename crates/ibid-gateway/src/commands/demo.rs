@@ -31,7 +31,6 @@ use crate::{
     metrics::MetricsObserver,
 };
 
-/// Options of the demo.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Where clients connect
@@ -42,10 +41,6 @@ pub struct DemoArgs {
     pub admin: SocketAddr,
 }
 
-/// Runs the demo until Ctrl-C.
-///
-/// # Errors
-/// Returns an error if an address cannot be bound.
 pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
     serve::block_on(async {
         let failed = |what: &str, why: &dyn Display| CommandError::Failed(format!("{what}{why}"));
@@ -103,7 +98,6 @@ fn print_instructions(address: SocketAddr, admin: SocketAddr, token: &str, app: 
     let _ = std::io::stdout().flush();
 }
 
-/// Prints each request to the terminal.
 struct TerminalObserver {
     app: Arc<DemoPaymentsApi>,
     colour: bool,

@@ -15,14 +15,13 @@ use tokio::time::timeout;
 
 use super::{admin_client::AdminAddress, open_store};
 use crate::{
-    config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, ServeArgs},
+    config::{AdminTlsArgs, Env, GatewaySettings, ServeArgs},
     tls,
 };
 
 /// Timeout of the answer. Readiness includes a store call, which may take a second.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// `ibid health`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HealthArgs {
     /// The gateway's configuration file [env: IBID_CONFIG]
@@ -40,9 +39,6 @@ pub struct HealthArgs {
 }
 
 /// Prints the gateway's answer if it is healthy.
-///
-/// # Errors
-/// Returns an error if it is unhealthy or unreachable.
 pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let serve = ServeArgs {
         config: args.config.clone(),
@@ -57,10 +53,7 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
     let addr = local_address(admin.listen);
     let tls = match &admin.tls {
         None => None,
-        Some(_) => {
-            let AdminTls { ca, shown } = args.tls.load(env)?;
-            Some(tls::health_client_config("--admin-", ca.as_ref(), shown.as_ref()).map_err(CommandError::Usage)?)
-        }
+        Some(_) => Some(tls::health_client_config("--admin-", &args.tls.load(env)?).map_err(CommandError::Usage)?),
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let path = if args.ready { "/readyz" } else { "/healthz" };

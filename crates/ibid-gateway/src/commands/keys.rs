@@ -19,7 +19,7 @@ use http::{HeaderMap, StatusCode};
 use ibid::store::{Address, EntryState, Fence};
 use ibid_tools::CommandError;
 
-use self::target::KeysTarget;
+use self::target::KeysBackend;
 use super::{
     admin_client::AdminArgs,
     open_store,
@@ -36,7 +36,6 @@ mod reseal;
 mod show;
 mod target;
 
-/// The subcommand and its arguments.
 #[derive(Debug, Args)]
 pub struct KeysArgs {
     #[command(subcommand)]
@@ -161,7 +160,6 @@ struct ResealArgs {
     json: bool,
 }
 
-/// One entry, by its address or by its tags.
 #[derive(Debug, Args)]
 struct EntryArgs {
     /// The entry's address, 64 hex digits
@@ -196,9 +194,6 @@ enum OutcomeName {
 }
 
 /// Runs the subcommand and prints to `out`. `aside` gets the log line of a change, and the cursor of a list.
-///
-/// # Errors
-/// Returns an error if the entry does not exist or has another state, or if the store cannot be used.
 pub fn run(
     args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
@@ -215,10 +210,9 @@ pub fn run(
 fn list(
     args: &ListArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    let target = KeysTarget::from_args(&args.target, env)?;
     let query = RecordQuery { state: args.state, older_than: args.older_than, ..args.tags.query() };
     let (source, page) = open_store::block_on(async {
-        let source = target.open().await?;
+        let source = KeysBackend::open(&args.target, env, false).await?;
         let page = source.list(query, args.cursor, args.limit as usize).await?;
         Ok((source, page))
     })?;
@@ -239,9 +233,8 @@ fn show_one(
     args: &ShowArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
-    let target = KeysTarget::from_args(&args.target, env)?;
     let (source, view) = open_store::block_on(async {
-        let source = target.open().await?;
+        let source = KeysBackend::open(&args.target, env, false).await?;
         let view = source.find_one(query).await?;
         Ok((source, view))
     })?;
@@ -261,13 +254,13 @@ fn change(
     args: &ChangeArgs, action: Wish, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
-    let target = KeysTarget::from_args(&args.target, env)?;
     let change = ChangeRequest { action, reason: args.reason.clone(), fence: args.fence };
-    let (told, failed) = open_store::block_on(async { target.open().await?.change(query, &change).await })?;
+    let (told, failed) = open_store::block_on(async {
+        KeysBackend::open(&args.target, env, false).await?.change(query, &change).await
+    })?;
     show::print_change(&told, failed, args.json, out, aside)
 }
 
-/// Reads the outcome from the flags.
 fn parse_resolution(args: &ResolveArgs) -> Result<Wish, CommandError> {
     let usage = |what: &str| CommandError::Usage(what.into());
     if args.outcome == OutcomeName::NotExecuted {

@@ -12,7 +12,6 @@ use ibid_tools::CommandError;
 use super::open_store;
 use crate::config::{self, Env, StoreSelection};
 
-/// `ibid migrate`.
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
     #[command(flatten)]
@@ -25,10 +24,6 @@ pub struct MigrateArgs {
     down: bool,
 }
 
-/// Migrates, and prints what was done.
-///
-/// # Errors
-/// Returns an error if no PostgreSQL store is named, or if the migration fails.
 pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
     let url = settings.authority_url();

@@ -15,8 +15,6 @@ use crate::{
     routes::RouteTable,
 };
 
-/// # Errors
-/// Returns an error if the document or the configuration is invalid, or if writing fails.
 pub fn run(
     args: &OpenapiArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {

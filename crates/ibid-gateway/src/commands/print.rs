@@ -4,7 +4,6 @@ use std::io;
 
 use serde::Serialize;
 
-/// Prints aligned columns.
 pub(super) fn print_columns<const N: usize>(rows: &[[String; N]], out: &mut dyn io::Write) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();

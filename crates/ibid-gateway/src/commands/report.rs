@@ -16,7 +16,6 @@ use crate::{
     config::Env,
 };
 
-/// `ibid report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     #[command(flatten)]
@@ -26,10 +25,6 @@ pub struct ReportArgs {
     json: bool,
 }
 
-/// Queries a gateway and prints its report.
-///
-/// # Errors
-/// Returns an error if the gateway cannot be queried.
 pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let Some(api) = AdminClient::from_args(&args.admin, env)? else {
         let what = "which gateway? name its admin address, such as --admin http://127.0.0.1:8081";

@@ -12,7 +12,7 @@ use std::{
 use ibid::{
     Ibid, Journal, Observer,
     http::Cors,
-    store::{Address, Store, SweepResult},
+    store::{Address, Store},
 };
 use ibid_stores::{OpenedStore, ProcessLock};
 use ibid_tools::CommandError;
@@ -22,6 +22,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::sweep;
 use crate::{
     admin::AdminServer,
     config::{Env, GatewaySettings, SealSettings, ServeArgs},
@@ -36,13 +37,7 @@ use crate::{
 
 /// Minimum timeout of the store check at start-up.
 const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum number of entries that one sweep removes.
-const SWEEP_BATCH: u32 = 1000;
 
-/// Runs the gateway until it is stopped.
-///
-/// # Errors
-/// Returns an error if it cannot start.
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
     let settings = GatewaySettings::load(&args, env)?;
     let _logs = logs::start(&settings.log).map_err(CommandError::Conflict)?;
@@ -85,10 +80,6 @@ pub struct RunningGateway {
 }
 
 impl RunningGateway {
-    /// Starts a gateway on a store.
-    ///
-    /// # Errors
-    /// Returns an error if an address cannot be bound, or if the journal, a certificate or the store cannot be used.
     pub async fn start(
         settings: GatewaySettings, args: ServeArgs, opened: OpenedStore, watched: Arc<MetricsObserver>,
     ) -> Result<Self, String> {
@@ -118,7 +109,7 @@ impl RunningGateway {
         let admin_secure = admin.as_ref().is_some_and(AdminServer::is_secure);
         let (end, ended) = oneshot::channel();
         let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
-        tokio::spawn(sweep(ibid.clone(), sweep_every));
+        tokio::spawn(sweep_periodically(ibid.clone(), sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
         // Installs the handler now, not when the task is first polled: until then SIGHUP would kill the process.
@@ -160,7 +151,6 @@ impl RunningGateway {
         &self.live
     }
 
-    /// Shuts down gracefully.
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
@@ -254,22 +244,13 @@ async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Resu
     Ok(())
 }
 
-async fn sweep(ibid: Ibid, every: Duration) {
+async fn sweep_periodically(ibid: Ibid, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
-        let mut all = SweepResult::default();
-        while let Ok(swept) = ibid.engine().store().sweep(SWEEP_BATCH).await {
-            all.removed = all.removed.saturating_add(swept.removed);
-            all.lapsed = all.lapsed.saturating_add(swept.lapsed);
-            if !swept.more {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        match all {
-            SweepResult { removed: 0, lapsed: 0, .. } => {}
-            SweepResult { removed, lapsed: 0, .. } => tracing::debug!(removed, "swept"),
-            SweepResult { removed, lapsed, .. } => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
+        match sweep::sweep(ibid.engine().store().as_ref()).await.0 {
+            (0, 0) => {}
+            (removed, 0) => tracing::debug!(removed, "swept"),
+            (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
         }
     }
 }

@@ -6,7 +6,6 @@ use clap::{Args, Subcommand};
 use ibid_stores::embedded::{self, OpenError};
 use ibid_tools::CommandError;
 
-/// The subcommand and its arguments.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
     #[command(subcommand)]
@@ -33,9 +32,6 @@ enum StoreCommand {
 }
 
 /// Runs the subcommand. Returns `false` if a part of the store is unreadable.
-///
-/// # Errors
-/// Returns an error if there is no store, if a gateway has it open, or if the disk fails.
 pub fn run(args: &StoreArgs, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<bool, CommandError> {
     let (StoreCommand::Check { path } | StoreCommand::Dump { path } | StoreCommand::Compact { path }) = &args.command;
     let failed = |why: OpenError| CommandError::Failed(format!("{}: {why}", path.display()));

@@ -4,7 +4,7 @@
 use std::io;
 
 use clap::Args;
-use ibid::store::Store;
+use ibid::store::{Store, StoreError};
 use ibid_tools::CommandError;
 
 use super::open_store;
@@ -13,35 +13,36 @@ use crate::config::{self, Env, StoreSelection};
 /// Maximum number of entries that one call removes, so that no call delays others.
 const SWEEP_BATCH: u32 = 1000;
 
-/// `ibid sweep`.
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     #[command(flatten)]
     store: StoreSelection,
 }
 
-/// Sweeps until nothing is left, and prints the counts.
-///
-/// # Errors
-/// Returns an error if the store cannot be used.
 pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
-    let (removed, lapsed) =
-        open_store::block_on(async { sweep(&*open_store::open_store(&settings, None).await?.store).await })?;
-    writeln!(out, "removed {removed}, lapsed {lapsed}")?;
-    Ok(())
+    let (removed, lapsed) = open_store::block_on(async {
+        let (counts, ended) = sweep(&*open_store::open_store(&settings, None).await?.store).await;
+        Ok(ended.map(|()| counts)?)
+    })?;
+    Ok(writeln!(out, "removed {removed}, lapsed {lapsed}")?)
 }
 
-async fn sweep(store: &dyn Store) -> Result<(u64, u64), CommandError> {
+/// Sweeps until nothing is left. Returns the numbers of removed entries and of expired leases, and why it ended early.
+pub(super) async fn sweep(store: &dyn Store) -> ((u64, u64), Result<(), StoreError>) {
     let (mut removed, mut lapsed) = (0, 0);
     loop {
-        let swept = store.sweep(SWEEP_BATCH).await?;
+        let swept = match store.sweep(SWEEP_BATCH).await {
+            Ok(swept) => swept,
+            Err(why) => return ((removed, lapsed), Err(why)),
+        };
         removed += u64::from(swept.removed);
         lapsed += u64::from(swept.lapsed);
         // A store that reports more entries but removes none would never end.
         if !swept.more || (swept.removed == 0 && swept.lapsed == 0) {
-            return Ok((removed, lapsed));
+            return ((removed, lapsed), Ok(()));
         }
+        tokio::task::yield_now().await;
     }
 }
 
@@ -77,8 +78,8 @@ mod tests {
         }
         claim(many, Duration::from_secs(86_400)).await;
         tokio::time::advance(Duration::from_secs(600)).await;
-        assert_eq!(sweep(&store).await.unwrap().0, u64::from(many), "in more than one batch");
-        assert_eq!(sweep(&store).await.unwrap().0, 0);
+        assert_eq!(sweep(&store).await.0.0, u64::from(many), "in more than one batch");
+        assert_eq!(sweep(&store).await.0.0, 0);
         assert_eq!(store.admin().counts().await.unwrap().unknown, 1);
     }
 }

@@ -7,7 +7,7 @@ use super::{
     env::{Env, ValueResolver},
     error::ConfigError,
     secret::Secret,
-    settings::{ClientIdentity, Pem},
+    settings::{ClientIdentity, ClientTls, Pem},
     toml_node::Scalar,
 };
 
@@ -25,30 +25,17 @@ pub struct AdminTlsArgs {
     pub admin_key: Option<PathBuf>,
 }
 
-/// The files of [`AdminTlsArgs`], read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AdminTls {
-    /// CAs for the admin port's certificate.
-    pub ca: Option<Pem>,
-    /// The client certificate.
-    pub shown: Option<ClientIdentity>,
-}
-
 impl AdminTlsArgs {
     /// Whether a flag is set. Variables do not count: they may be meant for another command.
     pub fn has_flags(&self) -> bool {
         self.admin_ca.is_some() || self.admin_cert.is_some() || self.admin_key.is_some()
     }
 
-    /// Reads the files.
-    ///
-    /// # Errors
-    /// Returns the first file that cannot be used, as one line.
-    pub fn load(&self, env: &Env<'_>) -> Result<AdminTls, ConfigError> {
+    pub fn load(&self, env: &Env<'_>) -> Result<ClientTls, ConfigError> {
         let ca = read_pem("admin-ca", self.admin_ca.as_ref(), env)?;
         let cert = read_pem("admin-cert", self.admin_cert.as_ref(), env)?;
         let key = read_pem("admin-key", self.admin_key.as_ref(), env)?;
-        let shown = match (cert, key) {
+        let identity = match (cert, key) {
             (Some(cert), Some(key)) => Some(ClientIdentity { cert, key }),
             (None, None) => None,
             (cert, _) => {
@@ -56,7 +43,7 @@ impl AdminTlsArgs {
                 return Err(ConfigError::new(missing, "", "missing; a certificate and its key belong together"));
             }
         };
-        Ok(AdminTls { ca, shown })
+        Ok(ClientTls { ca, identity })
     }
 }
 

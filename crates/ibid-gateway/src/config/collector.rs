@@ -9,7 +9,6 @@ use super::toml_node::Scalar;
 /// The usual port of collectors for OTLP over HTTP.
 const DEFAULT_OTLP_PORT: u16 = 4318;
 
-/// A collector that accepts OTLP over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collector {
     secure: bool,
@@ -22,7 +21,6 @@ impl Collector {
         self.secure
     }
 
-    /// Scheme, host and port.
     pub fn origin(&self) -> String {
         format!("{}://{}", if self.secure { "https" } else { "http" }, self.address)
     }

@@ -8,7 +8,6 @@ use crate::routes::{Match, RouteEntry, RouteTable};
 /// The preset if none is named.
 const DEFAULT_PRESET: &str = "ietf";
 
-/// Builds every route.
 pub(super) fn build_route_table(
     policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>,
 ) -> Result<RouteTable, ConfigError> {

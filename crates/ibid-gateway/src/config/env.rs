@@ -21,13 +21,11 @@ pub(super) struct ValueResolver<'a> {
 }
 
 impl<'a> Env<'a> {
-    /// The variables of this process.
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     pub fn process() -> Self {
         Self(Box::new(|name| std::env::var_os(name)))
     }
 
-    /// Only these variables.
     pub fn from_pairs(variables: &'a [(&'a str, &'a str)]) -> Self {
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
         Self(Box::new(move |name| find(name).map(|(_, value)| OsString::from(value))))
@@ -55,9 +53,6 @@ impl<'a> ValueResolver<'a> {
     }
 
     /// Resolves a text of the form `env:NAME` or `file:PATH`. Removes line breaks at the end.
-    ///
-    /// # Errors
-    /// Returns one sentence that names what is missing.
     pub(super) fn resolve(&self, text: &str) -> Result<Option<String>, String> {
         let mut value = if let Some(name) = text.strip_prefix("env:") {
             match self.env.variable(name)? {
@@ -83,7 +78,6 @@ impl<'a> ValueResolver<'a> {
         std::fs::read(self.record_path(path))
     }
 
-    /// The files that were read so far.
     pub(super) fn read_paths(&self) -> Vec<PathBuf> {
         self.read_paths.borrow().iter().cloned().collect()
     }

@@ -8,7 +8,7 @@ use super::{
     raw,
     secret::Secret,
     settings::{JwtKeys, JwtSettings, TokenSource},
-    validate::build_identity,
+    validate::build_client_tls,
 };
 use crate::{jwt::KeySet, routes::RouteTable};
 
@@ -43,8 +43,7 @@ pub(super) fn build_jwt(file: raw::RawJwt, lookup: &ValueResolver<'_>) -> Result
     }
     Ok(JwtSettings {
         keys,
-        ca: file.ca.map(|ca| ca.load(lookup)).transpose()?,
-        identity: build_identity("jwt.", file.cert, file.key, lookup)?,
+        tls: build_client_tls("jwt.", file.ca, file.cert, file.key, lookup)?,
         issuer: file.issuer,
         audience: file.audience,
         from: token_sources(file.from)?,

@@ -45,12 +45,9 @@ pub fn forgotten_answers(old: &GatewaySettings, new: &GatewaySettings) -> Vec<St
                 push_credential_change(&mut found, old, new);
             }
         }
-        Successor::Partial => push_unique(
-            &mut found,
-            format!("{}: {what} is no longer covered on all its paths: {RUNS_AGAIN}", route_title(route)),
-        ),
-        Successor::Uncovered => {
-            push_unique(&mut found, format!("{}: {what} is no longer covered: {RUNS_AGAIN}", route_title(route)))
+        Successor::Partial | Successor::Uncovered => {
+            let on_all = if matches!(successor, Successor::Partial) { " on all its paths" } else { "" };
+            push_unique(&mut found, format!("{}: {what} is no longer covered{on_all}: {RUNS_AGAIN}", route.title()));
         }
     });
     found
@@ -63,11 +60,8 @@ pub fn shortened_ttls(old: &GatewaySettings, new: &GatewaySettings) -> Vec<Strin
         let Successor::Route(successor) = successor else { return };
         if successor.policy.ttl < route.policy.ttl {
             let (from, to) = (format_duration(route.policy.ttl), format_duration(successor.policy.ttl));
-            let which = rename_title(route, successor);
-            push_unique(
-                &mut found,
-                format!("{which}: ttl shortened from {from} to {to}: answers will be forgotten sooner"),
-            );
+            let what = format!("ttl shortened from {from} to {to}: answers will be forgotten sooner");
+            push_unique(&mut found, format!("{}: {what}", rename_title(route, successor)));
         }
     });
     found
@@ -78,12 +72,8 @@ fn push_credential_change(found: &mut Vec<String>, old: &GatewaySettings, new: &
     let (from, to) = (old.credentials.headers(), new.credentials.headers());
     if from != to {
         let (from, to) = (bracketed_list(from), bracketed_list(to));
-        push_unique(
-            found,
-            format!(
-                "credentials changed from {from} to {to}: answers to callers with these headers will not be found again"
-            ),
-        );
+        let what = "answers to callers with these headers will not be found again";
+        push_unique(found, format!("credentials changed from {from} to {to}: {what}"));
     }
 }
 
@@ -139,16 +129,12 @@ fn covers_method(route: &RouteEntry, method: &Method) -> bool {
     route.protocol == Protocol::Http && route.policy.methods.contains(method)
 }
 
-fn route_title(route: &RouteEntry) -> &str {
-    route.title()
-}
-
 /// `POST /a`, or `POST /a (now POST|PUT /a)`.
 fn rename_title(route: &RouteEntry, successor: &RouteEntry) -> String {
     if route.name == successor.name {
-        return route_title(route).to_owned();
+        return route.title().to_owned();
     }
-    format!("{} (now {})", route_title(route), route_title(successor))
+    format!("{} (now {})", route.title(), successor.title())
 }
 
 /// Describes the differences between two routes that make answers unreachable: [`Policy::has_same_records_as`], dial by
@@ -185,12 +171,8 @@ fn policy_changes(old: &RouteEntry, new: &RouteEntry) -> Vec<String> {
         compare("mode", from.mode.to_string(), to.mode.to_string(), RUNS_AGAIN);
     }
     if from.scope == to.scope && from.scope.contains(&ScopePart::Route) {
-        compare(
-            "match",
-            format!("{:?}", old.name),
-            format!("{:?}", new.name),
-            "it is part of scope, so remembered answers will not be found again",
-        );
+        let what = "it is part of scope, so remembered answers will not be found again";
+        compare("match", format!("{:?}", old.name), format!("{:?}", new.name), what);
     }
     found
 }

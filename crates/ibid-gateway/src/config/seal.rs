@@ -22,15 +22,11 @@ pub struct SealSettings {
     sealing: Option<Sealer>,
 }
 
-/// Bytes that `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 struct SealKeyBytes([u8; 32]);
 
 impl SealSettings {
     /// Reads only the `[seal]` table of the file that `choice` names. `None` if there is no such table.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting as one line, such as a key whose variable is not set.
     pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
         let Some(path) = config_path(choice.config.as_ref(), env)? else { return Ok(None) };
         let read = || {
@@ -65,7 +61,6 @@ impl SealSettings {
         parts.join("; ")
     }
 
-    /// Whether records that are not sealed are accepted.
     pub fn accepts_plain(&self) -> bool {
         self.rules.accept_plain
     }

@@ -27,9 +27,7 @@ impl Secret {
     pub fn expose(&self) -> &str {
         &self.0
     }
-}
 
-impl Secret {
     /// Reads `env:NAME` or `file:PATH`. Rejects a literal secret, which would be visible in the list of processes.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The finished settings. After start-up none of them can be invalid.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -10,14 +10,14 @@ use ibid_stores::seal::Sealer;
 use super::{
     collector::Collector,
     env::ValueResolver,
-    error::ConfigError,
+    error::{ConfigError, quote_list},
     seal::SealSettings,
     secret::Secret,
     store::StoreSettings,
     toml_node::{FromToml, Scalar, TomlNode, tables},
     values::{AtLeastOne, ByteLimit, HeaderBytes, Positive},
 };
-use crate::routes::{GrpcUnknown, RouteTable};
+use crate::routes::RouteTable;
 
 /// The value of `descriptors` that queries the upstreams by reflection.
 pub(super) const REFLECTION_KEYWORD: &str = "reflection";
@@ -35,10 +35,8 @@ pub struct GatewaySettings {
     pub tls: Option<TlsSettings>,
     /// The app's URL: scheme (`http`, `https`, `h2c`), host and port.
     pub upstream: String,
-    /// CAs for `https` upstreams, instead of the system's.
-    pub upstream_ca: Option<Pem>,
-    /// The client certificate for `https` upstreams that ask for one.
-    pub upstream_identity: Option<ClientIdentity>,
+    /// For `https` upstreams.
+    pub upstream_tls: ClientTls,
     /// Maximum number of connections per upstream.
     pub max_upstream: usize,
     /// How long an idle upstream connection may be reused.
@@ -86,7 +84,6 @@ pub struct GatewaySettings {
 /// The certificate of the client port or the admin port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The certificate chain.
     pub cert: Pem,
     pub key: Pem,
     /// Clients must present a certificate from one of these CAs.
@@ -96,18 +93,23 @@ pub struct TlsSettings {
 /// A client certificate and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The certificate chain.
     pub cert: Pem,
     pub key: Pem,
+}
+
+/// How the gateway and its commands connect to other servers with TLS.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientTls {
+    /// CAs for the server's certificate, instead of the system's.
+    pub ca: Option<Pem>,
+    /// The client certificate for servers that ask for one.
+    pub identity: Option<ClientIdentity>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceSettings {
     pub collector: Collector,
-    /// CAs for the collector's certificate, instead of the system's.
-    pub ca: Option<Pem>,
-    /// The client certificate for the collector.
-    pub identity: Option<ClientIdentity>,
+    pub tls: ClientTls,
 }
 
 tables! {
@@ -158,7 +160,6 @@ tables! {
 }
 
 impl QuotaSettings {
-    /// Whether any limit is set.
     pub fn is_set(&self) -> bool {
         self.new_keys.is_some() || self.new_bytes.is_some() || self.rate.is_some()
     }
@@ -168,10 +169,8 @@ impl QuotaSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JwtSettings {
     pub keys: JwtKeys,
-    /// CAs for the server of the keys, instead of the system's.
-    pub ca: Option<Pem>,
-    /// The client certificate for the server of the keys.
-    pub identity: Option<ClientIdentity>,
+    /// For the server of the keys.
+    pub tls: ClientTls,
     /// The required issuer; `None` accepts any.
     pub issuer: Option<String>,
     /// The accepted audiences; empty accepts any.
@@ -191,12 +190,10 @@ pub enum TokenSource {
     Cookie(String),
 }
 
-/// The keys that verify tokens.
 #[derive(Clone, PartialEq, Eq)]
 pub enum JwtKeys {
     /// A secret that is shared with the issuer.
     Secret(Secret),
-    /// Public keys.
     Pem(Pem),
     /// A JWK set. Never shown, because it may contain a private key by mistake.
     Jwks(Secret),
@@ -207,24 +204,6 @@ pub enum JwtKeys {
 /// The text of a PEM file, read at start-up. Never shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pem(pub(super) Secret);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-/// Each level includes those before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminSettings {
@@ -240,12 +219,6 @@ pub struct AdminSettings {
     pub tls: Option<TlsSettings>,
 }
 
-impl AdminSettings {
-    fn has_tls(this: Option<&Self>) -> bool {
-        this.is_some_and(|admin| admin.tls.is_some())
-    }
-}
-
 /// A token of the admin API and its holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminToken {
@@ -255,17 +228,6 @@ pub struct AdminToken {
     /// The holder's name in the audit trail: as configured, or the setting that contains the token.
     pub name: String,
     pub token: Secret,
-}
-
-/// The rights of a token's holder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Sees and changes everything.
-    Admin,
-    /// Sees everything.
-    Viewer,
-    /// Sees the user's own records.
-    User,
 }
 
 impl GatewaySettings {
@@ -278,6 +240,7 @@ impl GatewaySettings {
     pub fn settings_needing_restart(&self, old: &Self) -> Vec<&'static str> {
         // A reload applies new tokens and certificates.
         let fixed = |settings: &Self| settings.admin.as_ref().map(|admin| (admin.listen, admin.audit.clone()));
+        let has_admin_tls = |settings: &Self| settings.admin.as_ref().is_some_and(|admin| admin.tls.is_some());
         let all = [
             ("listen", self.listen != old.listen),
             // A reload applies new certificates, but cannot turn TLS on or off.
@@ -294,7 +257,7 @@ impl GatewaySettings {
             // A reload applies a new collector, but cannot turn tracing on or off.
             ("trace", self.trace.is_some() != old.trace.is_some()),
             ("admin", fixed(self) != fixed(old)),
-            ("admin.tls", AdminSettings::has_tls(self.admin.as_ref()) != AdminSettings::has_tls(old.admin.as_ref())),
+            ("admin.tls", has_admin_tls(self) != has_admin_tls(old)),
             ("store", self.store != old.store),
             ("seal", SealSettings::needs_restart(old.seal.as_ref(), self.seal.as_ref())),
         ];
@@ -364,42 +327,64 @@ impl FromToml for PemFile {
     }
 }
 
-/// Implements parsing for an enum of keywords.
-macro_rules! words {
-    ($type:ty, $what:literal, { $($word:literal => $value:path),+ $(,)? }) => {
-        impl FromStr for $type {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok($value),)+
-                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, super::error::quote_list([$($word),+]))),
-                }
-            }
+/// Declares enums of keywords.
+macro_rules! keywords {
+    ($($(#[$meta:meta])* $what:literal $name:ident { $($(#[$doc:meta])* $value:ident = $word:literal,)+ })+) => {$(
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$doc])* $value,)+
         }
 
-        impl fmt::Display for $type {
+        impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $($value => $word,)+ })
+                f.write_str(match self { $(Self::$value => $word,)+ })
             }
         }
 
-        impl Scalar for $type {
+        impl Scalar for $name {
             const ALLOWED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
 
             fn from_text(text: &str) -> Result<Self, String> {
-                text.parse()
+                match text {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, quote_list([$($word),+]))),
+                }
             }
         }
-    };
+    )+};
 }
 
-words!(LogFormat, "log format", { "text" => LogFormat::Text, "json" => LogFormat::Json });
-words!(LogLevel, "log level", {
-    "error" => LogLevel::Error, "warn" => LogLevel::Warn, "info" => LogLevel::Info, "debug" => LogLevel::Debug,
-    "trace" => LogLevel::Trace,
-});
-words!(GrpcUnknown, "way to treat unknown gRPC methods", {
-    "refuse" => GrpcUnknown::Refuse, "pass" => GrpcUnknown::Pass,
-});
-words!(Role, "role", { "admin" => Role::Admin, "viewer" => Role::Viewer, "user" => Role::User });
+keywords! {
+    "log format" LogFormat {
+        /// For people.
+        Text = "text",
+        /// One JSON object per line.
+        Json = "json",
+    }
+
+    /// Each level includes those before it.
+    "log level" LogLevel {
+        Error = "error",
+        Warn = "warn",
+        Info = "info",
+        Debug = "debug",
+        Trace = "trace",
+    }
+
+    /// The rights of a token's holder.
+    "role" Role {
+        /// Sees and changes everything.
+        Admin = "admin",
+        /// Sees everything.
+        Viewer = "viewer",
+        /// Sees the user's own records.
+        User = "user",
+    }
+
+    /// What happens to gRPC calls that no route names and whose method is not known to be unary.
+    "way to treat unknown gRPC methods" GrpcUnknown {
+        Refuse = "refuse",
+        Pass = "pass",
+    }
+}

@@ -70,9 +70,6 @@ impl fmt::Debug for StoreSelection {
 
 impl StoreSettings {
     /// Reads only the `[store]` table, so that an operator of the store does not need the gateway's secrets.
-    ///
-    /// # Errors
-    /// Returns the first invalid setting as one line, or that no store is named.
     pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Self, ConfigError> {
         let path = config_path(choice.config.as_ref(), env)?;
         let url: Option<RedactedStoreUrl> = read_override(&choice.store, "store", env)?;
@@ -138,7 +135,6 @@ impl StoreSettings {
         self.compress.unwrap_or_else(|| self.authority_url().store_url().kind() != StoreKind::Postgres)
     }
 
-    /// The URL of the authority.
     pub fn authority_url(&self) -> &RedactedStoreUrl {
         self.fallback.as_ref().unwrap_or(&self.url)
     }

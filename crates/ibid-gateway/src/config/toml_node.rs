@@ -79,13 +79,11 @@ impl<T: FromToml> FromToml for Vec<T> {
 }
 
 impl<'a> TomlNode<'a> {
-    /// The members of a table.
     pub(super) fn members(&self, allowed: &str) -> Result<Vec<(&'a str, TomlNode<'a>)>, ConfigError> {
         let Value::Table(table) = self.value else { return Err(self.wrong_type(allowed)) };
         Ok(table.iter().map(|(key, value)| (key.as_str(), self.child(self.path_of(key), value))).collect())
     }
 
-    /// The items of a list.
     pub(super) fn items(&self, allowed: &str) -> Result<Vec<TomlNode<'a>>, ConfigError> {
         let Value::Array(items) = self.value else { return Err(self.wrong_type(allowed)) };
         let item = |(at, value): (usize, &'a Value)| self.child(format!("{}[{}]", self.path, at + 1), value);

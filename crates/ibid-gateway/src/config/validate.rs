@@ -16,8 +16,8 @@ use super::{
     jwt, raw, seal,
     secret::UpstreamUrl,
     settings::{
-        AdminSettings, AdminToken, ClientIdentity, GatewaySettings, PemFile, REFLECTION_KEYWORD, Role, TlsSettings,
-        TraceSettings,
+        AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, PemFile, REFLECTION_KEYWORD, Role,
+        TlsSettings, TraceSettings,
     },
     warnings,
 };
@@ -65,8 +65,7 @@ pub(super) fn validate(
         listen,
         tls: file.tls.map(|tls| build_tls("tls", tls, lookup)).transpose()?,
         upstream: upstream.0,
-        upstream_ca: file.upstream_ca.map(|ca| ca.load(lookup)).transpose()?,
-        upstream_identity: build_identity("upstream_", file.upstream_cert, file.upstream_key, lookup)?,
+        upstream_tls: build_client_tls("upstream_", file.upstream_ca, file.upstream_cert, file.upstream_key, lookup)?,
         jwt,
         quota: file.quota,
         max_upstream: file.max_upstream,
@@ -203,22 +202,22 @@ fn build_trace(file: raw::RawTrace, lookup: &ValueResolver<'_>) -> Result<Option
             return Err(wrong(name, "certificates are for a collector at https://…; set trace.otlp to one"));
         }
     }
-    let ca = file.ca.map(|ca| ca.load(lookup)).transpose()?;
-    let identity = build_identity("trace.", file.cert, file.key, lookup)?;
-    Ok(file.otlp.map(|collector| TraceSettings { collector, ca, identity }))
+    let tls = build_client_tls("trace.", file.ca, file.cert, file.key, lookup)?;
+    Ok(file.otlp.map(|collector| TraceSettings { collector, tls }))
 }
 
-/// Builds a client certificate. `whose` is the prefix of the settings' names.
-pub(super) fn build_identity(
-    whose: &str, cert: Option<PemFile>, key: Option<PemFile>, lookup: &ValueResolver<'_>,
-) -> Result<Option<ClientIdentity>, ConfigError> {
+/// `whose` is the prefix of the settings' names.
+pub(super) fn build_client_tls(
+    whose: &str, ca: Option<PemFile>, cert: Option<PemFile>, key: Option<PemFile>, lookup: &ValueResolver<'_>,
+) -> Result<ClientTls, ConfigError> {
     let missing = |name: &str| wrong(format!("{whose}{name}"), "missing; a certificate and its key belong together");
-    match (cert, key) {
-        (None, None) => Ok(None),
-        (Some(cert), Some(key)) => Ok(Some(ClientIdentity { cert: cert.load(lookup)?, key: key.load(lookup)? })),
-        (None, _) => Err(missing("cert")),
-        (_, None) => Err(missing("key")),
-    }
+    let identity = match (cert, key) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some(ClientIdentity { cert: cert.load(lookup)?, key: key.load(lookup)? }),
+        (None, _) => return Err(missing("cert")),
+        (_, None) => return Err(missing("key")),
+    };
+    Ok(ClientTls { ca: ca.map(|ca| ca.load(lookup)).transpose()?, identity })
 }
 
 /// Loads the gRPC methods of a descriptor set. Empty while reflection has not been queried.

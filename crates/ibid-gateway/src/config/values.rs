@@ -1,6 +1,6 @@
 //! The syntax of single values: durations, sizes, codes, keywords.
 
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
@@ -8,6 +8,7 @@ use ibid::{
     OnStoreDown, OnUnknown, PolicyMode, QuotaLimit, RefusalFormat, ResolveProbe, ResponseEnvelope, ScopePart,
     StatusRange,
     grpc::GrpcStatusCode,
+    presets,
     webhook::{SignatureEncoding, SignedContent},
 };
 use ibid_tools::format::{self, ALLOWED_DURATION, MAX_DURATION};
@@ -69,159 +70,138 @@ syntax! {
     Listen(Option<SocketAddr>);
 }
 
-/// For types whose error is `"x" is no NAME; allowed is …`.
+/// Declares scalars: the allowed values, and how text, numbers and booleans are read.
 macro_rules! scalars {
-    ($($type:ty: $name:literal, $allowed:expr => |$text:ident| $parse:expr;)+) => {$(
+    ($($type:ty: $allowed:expr, |$text:ident| $parse:expr
+        $(, number |$number:ident| $from_number:expr)? $(, switch |$switch:ident| $from_bool:expr)?;)+) => {$(
         impl Scalar for $type {
             const ALLOWED: &'static str = $allowed;
 
             fn from_text($text: &str) -> Result<Self, String> {
-                let parse = || -> Option<Self> { $parse };
-                parse().ok_or_else(|| format!("{:?} is no {}; allowed is {}", $text, $name, Self::ALLOWED))
+                $parse
             }
+
+            $(fn from_number($number: i64) -> Option<Result<Self, String>> {
+                Some($from_number)
+            })?
+
+            $(fn from_bool($switch: bool) -> Option<Self> {
+                $from_bool
+            })?
         }
     )+};
+}
+
+/// The error `found "x"; allowed is …`.
+fn found<T: Scalar>(value: Option<T>, text: impl fmt::Debug) -> Result<T, String> {
+    value.ok_or_else(|| format!("found {text:?}; allowed is {}", T::ALLOWED))
+}
+
+/// The error `"x" is no NAME; allowed is …`.
+fn named<T: Scalar>(name: &str, value: Option<T>, text: impl fmt::Debug) -> Result<T, String> {
+    value.ok_or_else(|| format!("{text:?} is no {name}; allowed is {}", T::ALLOWED))
 }
 
 scalars! {
-    Duration: "duration", ALLOWED_DURATION => |text| format::parse_duration(text).filter(|duration| *duration <= MAX_DURATION);
-    SocketAddr: "address", "an address and a port such as \"127.0.0.1:8080\"" => |text| text.parse().ok();
-    QuotaLimit: "limit", "so many in so long, such as \"100000/24h\" or \"200/s\"" => |text| {
-        let (most, per) = text.split_once('/')?;
-        let most = most.trim().parse().ok().filter(|most| (1..=1 << 50).contains(most))?;
-        let per = per.trim();
-        let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
-        let per = format::parse_duration(&per).filter(|per| !per.is_zero() && *per <= MAX_DURATION)?;
-        Some(Self { most, per })
+    String: "text", |text| Ok(text.into());
+    bool: "true or false", |text| found(text.parse().ok(), text), switch |switch| Some(switch);
+    usize: "a whole number", |text| found(text.parse().ok(), text), number |number| found(number.try_into().ok(), number);
+    Duration: ALLOWED_DURATION, |text| {
+        named("duration", format::parse_duration(text).filter(|duration| *duration <= MAX_DURATION), text)
     };
-    ByteLimit: "limit of bytes", "so many bytes in so long, such as \"1GiB/24h\"" => |text| {
-        let (most, per) = text.split_once('/')?;
-        let most = ibid_stores::parse_size(most.trim())?;
-        QuotaLimit::from_text(&format!("{most}/{per}")).ok().map(Self)
+    SocketAddr: "an address and a port such as \"127.0.0.1:8080\"", |text| named("address", text.parse().ok(), text);
+    Listen: "an address and a port such as \"127.0.0.1:8081\", or \"off\"", |text| match text {
+        "off" => Ok(Self(None)),
+        address => named("address", address.parse().ok().map(Some).map(Self), text),
+    }, switch |switch| (!switch).then_some(Self(None));
+    ByteSize: "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"",
+        |text| named("size", ibid_stores::parse_size(text).map(Self), text),
+        number |number| named("size", number.try_into().ok().map(Self), number);
+    HeaderBytes: ByteSize::ALLOWED, |text| Self::check(ByteSize::from_text(text)?),
+        number |number| ByteSize::from_number(number)?.and_then(Self::check);
+    AtLeastOne: usize::ALLOWED, |text| Self::check(usize::from_text(text)?),
+        number |number| usize::from_number(number)?.and_then(Self::check);
+    Positive: ALLOWED_DURATION, |text| match Duration::from_text(text)? {
+        Duration::ZERO => Err("it is zero; it must be longer, such as \"30s\"".into()),
+        duration => Ok(Self(duration)),
     };
-    DocumentPath: "path", "a path such as \"/swagger/v1/swagger.json\", without a query" => |text| {
+    QuotaLimit: "so many in so long, such as \"100000/24h\" or \"200/s\"",
+        |text| named("limit", parse_limit(text, |most| most.parse().ok()), text);
+    ByteLimit: "so many bytes in so long, such as \"1GiB/24h\"",
+        |text| named("limit of bytes", parse_limit(text, ibid_stores::parse_size).map(Self), text);
+    DocumentPath: "a path such as \"/swagger/v1/swagger.json\", without a query", |text| {
         let is_path = text.starts_with('/')
             && !text.contains(['?', '#'])
             && text.parse::<PathAndQuery>().is_ok_and(|parsed| parsed.path() == text);
-        is_path.then(|| Self(text.into()))
+        named("path", is_path.then(|| Self(text.into())), text)
     };
-}
-
-impl Scalar for String {
-    const ALLOWED: &'static str = "text";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        Ok(text.into())
-    }
-}
-
-impl Scalar for bool {
-    const ALLOWED: &'static str = "true or false";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| format!("found {text:?}; allowed is {}", Self::ALLOWED))
-    }
-
-    fn from_bool(switch: bool) -> Option<Self> {
-        Some(switch)
-    }
-}
-
-impl Scalar for usize {
-    const ALLOWED: &'static str = "a whole number";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| format!("found {text:?}; allowed is {}", Self::ALLOWED))
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(number.try_into().map_err(|_| format!("found {number}; allowed is {}", Self::ALLOWED)))
-    }
-}
-
-impl Scalar for ByteSize {
-    const ALLOWED: &'static str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let size = ibid_stores::parse_size(text);
-        size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {}", Self::ALLOWED))
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        let size = number.try_into().map(Self);
-        Some(size.map_err(|_| format!("{number} is no size; allowed is {}", Self::ALLOWED)))
-    }
-}
-
-/// For types that are read like another one, and then checked.
-macro_rules! checked {
-    ($($type:ident: $inner:ty => |$value:ident| $check:expr;)+) => {$(
-        impl $type {
-            fn check(value: $inner) -> Result<Self, String> {
-                let check = |$value: $inner| -> Result<_, String> { $check };
-                check(value).map(Self)
-            }
-        }
-
-        impl Scalar for $type {
-            const ALLOWED: &'static str = <$inner as Scalar>::ALLOWED;
-
-            fn from_text(text: &str) -> Result<Self, String> {
-                <$inner as Scalar>::from_text(text).and_then(Self::check)
-            }
-
-            fn from_number(number: i64) -> Option<Result<Self, String>> {
-                <$inner as Scalar>::from_number(number).map(|value| value.and_then(Self::check))
-            }
-        }
-    )+};
-}
-
-checked! {
-    AtLeastOne: usize => |number| match number {
-        0 => Err("found 0; allowed is 1 and more".into()),
-        number => Ok(number),
-    };
-    Positive: Duration => |duration| match duration.is_zero() {
-        true => Err("it is zero; it must be longer, such as \"30s\"".into()),
-        false => Ok(duration),
-    };
-    HeaderBytes: ByteSize => |size| match size.0 {
-        bytes @ 0x2000..=0x100_0000 => Ok(bytes),
-        bytes => Err(format!("found {bytes} bytes; allowed is \"8KiB\" to \"16MiB\"")),
-    };
-}
-
-impl Scalar for Upgrade {
-    const ALLOWED: &'static str = "a protocol such as \"websocket\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
+    Upgrade: "a protocol such as \"websocket\"", |text| {
         let in_a_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte);
-        if text.is_empty() || !text.bytes().all(in_a_token) {
-            return Err(format!("{text:?} is no protocol; allowed is {}", Self::ALLOWED));
-        }
         let name = text.to_ascii_lowercase();
         if name == "h2c" || name.starts_with("http/") || name.starts_with("tls/") {
-            return Err(format!(
-                "{text:?} is not allowed: requests inside such a connection would reach the app uncovered"
-            ));
+            let why = "requests inside such a connection would reach the app uncovered";
+            return Err(format!("{text:?} is not allowed: {why}"));
         }
-        Ok(Self(name))
-    }
-}
-
-impl Scalar for StatusCode {
-    const ALLOWED: &'static str = "a status code such as 409";
-
-    fn from_text(text: &str) -> Result<Self, String> {
+        named("protocol", (!text.is_empty() && text.bytes().all(in_a_token)).then_some(Self(name)), text)
+    };
+    StatusCode: "a status code such as 409", |text| {
         let code = text.parse().ok().filter(|code| (100..=599).contains(code));
         let code = code.and_then(|code: u16| Self::from_u16(code).ok());
         code.ok_or_else(|| format!("{text:?} is no status code; allowed is 100 to 599"))
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(Self::from_text(&number.to_string()).map_err(|wrong| wrong.replacen('"', "", 2)))
-    }
+    }, number |number| Self::from_text(&number.to_string()).map_err(|wrong| wrong.replacen('"', "", 2));
+    RefusalStatus: "a status code from 400 to 599", |text| {
+        let code = StatusCode::from_text(text).ok().filter(|code| code.as_u16() >= 400);
+        code.map(Self).ok_or_else(|| format!("{text} is no status of a refusal; allowed is 400 to 599"))
+    }, number |number| Self::from_text(&number.to_string());
+    DigestStatus: "\"original\" or a status code such as 200", |text| match text {
+        "original" => Ok(Self(None)),
+        code => named("digest_status", StatusCode::from_text(code).ok().map(Some).map(Self), text),
+    }, number |number| StatusCode::from_number(number)?.map(Some).map(Self);
+    RememberItem: "a code such as 404, or a class such as \"2xx\", with ! before it to exclude it",
+        |text| match text.strip_prefix('!') {
+            Some(excluded) => excluded.parse().map(Self::Excluded),
+            None => text.parse().map(Self::Included),
+        },
+        number |number| StatusCode::from_number(number)?.map(StatusRange::Code).map(Self::Included);
+    GrpcCode: "a gRPC code such as \"ALREADY_EXISTS\", or its number", |text| {
+        let code = GrpcStatusCode::from_name(text).map(GrpcStatusCode::number).or_else(|| text.parse().ok());
+        match code {
+            Some(0) => Err("\"OK\" is no refusal; allowed is any other gRPC code".into()),
+            Some(code @ 1..=16) => Ok(Self(code)),
+            _ => {
+                let names = quote_list(GrpcStatusCode::all().skip(1).map(GrpcStatusCode::name));
+                Err(format!("{text:?} is no gRPC code; allowed are {names} or 1 to 16"))
+            }
+        }
+    }, number |number| {
+        let code = u8::try_from(number).ok().filter(|code| (1..=16).contains(code));
+        code.map(Self).ok_or_else(|| format!("{number} is no gRPC code of a refusal; allowed is 1 to 16"))
+    };
+    Preset: "the name of a preset", |text| {
+        let names = || presets::PRESET_NAMES.into_iter().chain(presets::WEBHOOK_PRESET_NAMES);
+        names().chain([PRESET_OFF]).find(|name| *name == text).map(Self).ok_or_else(|| {
+            let near = closest_match(text, names());
+            let near = near.map_or(";".into(), |close| format!(", did you mean {close:?}?"));
+            format!("{text:?} is no preset{near} allowed are {}", quote_list(names()))
+        })
+    };
+    Method: "a method such as \"POST\"", |text| {
+        let upper = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+        let method = Self::from_str(text).ok().filter(|_| upper);
+        method.ok_or_else(|| format!("{text:?} is no method; write one in upper case, such as \"POST\""))
+    };
+    HeaderName: "a header's name", |text| Self::from_str(text).map_err(|_| format!("{text:?} is no header's name"));
+    JsonPointer: "a JSON pointer such as \"/meta/sent_at\"", |text| match text.starts_with('/') {
+        true => Self::parse(text).map_err(|why| format!("{text:?}: {why}")),
+        false => Err(format!("{text:?} is no JSON pointer; write one such as \"/meta/sent_at\"")),
+    };
+    Origin: "an origin such as \"https://shop.example.com\"", |text| {
+        let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+        let fits = host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', '?', '#', '@', ' ']));
+        let origin = HeaderValue::from_str(text).ok().filter(|_| fits && !text.contains(char::is_uppercase));
+        let allowed = "allowed is a scheme and a host in lower case, such as \"https://shop.example.com\"";
+        origin.map(Self).ok_or_else(|| format!("{text:?} is no origin; {allowed}"))
+    };
 }
 
 /// An item of the list `remember`: `404`, `"2xx"` or, to exclude it, `"!409"`.
@@ -231,153 +211,36 @@ pub(super) enum RememberItem {
     Excluded(StatusRange),
 }
 
-impl Scalar for RememberItem {
-    const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\", with ! before it to exclude it";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        match text.strip_prefix('!') {
-            Some(excluded) => excluded.parse().map(Self::Excluded),
-            None => text.parse().map(Self::Included),
+impl HeaderBytes {
+    fn check(ByteSize(bytes): ByteSize) -> Result<Self, String> {
+        match (8 << 10..=16 << 20).contains(&bytes) {
+            true => Ok(Self(bytes)),
+            false => Err(format!("found {bytes} bytes; allowed is \"8KiB\" to \"16MiB\"")),
         }
     }
+}
 
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(<StatusCode as Scalar>::from_number(number)?.map(StatusRange::Code).map(Self::Included))
+impl AtLeastOne {
+    fn check(number: usize) -> Result<Self, String> {
+        if number == 0 { Err("found 0; allowed is 1 and more".into()) } else { Ok(Self(number)) }
     }
 }
 
-impl Scalar for DigestStatus {
-    const ALLOWED: &'static str = "\"original\" or a status code such as 200";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        if text == "original" {
-            return Ok(Self(None));
-        }
-        let wrong = |_| format!("{text:?} is no digest_status; allowed is {}", Self::ALLOWED);
-        StatusCode::from_text(text).map(Some).map(Self).map_err(wrong)
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(<StatusCode as Scalar>::from_number(number)?.map(Some).map(Self))
-    }
-}
-
-impl Scalar for GrpcCode {
-    const ALLOWED: &'static str = "a gRPC code such as \"ALREADY_EXISTS\", or its number";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let code = GrpcStatusCode::from_name(text).map(GrpcStatusCode::number).or_else(|| text.parse().ok());
-        match code {
-            Some(0) => Err("\"OK\" is no refusal; allowed is any other gRPC code".into()),
-            Some(code @ 1..=16) => Ok(Self(code)),
-            _ => Err(format!(
-                "{text:?} is no gRPC code; allowed are {} or 1 to 16",
-                quote_list(GrpcStatusCode::all().skip(1).map(GrpcStatusCode::name))
-            )),
-        }
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        let code = u8::try_from(number).ok().filter(|code| (1..=16).contains(code));
-        Some(code.map(Self).ok_or_else(|| format!("{number} is no gRPC code of a refusal; allowed is 1 to 16")))
-    }
-}
-
-impl Scalar for Preset {
-    const ALLOWED: &'static str = "the name of a preset";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let names = || ibid::presets::PRESET_NAMES.into_iter().chain(ibid::presets::WEBHOOK_PRESET_NAMES);
-        let wrong = || match closest_match(text, names()) {
-            Some(close) => {
-                format!("{text:?} is no preset, did you mean {close:?}? allowed are {}", quote_list(names()))
-            }
-            None => format!("{text:?} is no preset; allowed are {}", quote_list(names())),
-        };
-        names().chain([PRESET_OFF]).find(|name| *name == text).map(Self).ok_or_else(wrong)
-    }
-}
-
-impl Scalar for RefusalStatus {
-    const ALLOWED: &'static str = "a status code from 400 to 599";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let code = StatusCode::from_text(text).ok().filter(|code| code.as_u16() >= 400);
-        code.map(Self).ok_or_else(|| format!("{text} is no status of a refusal; allowed is 400 to 599"))
-    }
-
-    fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(Self::from_text(&number.to_string()))
-    }
-}
-
-impl Scalar for Method {
-    const ALLOWED: &'static str = "a method such as \"POST\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let upper = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
-        let method = Self::from_str(text).ok().filter(|_| upper);
-        method.ok_or_else(|| format!("{text:?} is no method; write one in upper case, such as \"POST\""))
-    }
-}
-
-impl Scalar for HeaderName {
-    const ALLOWED: &'static str = "a header's name";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        Self::from_str(text).map_err(|_| format!("{text:?} is no header's name"))
-    }
-}
-
-impl Scalar for JsonPointer {
-    const ALLOWED: &'static str = "a JSON pointer such as \"/meta/sent_at\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        if !text.starts_with('/') {
-            return Err(format!("{text:?} is no JSON pointer; write one such as \"/meta/sent_at\""));
-        }
-        Self::parse(text).map_err(|why| format!("{text:?}: {why}"))
-    }
-}
-
-impl Scalar for Origin {
-    const ALLOWED: &'static str = "an origin such as \"https://shop.example.com\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-        let fits = host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', '?', '#', '@', ' ']));
-        let origin = HeaderValue::from_str(text).ok().filter(|_| fits && !text.contains(char::is_uppercase));
-        origin.map(Self).ok_or_else(|| format!("{text:?} is no origin; allowed is a scheme and a host in lower case, such as \"https://shop.example.com\""))
-    }
-}
-
-impl Scalar for Listen {
-    const ALLOWED: &'static str = "an address and a port such as \"127.0.0.1:8081\", or \"off\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let address = text.parse().map(Some).map(Self);
-        address.map_err(|_| format!("{text:?} is no address; allowed is {}", Self::ALLOWED))
-    }
-
-    fn from_bool(switch: bool) -> Option<Self> {
-        (!switch).then_some(Self(None))
-    }
+/// Parses `100/24h` or `100/h`.
+fn parse_limit(text: &str, parse_most: impl Fn(&str) -> Option<u64>) -> Option<QuotaLimit> {
+    let (most, per) = text.split_once('/')?;
+    let most = parse_most(most.trim()).filter(|most| (1..=1 << 50).contains(most))?;
+    let per = per.trim();
+    let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
+    let per = format::parse_duration(&per).filter(|per| !per.is_zero() && *per <= MAX_DURATION)?;
+    Some(QuotaLimit { most, per })
 }
 
 /// For types whose own `FromStr` names the allowed values.
 macro_rules! parsed {
-    ($($type:ty: $allowed:literal),+ $(,)?) => {$(
-        impl Scalar for $type {
-            const ALLOWED: &'static str = $allowed;
-
-            fn from_text(text: &str) -> Result<Self, String> {
-                text.parse()
-            }
-        }
-    )+};
+    ($($type:ty: $allowed:literal),+ $(,)?) => {
+        scalars! { $($type: $allowed, |text| text.parse();)+ }
+    };
 }
 
 parsed! {

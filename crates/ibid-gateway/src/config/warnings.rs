@@ -8,121 +8,115 @@ use ibid_tools::{
     format::{format_duration, format_list, format_size},
 };
 
-use super::{GatewaySettings, JwtKeys, SealSettings, is_webhook_preset};
+use super::{GatewaySettings, JwtKeys, JwtSettings, SealSettings, is_webhook_preset};
 use crate::routes::RouteEntry;
 
 /// Minimum length of a token that cannot be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
 
-/// Returns probable mistakes, one sentence each.
 pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) -> Vec<String> {
-    let mut found = Vec::new();
     let routes: Vec<&RouteEntry> = settings.routes.iter().collect();
-    let largest = settings.store.store_config().authority().max_record_size();
+    let mut found = Vec::new();
     for (at, route) in routes.iter().enumerate() {
         let place = route_label(at, route);
-        let policy = &route.policy;
-        if let Some(earlier) = shadowing_routes(&routes[..at], route).filter(|_| !route.is_default_policy) {
-            found.push(format!("{place}: never matches, because all its requests go to {earlier} before it"));
+        let warnings = route_warnings(settings, &routes, at, nobody_trusted);
+        found.extend(warnings.into_iter().map(|what| format!("{place}: {what}")));
+    }
+    let covers_get = |path: &&String| {
+        settings.routes.find(&Method::GET, path).is_some_and(|route| route.policy.covers(&Method::GET))
+    };
+    let covered = settings.openapi.iter().filter(covers_get);
+    let has_calls = routes.iter().any(|route| route.protocol == Protocol::Grpc);
+    let has_claims =
+        routes.iter().any(|route| route.policy.mode != PolicyMode::Off && route.policy.claims().next().is_some());
+    let is_unlimited =
+        |jwt: &JwtSettings| has_claims && jwt.issuer.is_none() && !matches!(jwt.keys, JwtKeys::Secret(_));
+    let sentences = [
+        (routes.is_empty(), "policy: preset is \"off\" and there is no route, so nothing is covered"),
+        (
+            settings.descriptors.is_some() && !has_calls,
+            "descriptors: no route uses it; write one such as match = \"grpc *\"",
+        ),
+        (
+            settings.seal.as_ref().is_some_and(SealSettings::accepts_plain),
+            "seal.accept_plain: what is not sealed is believed, so whoever can write to the store can have anything \
+             answered; switch it off once what was remembered in clear is resealed or has expired",
+        ),
+        (settings.jwt.is_some() && !has_claims, "jwt: no route uses it; write one with scope = [\"jwt:sub\"]"),
+        (
+            settings.jwt.as_ref().is_some_and(is_unlimited),
+            "jwt: issuer is not set, so every token is believed that one of the keys has signed",
+        ),
+    ];
+    let [empty, others @ ..] = sentences;
+    found.extend(empty.0.then(|| empty.1.to_owned()));
+    found.extend(covered.map(|path| format!("openapi: a route covers GET {path}, so it is not annotated")));
+    found.extend(others.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned()));
+    if let Some(admin) = settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback()) {
+        let reachable = format!("admin.listen: {} is reachable from other machines", admin.listen);
+        if admin.tokens.is_empty() {
+            found.push(format!("{reachable}, and no token is set"));
         }
-        if policy.mode == PolicyMode::Off {
-            continue;
-        }
-        found.extend(bare_path_warning(&routes, route).map(|told| format!("{place}: {told}")));
-        if policy.lease > policy.ttl {
-            let (lease, ttl) = (format_duration(policy.lease), format_duration(policy.ttl));
-            found.push(format!(
-                "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
-            ));
-        }
-        // With a credential in the scope, a header is used as sent.
-        let believes = nobody_trusted && !policy.scope.contains(&ScopePart::Credential);
-        if let Some(part) = policy.scope.iter().find(|part| part.header().is_some()).filter(|_| believes) {
-            let (needs, with) = match part {
-                ScopePart::Optional(_) => ("reads", " with it"),
-                _ => ("needs", ""),
-            };
-            let header = part.header().expect("it is one");
-            found.push(format!(
-                "{place}: scope {needs} the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
-                 request{with} is refused (403)"
-            ));
-        }
-        if is_webhook_preset(route.preset) && policy.signature.is_none() {
-            found.push(format!(
-                "{place}: unsigned: whoever knows the address can send deliveries, and use up the ids of genuine ones"
-            ));
-        }
-        if policy.max_request > settings.buffer_memory {
-            let (request, memory) = (format_size(policy.max_request), format_size(settings.buffer_memory));
-            found.push(format!(
-                "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
-            ));
-        }
-        if let Some(most) = largest.filter(|most| policy.max_response > *most) {
-            let (response, most) = (format_size(policy.max_response), format_size(most));
-            found.push(format!(
-                "{place}: max_response ({response}) is more than the store can hold ({most}); larger answers are \
-                 remembered as digests"
-            ));
-        }
-        if policy.on_concurrent == OnConcurrent::Wait && policy.wait_timeout.is_zero() {
-            found.push(format!("{place}: on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits"));
-        }
-        for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE] {
-            if policy.covers(&method) {
-                found.push(format!(
-                    "{place}: {method} changes nothing by its definition; remembered answers of it grow stale"
-                ));
-            }
+        if admin.tls.is_none() {
+            let what = "so tokens and answers can be read on the way; set [admin.tls]";
+            found.push(format!("{reachable} without TLS, {what}"));
         }
     }
-    if routes.is_empty() {
-        found.push("policy: preset is \"off\" and there is no route, so nothing is covered".into());
+    let tokens = settings.admin.iter().flat_map(|admin| &admin.tokens);
+    found.extend(tokens.filter(|token| token.token.expose().len() < MIN_TOKEN_BYTES).map(|token| {
+        format!("{}: its token is shorter than {MIN_TOKEN_BYTES} characters, and may be guessed", token.name)
+    }));
+    found
+}
+
+fn route_warnings(settings: &GatewaySettings, routes: &[&RouteEntry], at: usize, nobody_trusted: bool) -> Vec<String> {
+    let route = routes[at];
+    let policy = &route.policy;
+    let shadowing = shadowing_routes(&routes[..at], route).filter(|_| !route.is_default_policy);
+    let mut found = Vec::from_iter(
+        shadowing.map(|earlier| format!("never matches, because all its requests go to {earlier} before it")),
+    );
+    if policy.mode == PolicyMode::Off {
+        return found;
     }
-    for path in &settings.openapi {
-        let is_covered =
-            settings.routes.find(&Method::GET, path).is_some_and(|route| route.policy.covers(&Method::GET));
-        if is_covered {
-            found.push(format!("openapi: a route covers GET {path}, so it is not annotated"));
-        }
+    found.extend(bare_path_warning(routes, route));
+    if policy.lease > policy.ttl {
+        let (lease, ttl) = (format_duration(policy.lease), format_duration(policy.ttl));
+        found.push(format!("lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"));
     }
-    let is_call = |route: &&RouteEntry| route.protocol == Protocol::Grpc;
-    if settings.descriptors.is_some() && !routes.iter().any(is_call) {
-        found.push("descriptors: no route uses it; write one such as match = \"grpc *\"".into());
-    }
-    if settings.seal.as_ref().is_some_and(SealSettings::accepts_plain) {
-        let what = "seal.accept_plain: what is not sealed is believed, so whoever can write to the store can have anything \
-                    answered; switch it off once what was remembered in clear is resealed or has expired";
-        found.push(what.into());
-    }
-    let asks = |route: &&RouteEntry| route.policy.mode != PolicyMode::Off && route.policy.claims().next().is_some();
-    if let Some(jwt) = &settings.jwt {
-        if !routes.iter().any(asks) {
-            found.push("jwt: no route uses it; write one with scope = [\"jwt:sub\"]".into());
-        } else if jwt.issuer.is_none() && !matches!(jwt.keys, JwtKeys::Secret(_)) {
-            found.push("jwt: issuer is not set, so every token is believed that one of the keys has signed".into());
-        }
-    }
-    if let Some(admin) =
-        settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())
-    {
-        found.push(format!("admin.listen: {} is reachable from other machines, and no token is set", admin.listen));
-    }
-    if let Some(admin) = settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tls.is_none())
-    {
+    // With a credential in the scope, a header is used as sent.
+    let believes = nobody_trusted && !policy.scope.contains(&ScopePart::Credential);
+    let part = policy.scope.iter().find_map(|part| Some((part, part.header()?)));
+    if let Some((part, header)) = part.filter(|_| believes) {
+        let is_optional = matches!(part, ScopePart::Optional(_));
+        let (needs, with) = if is_optional { ("reads", " with it") } else { ("needs", "") };
         found.push(format!(
-            "admin.listen: {} is reachable from other machines without TLS, so tokens and answers can be read on the way; \
-             set [admin.tls]",
-            admin.listen
+            "scope {needs} the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
+             request{with} is refused (403)"
         ));
     }
-    for token in settings.admin.iter().flat_map(|admin| &admin.tokens) {
-        if token.token.expose().len() < MIN_TOKEN_BYTES {
-            let name = &token.name;
-            found.push(format!("{name}: its token is shorter than {MIN_TOKEN_BYTES} characters, and may be guessed"));
-        }
+    if is_webhook_preset(route.preset) && policy.signature.is_none() {
+        let what = "unsigned: whoever knows the address can send deliveries, and use up the ids of genuine ones";
+        found.push(what.into());
     }
+    if policy.max_request > settings.buffer_memory {
+        let (request, memory) = (format_size(policy.max_request), format_size(settings.buffer_memory));
+        found.push(format!("max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"));
+    }
+    let largest = settings.store.store_config().authority().max_record_size();
+    if let Some(most) = largest.filter(|most| policy.max_response > *most) {
+        let (response, most) = (format_size(policy.max_response), format_size(most));
+        let then = "larger answers are remembered as digests";
+        found.push(format!("max_response ({response}) is more than the store can hold ({most}); {then}"));
+    }
+    if policy.on_concurrent == OnConcurrent::Wait && policy.wait_timeout.is_zero() {
+        found.push("on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits".into());
+    }
+    let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE].into_iter();
+    found.extend(
+        safe.filter(|method| policy.covers(method))
+            .map(|method| format!("{method} changes nothing by its definition; remembered answers of it grow stale")),
+    );
     found
 }
 
@@ -140,7 +134,6 @@ fn bare_path_warning(routes: &[&RouteEntry], route: &RouteEntry) -> Option<Strin
     (!left.is_empty()).then(|| format!("{left} {bare} itself is none of its paths and {what}; write a route for it"))
 }
 
-/// Returns facts for the reader, one sentence each.
 pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {

@@ -22,11 +22,9 @@ use crate::{
     upstream::{self, Affinity, ReusePolicy, UpstreamClient, UpstreamTarget},
 };
 
-/// Timeout of one fetch.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum interval between two fetches, unless the timer's is shorter.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum size of a JWK set, in bytes.
 const MAX_JWKS_BYTES: usize = 1 << 20;
 
 pub(super) struct RemoteJwks {
@@ -51,7 +49,7 @@ impl RemoteJwks {
         let client = upstream::UpstreamSettings {
             max_connections: 1,
             connect_timeout: FETCH_TIMEOUT,
-            tls: tls::client_config("jwt.", settings.ca.as_ref(), settings.identity.as_ref())?,
+            tls: tls::client_config("jwt.", &settings.tls)?,
             ..upstream::UpstreamSettings::default()
         };
         let issuer = UpstreamClient::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;

@@ -1,7 +1,6 @@
 //! Exports spans to the collector as OTLP/JSON over HTTP, batched for up to a second. Requests never wait for it.
 
 use std::{
-    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -10,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use data_encoding::HEXLOWER;
 use http::{HeaderValue, Request, header};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::span_context::{SpanContext, hex_encode};
+use super::span_context::SpanContext;
 use crate::{
     config::{Collector, TraceSettings},
     proxy::UpstreamRequestBody,
@@ -29,7 +29,6 @@ use crate::{
 
 /// Spans in the queue; more are dropped.
 const MAX_QUEUED_SPANS: usize = 8192;
-/// Spans in one export request.
 const MAX_SPANS_PER_EXPORT: usize = 512;
 /// How long a span waits for a batch.
 const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,7 +37,6 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time between two warnings about dropped spans.
 const DROP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Queues spans for the collector. Clones share the queue.
 #[derive(Clone)]
 pub struct Tracer {
     spans: mpsc::Sender<ExportItem>,
@@ -71,7 +69,6 @@ pub(super) struct FinishedSpan {
 }
 
 impl Tracer {
-    /// Starts the export task.
     pub fn start(live: Arc<LiveConfig>) -> Self {
         let (spans, waiting) = mpsc::channel(MAX_QUEUED_SPANS);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -103,34 +100,29 @@ async fn run_exporter(live: Arc<LiveConfig>, mut waiting: mpsc::Receiver<ExportI
         let (mut spans, mut flushed) = (Vec::new(), None);
         let until = Instant::now() + EXPORT_INTERVAL;
         let mut item = Some(first);
-        loop {
-            match item {
-                Some(ExportItem::Span(span)) => spans.push(span),
-                Some(ExportItem::Flush(done)) => flushed = Some(done),
-                None => {}
+        while let Some(next) = item {
+            match next {
+                ExportItem::Span(span) => spans.push(span),
+                ExportItem::Flush(done) => flushed = Some(done),
             }
             if spans.len() >= MAX_SPANS_PER_EXPORT || flushed.is_some() {
                 break;
             }
-            match timeout_at(until, waiting.recv()).await {
-                Ok(Some(next)) => item = Some(next),
-                Ok(None) | Err(_) => break,
-            }
+            item = timeout_at(until, waiting.recv()).await.ok().flatten();
         }
-        let mut why = None;
         let Some(to) = live.now().collector.clone() else { return };
+        let mut why = "it does not take them as fast as they come".to_owned();
         if !spans.is_empty()
-            && let Err(failed) =
-                timeout(EXPORT_TIMEOUT, to.export(&spans)).await.unwrap_or_else(|_| Err(timeout_error()))
+            && let Err(failed) = timeout(EXPORT_TIMEOUT, to.export(&spans))
+                .await
+                .unwrap_or_else(|_| Err(format!("no answer within {EXPORT_TIMEOUT:?}")))
         {
             dropped.fetch_add(spans.len() as u64, Relaxed);
-            why = Some(failed);
+            why = failed;
         }
         let lost = dropped.load(Relaxed);
         if lost > told_of && said.is_none_or(|said| said.elapsed() > DROP_WARNING_INTERVAL) {
             (said, told_of) = (Some(Instant::now()), lost);
-            let why =
-                why.map_or_else(|| "it does not take them as fast as they come".to_owned(), |why| why.to_string());
             tracing::warn!(collector = %to.collector, %why, dropped = lost, "traces cannot be sent; spans are dropped");
         }
         if let Some(done) = flushed {
@@ -139,11 +131,6 @@ async fn run_exporter(live: Arc<LiveConfig>, mut waiting: mpsc::Receiver<ExportI
     }
 }
 
-fn timeout_error() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {EXPORT_TIMEOUT:?}"))
-}
-
-/// The HTTP client for the collector.
 pub(crate) struct OtlpExporter {
     collector: Collector,
     server: Arc<UpstreamClient<UpstreamRequestBody>>,
@@ -151,14 +138,11 @@ pub(crate) struct OtlpExporter {
 
 impl OtlpExporter {
     /// Prepares the client; it connects on first use.
-    ///
-    /// # Errors
-    /// If the configured certificates are invalid.
     pub(crate) fn new(trace: &TraceSettings) -> Result<Self, String> {
         let client = upstream::UpstreamSettings {
             max_connections: 1,
             connect_timeout: EXPORT_TIMEOUT,
-            tls: tls::client_config("trace.", trace.ca.as_ref(), trace.identity.as_ref())?,
+            tls: tls::client_config("trace.", &trace.tls)?,
             ..upstream::UpstreamSettings::default()
         };
         let target = trace.collector.origin().parse().map_err(|why| format!("trace.otlp: {why}"))?;
@@ -166,20 +150,19 @@ impl OtlpExporter {
         Ok(Self { collector: trace.collector.clone(), server })
     }
 
-    async fn export(&self, spans: &[Box<FinishedSpan>]) -> io::Result<()> {
+    async fn export(&self, spans: &[Box<FinishedSpan>]) -> Result<(), String> {
         let body = UpstreamRequestBody::complete(Bytes::from(export_request(spans).to_string()), None);
-        let mut request = Request::post(self.collector.path()).body(body).map_err(io::Error::other)?;
+        let mut request = Request::post(self.collector.path()).body(body).map_err(|why| why.to_string())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let affinity = Affinity::default();
-        let answer = self.server.send(request, ReusePolicy::PassThrough, &affinity).await;
-        let answer = answer.map_err(|why| io::Error::other(why.to_string()))?;
+        let answer = self.server.send(request, ReusePolicy::PassThrough, &Affinity::default()).await;
+        let answer = answer.map_err(|why| why.to_string())?;
         let status = answer.status();
         let said = Limited::new(answer.into_body(), 64 << 10).collect().await;
         if status.is_success() {
             return Ok(());
         }
         let said = said.map(|said| String::from_utf8_lossy(&said.to_bytes()).into_owned()).unwrap_or_default();
-        Err(io::Error::other(format!("it says {status}: {}", said.chars().take(200).collect::<String>())))
+        Err(format!("it says {status}: {}", said.chars().take(200).collect::<String>()))
     }
 }
 
@@ -218,12 +201,12 @@ impl FinishedSpan {
         let links: Vec<_> = self
             .link
             .iter()
-            .map(|to| json!({ "traceId": hex_encode(&to.trace_id), "spanId": hex_encode(&to.span_id) }))
+            .map(|to| json!({ "traceId": HEXLOWER.encode(&to.trace_id), "spanId": HEXLOWER.encode(&to.span_id) }))
             .collect();
         json!({
-            "traceId": hex_encode(&self.context.trace_id),
-            "spanId": hex_encode(&self.context.span_id),
-            "parentSpanId": self.parent.map(|parent| hex_encode(&parent)).unwrap_or_default(),
+            "traceId": HEXLOWER.encode(&self.context.trace_id),
+            "spanId": HEXLOWER.encode(&self.context.span_id),
+            "parentSpanId": self.parent.map(|parent| HEXLOWER.encode(&parent)).unwrap_or_default(),
             "flags": 1,
             "name": self.name,
             "kind": self.kind as u8,

@@ -1,5 +1,6 @@
 //! W3C Trace Context, version 00.
 
+use data_encoding::HEXLOWER;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::random_id;
@@ -12,12 +13,10 @@ pub struct SpanContext {
 }
 
 impl SpanContext {
-    /// Starts a new trace.
     pub(super) fn new_root() -> Self {
         Self { trace_id: random_id(), span_id: [0; 8] }.child()
     }
 
-    /// A new span in the same trace.
     pub(super) fn child(self) -> Self {
         let [span @ .., _, _, _, _, _, _, _, _] = random_id();
         Self { span_id: span, ..self }
@@ -48,30 +47,13 @@ impl SpanContext {
 
     /// The header value, marked as sampled.
     pub(super) fn to_header(self) -> HeaderValue {
-        let text = format!("00-{}-{}-01", hex_encode(&self.trace_id), hex_encode(&self.span_id));
+        let text = format!("00-{}-{}-01", HEXLOWER.encode(&self.trace_id), HEXLOWER.encode(&self.span_id));
         HeaderValue::from_str(&text).expect("hex digits and dashes")
     }
 }
 
-/// Lower-case hex.
-pub(super) fn hex_encode(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 fn hex_decode<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let lower = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if text.len() != 2 * N || !text.bytes().all(lower) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (nth, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * nth..2 * nth + 2], 16).ok()?;
-    }
-    Some(bytes)
+    HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok()
 }
 
 #[cfg(test)]

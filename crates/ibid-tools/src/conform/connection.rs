@@ -27,10 +27,8 @@ use tokio_rustls::TlsConnector;
 
 use crate::{CommandError, format::format_duration};
 
-/// Maximum bytes of a response's body.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// The server that a URL names.
 #[derive(Clone)]
 pub(super) struct TestedServer {
     addresses: Vec<SocketAddr>,
@@ -102,7 +100,6 @@ impl TestedServer {
         })
     }
 
-    /// Sends bytes on a new connection and reads the response.
     pub(super) async fn exchange(&self, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
         self.connect().await?.exchange(bytes).await
     }
@@ -119,7 +116,6 @@ impl TestedServer {
 }
 
 impl RawConnection {
-    /// Sends bytes and reads the response.
     pub(super) async fn exchange(self, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
         let patience = self.timeout;
         timeout(patience, self.exchange_raw(bytes)).await.unwrap_or(Err(ExchangeError::TimedOut(patience)))

@@ -26,16 +26,12 @@ pub(super) enum CheckLevel {
     Advised,
 }
 
-struct CheckCase {
-    id: &'static str,
-    title: &'static str,
-    /// The section of the draft.
-    ietf: Option<(CheckLevel, &'static str)>,
-    /// The sentence of Stripe's documentation.
-    stripe: Option<(CheckLevel, &'static str)>,
-    /// The dial that promises it in all other presets.
-    promising_dial: Option<&'static str>,
-}
+/// How strict a check is, and its source. `None`: it is not made.
+type Citation = Option<(CheckLevel, &'static str)>;
+
+/// Id and title of a check, the section of the draft, the sentence of Stripe's documentation, and the dial that promises
+/// it in all other presets.
+type CheckCase = (&'static str, &'static str, Citation, Citation, &'static str);
 
 /// A case under a profile.
 #[derive(Debug, Clone)]
@@ -72,29 +68,27 @@ impl ConformProfile {
         })
     }
 
-    /// Returns all checks of the profile, in order.
     pub(super) fn rules(&self) -> Vec<CheckRule> {
-        CASES.iter().filter(|case| self.is_applicable(case.id)).filter_map(|case| self.rule(case)).collect()
+        CASES.iter().filter(|case| self.is_applicable(case.0)).filter_map(|case| self.rule(case)).collect()
     }
 
-    fn rule(&self, case: &CheckCase) -> Option<CheckRule> {
-        let (level, cites) = match self.name {
-            "ietf" => case.ietf.map(|(level, place)| {
+    fn rule(&self, &(id, title, ietf, stripe, dial): &CheckCase) -> Option<CheckRule> {
+        let (level, citation) = match self.name {
+            "ietf" => ietf.map(|(level, place)| {
                 let in_draft = place.starts_with('§') || place.starts_with("Security");
                 (level, if in_draft { format!("{IETF_SOURCE} {place}") } else { place.to_owned() })
             })?,
-            "stripe" => case.stripe.map(|(level, said)| match level {
+            "stripe" => stripe.map(|(level, said)| match level {
                 CheckLevel::Required => (level, format!("{STRIPE_SOURCE}: {said}")),
                 CheckLevel::Advised => (level, said.to_owned()),
             })?,
             preset => {
-                let dial = case.promising_dial?;
                 let value = describe::dial_values(&self.policy).into_iter().find(|(name, _)| *name == dial);
                 let promise = value.map_or_else(|| dial.to_owned(), |(name, value)| format!("{name} = {value}"));
                 (CheckLevel::Required, format!("ibid preset {preset} (docs/presets/{preset}.md): {promise}"))
             }
         };
-        Some(CheckRule { id: case.id, title: case.title, level, citation: cites })
+        Some(CheckRule { id, title, level, citation })
     }
 
     /// Whether a case can be observed under this policy.
@@ -116,98 +110,103 @@ impl ConformProfile {
 
 use CheckLevel::{Advised, Required};
 
+const fn required(citation: &'static str) -> Citation {
+    Some((Required, citation))
+}
+
+const fn advised(citation: &'static str) -> Citation {
+    Some((Advised, citation))
+}
+
 const VALIDATE_KEY: &str = "§2.1; Security Considerations (always validate the key before processing)";
 const UNAMBIGUOUS_KEY: &str = "good practice: a key that can be read in two ways is refused";
 
 #[rustfmt::skip]
 const CASES: &[CheckCase] = &[
-    CheckCase { id: "first.processed", title: "A first request is processed",
-        ietf: Some((Required, "§2.6 (first time request)")), stripe: Some((Required, "a new key is a new request")), promising_dial: Some("key") },
-    CheckCase { id: "first.independent", title: "Another key is another operation",
-        ietf: Some((Required, "§2.2")), stripe: Some((Required, "the key recognises retries of the same request")), promising_dial: Some("key") },
-    CheckCase { id: "first.unmarked", title: "A first answer does not say that it is a replay",
-        ietf: Some((Advised, "good practice: a client can tell a replay from a first answer")),
-        stripe: Some((Required, "Idempotent-Replayed is only on replays")), promising_dial: Some("replay_headers") },
-    CheckCase { id: "replay.once", title: "A retry does not run the operation again",
-        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "retry without performing the operation twice")), promising_dial: Some("remember") },
-    CheckCase { id: "replay.status", title: "A retry gets the first answer's status",
-        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "the resulting status code is saved")), promising_dial: Some("remember") },
-    CheckCase { id: "replay.body", title: "A retry gets the first answer's body",
-        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "the body of the first request is saved")), promising_dial: Some("remember") },
-    CheckCase { id: "replay.headers", title: "A retry gets the headers that describe the first answer",
-        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Advised, "good practice: a body without its Content-Type is not the same answer")), promising_dial: Some("remember") },
-    CheckCase { id: "replay.cookies", title: "A retry gets no cookies of the first answer",
-        ietf: Some((Advised, "good practice: a cookie belongs to one answer")), stripe: None, promising_dial: Some("drop_headers") },
-    CheckCase { id: "replay.marker", title: "A replay says that it is one",
-        ietf: Some((Advised, "good practice: a client can tell a replay from a first answer")),
-        stripe: Some((Required, "replays have Idempotent-Replayed: true")), promising_dial: Some("replay_headers") },
-    CheckCase { id: "replay.envelope", title: "The metadata of a replay says so, and since when",
-        ietf: None, stripe: None, promising_dial: Some("envelope") },
-    CheckCase { id: "mismatch.body", title: "The key with another body",
-        ietf: Some((Required, "§2.7 (422)")), stripe: Some((Required, "incoming parameters are compared, and it errors if they differ")), promising_dial: Some("on_mismatch") },
-    CheckCase { id: "mismatch.keeps-first", title: "The key still gives the first answer afterwards",
-        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "subsequent requests with the same key return the same result")), promising_dial: Some("on_mismatch") },
-    CheckCase { id: "mismatch.query", title: "The key with another query",
-        ietf: Some((Advised, "§2.2, §2.4 (good practice: what is asked for is part of the request)")), stripe: Some((Advised, "good practice: a query is a parameter, too")), promising_dial: Some("fingerprint") },
-    CheckCase { id: "mismatch.path", title: "The key on another path",
-        ietf: Some((Advised, "§2.2, §2.4 (good practice: what is asked for is part of the request)")), stripe: Some((Advised, "good practice: what is asked for is part of the request")), promising_dial: Some("fingerprint") },
-    CheckCase { id: "mismatch.method", title: "The key with another method",
-        ietf: Some((Advised, "§2.2, §2.4 (good practice: what is asked for is part of the request)")), stripe: None, promising_dial: Some("fingerprint") },
-    CheckCase { id: "concurrent.one-run", title: "Of many at the same moment, one runs",
-        ietf: Some((Required, "§2.6 (concurrent request)")), stripe: Some((Required, "a request that conflicts with one that is executing is not executed")), promising_dial: Some("on_concurrent") },
-    CheckCase { id: "concurrent.refused", title: "A duplicate of a running request is refused as a conflict",
-        ietf: Some((Required, "§2.6, §2.7 (409)")), stripe: Some((Required, "409: the request conflicts with another one")), promising_dial: Some("on_concurrent") },
-    CheckCase { id: "concurrent.waits", title: "A duplicate of a running request gets its answer",
-        ietf: None, stripe: None, promising_dial: Some("on_concurrent") },
-    CheckCase { id: "concurrent.retry-after", title: "The conflict says when to try again",
-        ietf: Some((Advised, "RFC 9110 §10.2.3 (Retry-After)")), stripe: Some((Advised, "RFC 9110 §10.2.3 (Retry-After)")), promising_dial: Some("on_concurrent") },
-    CheckCase { id: "concurrent.settles", title: "Afterwards the key gives that one run's answer",
-        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "such requests can be retried")), promising_dial: Some("on_concurrent") },
-    CheckCase { id: "disconnect.answer", title: "Who hangs up and retries gets the answer, and nothing runs twice",
-        ietf: Some((Required, "§1, §2.6 (a client that timed out retries)")), stripe: Some((Required, "after a connection error the request can be repeated")), promising_dial: Some("on_concurrent") },
-    CheckCase { id: "error.answer", title: "A failure is remembered or run again, as promised",
-        ietf: Some((Advised, "good practice: a failure of the server that is replayed wedges the key")),
-        stripe: Some((Required, "results are saved whether it succeeds or fails, 500 errors included")), promising_dial: Some("remember") },
-    CheckCase { id: "caller.isolated", title: "Another caller's key is another key",
-        ietf: Some((Required, "Security Considerations (data leaks; a composite key per client)")), stripe: Some((Required, "keys belong to an account")), promising_dial: Some("scope") },
-    CheckCase { id: "key.missing", title: "A request without a key",
-        ietf: Some((Required, "§2.7 (400 where it is required)")), stripe: Some((Required, "keys are optional")), promising_dial: Some("key") },
-    CheckCase { id: "key.empty", title: "An empty key is refused",
-        ietf: Some((Required, VALIDATE_KEY)), stripe: Some((Advised, UNAMBIGUOUS_KEY)), promising_dial: Some("key") },
-    CheckCase { id: "key.blank", title: "A key that is empty inside its quotes is refused",
-        ietf: Some((Required, VALIDATE_KEY)), stripe: None, promising_dial: Some("key") },
-    CheckCase { id: "key.longest", title: "A key of the greatest length is taken",
-        ietf: Some((Advised, "good practice: 255 characters are a common limit")), stripe: Some((Required, "keys are up to 255 characters long")), promising_dial: Some("key") },
-    CheckCase { id: "key.too-long", title: "A longer key is refused",
-        ietf: Some((Advised, "good practice: 255 characters are a common limit")), stripe: Some((Required, "keys are up to 255 characters long")), promising_dial: Some("key") },
-    CheckCase { id: "key.format", title: "A key of another form is refused",
-        ietf: None, stripe: None, promising_dial: Some("key") },
-    CheckCase { id: "key.quoted", title: "A key in quotes is the same key without them",
-        ietf: Some((Required, "§2.1 (the key is a String, in quotes)")), stripe: None, promising_dial: Some("a header may carry the key bare or as a string") },
-    CheckCase { id: "key.two-headers", title: "Two key headers are refused",
-        ietf: Some((Required, "§2.1 (not more than one)")), stripe: Some((Advised, UNAMBIGUOUS_KEY)), promising_dial: Some("two key headers are refused") },
-    CheckCase { id: "key.list", title: "A list of keys is refused",
-        ietf: Some((Required, "§2.1 (an Item, not a List)")), stripe: None, promising_dial: Some("a list of keys is refused") },
-    CheckCase { id: "key.parameters", title: "A key with parameters is refused",
-        ietf: Some((Advised, UNAMBIGUOUS_KEY)), stripe: None, promising_dial: Some("a key with parameters is refused") },
-    CheckCase { id: "key.bad-escape", title: "A key with a bad escape is refused",
-        ietf: Some((Required, VALIDATE_KEY)), stripe: None, promising_dial: Some("a key with a bad escape is refused") },
-    CheckCase { id: "key.open-quote", title: "A key whose quote is not closed is refused",
-        ietf: Some((Required, VALIDATE_KEY)), stripe: None, promising_dial: Some("a key with an open quote is refused") },
-    CheckCase { id: "key.control-byte", title: "A key with a control byte is refused",
-        ietf: Some((Required, VALIDATE_KEY)), stripe: Some((Advised, UNAMBIGUOUS_KEY)), promising_dial: Some("only visible ASCII is allowed in keys") },
-    CheckCase { id: "key.non-ascii", title: "A key outside ASCII is refused",
-        ietf: Some((Required, VALIDATE_KEY)), stripe: Some((Advised, UNAMBIGUOUS_KEY)), promising_dial: Some("only visible ASCII is allowed in keys") },
-    CheckCase { id: "key.nominated", title: "A key that Connection would remove on the way is refused",
-        ietf: None, stripe: None, promising_dial: Some("what can be read in two ways is refused") },
-    CheckCase { id: "key.twin", title: "A second key under a header with underscores is refused",
-        ietf: None, stripe: None, promising_dial: Some("what can be read in two ways is refused") },
-    CheckCase { id: "get.passes", title: "A key on a GET changes nothing",
-        ietf: Some((Advised, "§1 (GET is idempotent already)")), stripe: Some((Required, "a key has no effect in GET requests")), promising_dial: Some("methods") },
-    CheckCase { id: "problem.shape", title: "Refusals are problems that a program can read",
-        ietf: Some((Advised, "§2.7 (examples), RFC 9457")), stripe: Some((Advised, "good practice: its SDKs parse {\"error\":{\"type\",\"message\"}}")), promising_dial: Some("refusals are RFC 9457 problems") },
-    CheckCase { id: "problem.link", title: "A refused key leads to the documentation",
-        ietf: Some((Advised, "§2.7 (a link to relevant documentation)")), stripe: None, promising_dial: Some("refusals link to the published contract") },
+    ("first.processed", "A first request is processed",
+        required("§2.6 (first time request)"), required("a new key is a new request"), "key"),
+    ("first.independent", "Another key is another operation",
+        required("§2.2"), required("the key recognises retries of the same request"), "key"),
+    ("first.unmarked", "A first answer does not say that it is a replay",
+        advised("good practice: a client can tell a replay from a first answer"), required("Idempotent-Replayed is only on replays"), "replay_headers"),
+    ("replay.once", "A retry does not run the operation again",
+        required("§2.6 (retry)"), required("retry without performing the operation twice"), "remember"),
+    ("replay.status", "A retry gets the first answer's status",
+        required("§2.6 (retry)"), required("the resulting status code is saved"), "remember"),
+    ("replay.body", "A retry gets the first answer's body",
+        required("§2.6 (retry)"), required("the body of the first request is saved"), "remember"),
+    ("replay.headers", "A retry gets the headers that describe the first answer",
+        required("§2.6 (retry)"), advised("good practice: a body without its Content-Type is not the same answer"), "remember"),
+    ("replay.cookies", "A retry gets no cookies of the first answer",
+        advised("good practice: a cookie belongs to one answer"), None, "drop_headers"),
+    ("replay.marker", "A replay says that it is one",
+        advised("good practice: a client can tell a replay from a first answer"), required("replays have Idempotent-Replayed: true"), "replay_headers"),
+    ("replay.envelope", "The metadata of a replay says so, and since when",
+        None, None, "envelope"),
+    ("mismatch.body", "The key with another body",
+        required("§2.7 (422)"), required("incoming parameters are compared, and it errors if they differ"), "on_mismatch"),
+    ("mismatch.keeps-first", "The key still gives the first answer afterwards",
+        required("§2.6 (retry)"), required("subsequent requests with the same key return the same result"), "on_mismatch"),
+    ("mismatch.query", "The key with another query",
+        advised("§2.2, §2.4 (good practice: what is asked for is part of the request)"), advised("good practice: a query is a parameter, too"), "fingerprint"),
+    ("mismatch.path", "The key on another path",
+        advised("§2.2, §2.4 (good practice: what is asked for is part of the request)"), advised("good practice: what is asked for is part of the request"), "fingerprint"),
+    ("mismatch.method", "The key with another method",
+        advised("§2.2, §2.4 (good practice: what is asked for is part of the request)"), None, "fingerprint"),
+    ("concurrent.one-run", "Of many at the same moment, one runs",
+        required("§2.6 (concurrent request)"), required("a request that conflicts with one that is executing is not executed"), "on_concurrent"),
+    ("concurrent.refused", "A duplicate of a running request is refused as a conflict",
+        required("§2.6, §2.7 (409)"), required("409: the request conflicts with another one"), "on_concurrent"),
+    ("concurrent.waits", "A duplicate of a running request gets its answer",
+        None, None, "on_concurrent"),
+    ("concurrent.retry-after", "The conflict says when to try again",
+        advised("RFC 9110 §10.2.3 (Retry-After)"), advised("RFC 9110 §10.2.3 (Retry-After)"), "on_concurrent"),
+    ("concurrent.settles", "Afterwards the key gives that one run's answer",
+        required("§2.6 (retry)"), required("such requests can be retried"), "on_concurrent"),
+    ("disconnect.answer", "Who hangs up and retries gets the answer, and nothing runs twice",
+        required("§1, §2.6 (a client that timed out retries)"), required("after a connection error the request can be repeated"), "on_concurrent"),
+    ("error.answer", "A failure is remembered or run again, as promised",
+        advised("good practice: a failure of the server that is replayed wedges the key"), required("results are saved whether it succeeds or fails, 500 errors included"), "remember"),
+    ("caller.isolated", "Another caller's key is another key",
+        required("Security Considerations (data leaks; a composite key per client)"), required("keys belong to an account"), "scope"),
+    ("key.missing", "A request without a key",
+        required("§2.7 (400 where it is required)"), required("keys are optional"), "key"),
+    ("key.empty", "An empty key is refused",
+        required(VALIDATE_KEY), advised(UNAMBIGUOUS_KEY), "key"),
+    ("key.blank", "A key that is empty inside its quotes is refused",
+        required(VALIDATE_KEY), None, "key"),
+    ("key.longest", "A key of the greatest length is taken",
+        advised("good practice: 255 characters are a common limit"), required("keys are up to 255 characters long"), "key"),
+    ("key.too-long", "A longer key is refused",
+        advised("good practice: 255 characters are a common limit"), required("keys are up to 255 characters long"), "key"),
+    ("key.format", "A key of another form is refused",
+        None, None, "key"),
+    ("key.quoted", "A key in quotes is the same key without them",
+        required("§2.1 (the key is a String, in quotes)"), None, "a header may carry the key bare or as a string"),
+    ("key.two-headers", "Two key headers are refused",
+        required("§2.1 (not more than one)"), advised(UNAMBIGUOUS_KEY), "two key headers are refused"),
+    ("key.list", "A list of keys is refused",
+        required("§2.1 (an Item, not a List)"), None, "a list of keys is refused"),
+    ("key.parameters", "A key with parameters is refused",
+        advised(UNAMBIGUOUS_KEY), None, "a key with parameters is refused"),
+    ("key.bad-escape", "A key with a bad escape is refused",
+        required(VALIDATE_KEY), None, "a key with a bad escape is refused"),
+    ("key.open-quote", "A key whose quote is not closed is refused",
+        required(VALIDATE_KEY), None, "a key with an open quote is refused"),
+    ("key.control-byte", "A key with a control byte is refused",
+        required(VALIDATE_KEY), advised(UNAMBIGUOUS_KEY), "only visible ASCII is allowed in keys"),
+    ("key.non-ascii", "A key outside ASCII is refused",
+        required(VALIDATE_KEY), advised(UNAMBIGUOUS_KEY), "only visible ASCII is allowed in keys"),
+    ("key.nominated", "A key that Connection would remove on the way is refused",
+        None, None, "what can be read in two ways is refused"),
+    ("key.twin", "A second key under a header with underscores is refused",
+        None, None, "what can be read in two ways is refused"),
+    ("get.passes", "A key on a GET changes nothing",
+        advised("§1 (GET is idempotent already)"), required("a key has no effect in GET requests"), "methods"),
+    ("problem.shape", "Refusals are problems that a program can read",
+        advised("§2.7 (examples), RFC 9457"), advised("good practice: its SDKs parse {\"error\":{\"type\",\"message\"}}"), "refusals are RFC 9457 problems"),
+    ("problem.link", "A refused key leads to the documentation",
+        advised("§2.7 (a link to relevant documentation)"), None, "refusals link to the published contract"),
 ];
 
 #[cfg(test)]
@@ -231,7 +230,7 @@ mod tests {
 
     #[test]
     fn ids_are_unique() {
-        let mut ids: Vec<_> = CASES.iter().map(|case| case.id).collect();
+        let mut ids: Vec<_> = CASES.iter().map(|case| case.0).collect();
         ids.sort_unstable();
         assert!(ids.windows(2).all(|pair| pair[0] != pair[1]));
     }

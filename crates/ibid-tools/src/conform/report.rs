@@ -17,7 +17,6 @@ pub(super) struct ConformReport<'a> {
     pub(super) elapsed: Duration,
 }
 
-/// Prints the profile's checks with their reasons.
 pub(super) fn print_rules(profile: &ConformProfile, out: &mut dyn io::Write) -> io::Result<()> {
     profile.rules().iter().try_for_each(|rule| {
         let level = rule.level.word();

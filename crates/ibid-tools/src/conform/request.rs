@@ -8,7 +8,6 @@ use http::Response;
 
 use super::connection::ExchangeError;
 
-/// Maximum bytes of a body to show.
 const MAX_BODY_SHOWN: usize = 300;
 
 #[derive(Debug, Clone)]
@@ -99,7 +98,6 @@ impl RawExchange {
         self.response.as_ref().ok().filter(|answer| answer.status().is_success())
     }
 
-    /// Describes the response in one line.
     pub(super) fn describe_response(&self) -> String {
         let answer = match &self.response {
             Ok(answer) => answer,
@@ -119,7 +117,6 @@ impl RawExchange {
     }
 }
 
-/// Returns a header of a response, if it is text.
 pub(super) fn header_of<'a>(answer: &'a Response<Bytes>, name: &str) -> Option<&'a str> {
     answer.headers().get(name)?.to_str().ok()
 }

@@ -29,6 +29,9 @@ use crate::CommandError;
 /// Pause before a request that the server told to retry later is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// An exchange, and how often the operation ran meanwhile, if there is a counter.
+type CountedExchange = Result<(RawExchange, Option<u64>), CommandError>;
+
 /// Changes that make the operation slow or make it fail.
 #[derive(Clone)]
 pub(super) struct RequestVariant<'a> {
@@ -55,7 +58,6 @@ pub(super) struct CheckFinding {
     pub(super) expected: String,
 }
 
-/// Whether two responses come from the same run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RunComparison {
     SameRun,
@@ -92,7 +94,6 @@ pub(super) struct ConformSession<'a> {
 }
 
 impl ConformArgs {
-    /// Whether this verdict fails the run.
     pub(super) fn fails_run(&self, verdict: CheckVerdict) -> bool {
         match verdict {
             CheckVerdict::Passed => false,
@@ -158,7 +159,6 @@ impl<'a> ConformSession<'a> {
         self.rules.into_iter().map(|rule| self.findings.remove(rule.id).unwrap_or_else(|| missing(rule))).collect()
     }
 
-    /// Whether a check has not been made yet.
     pub(super) fn is_pending(&self, id: &str) -> bool {
         self.rules.iter().any(|rule| rule.id == id) && !self.findings.contains_key(id) && !self.is_past_deadline()
     }
@@ -167,7 +167,6 @@ impl<'a> ConformSession<'a> {
         Instant::now() >= self.deadline
     }
 
-    /// Reports the result of a check.
     pub(super) fn report(&mut self, id: &str, fine: bool, expected: impl Into<String>, seen: &RawExchange) {
         self.report_text(id, fine, expected, seen.request.clone(), seen.describe_response());
     }
@@ -203,13 +202,11 @@ impl<'a> ConformSession<'a> {
         }
     }
 
-    /// Reports that all remaining checks could not be made.
     pub(super) fn skip_rest(&mut self, why: &str) {
         let rest: Vec<_> = self.rules.iter().map(|rule| rule.id).collect();
         rest.into_iter().for_each(|id| self.skip(id, why));
     }
 
-    /// Returns an unused key.
     pub(super) fn new_key(&self) -> String {
         let key = ibid::generate_key();
         match self.policy.key.format {
@@ -218,7 +215,6 @@ impl<'a> ConformSession<'a> {
         }
     }
 
-    /// Creates a new operation under a new key.
     pub(super) fn new_operation(&mut self) -> RawRequest {
         let key = self.new_key();
         self.operation_with_key(key.as_bytes())
@@ -265,18 +261,14 @@ impl<'a> ConformSession<'a> {
     }
 
     /// Sends a request, and returns how often the operation ran meanwhile.
-    pub(super) async fn send_and_count(
-        &mut self, request: &RawRequest,
-    ) -> Result<(RawExchange, Option<u64>), CommandError> {
+    pub(super) async fn send_and_count(&mut self, request: &RawRequest) -> CountedExchange {
         let before = self.execution_count().await?;
         let seen = self.send(request).await;
         Ok((seen, self.ran_since(before).await?))
     }
 
     /// Like [`send_and_count`](Self::send_and_count), with [`retry`](Self::retry).
-    pub(super) async fn retry_and_count(
-        &mut self, request: &RawRequest,
-    ) -> Result<(RawExchange, Option<u64>), CommandError> {
+    pub(super) async fn retry_and_count(&mut self, request: &RawRequest) -> CountedExchange {
         let before = self.execution_count().await?;
         let seen = self.retry(request).await;
         Ok((seen, self.ran_since(before).await?))
@@ -301,7 +293,6 @@ impl<'a> ConformSession<'a> {
         Ok(before.zip(after).map(|(before, after)| after.saturating_sub(before)))
     }
 
-    /// Returns the number of executions, if there is a counter.
     pub(super) async fn execution_count(&mut self) -> Result<Option<u64>, CommandError> {
         let Some((server, target)) = &self.counter else { return Ok(None) };
         self.requests += 1;
@@ -334,7 +325,6 @@ impl<'a> ConformSession<'a> {
         if same { RunComparison::SameRun } else { RunComparison::AnotherRun }
     }
 
-    /// Whether there is evidence to distinguish runs.
     pub(super) fn has_evidence(&self) -> bool {
         self.counter.is_some() || self.has_varying_bodies || self.has_marked_replay
     }
@@ -374,7 +364,6 @@ impl<'a> ConformSession<'a> {
         self.policy.status_of(reason).as_u16()
     }
 
-    /// Describes the profile's markers.
     pub(super) fn markers(&self) -> String {
         let shown = self.policy.replay_headers.iter().map(|(name, value)| format!("{name}: {value}"));
         shown.collect::<Vec<_>>().join(", ")

@@ -48,9 +48,6 @@ struct Annotator<'a> {
 }
 
 /// Adds what the covered operations lack.
-///
-/// # Errors
-/// Returns an error if it is not a supported OpenAPI document.
 pub(super) fn annotate<'a, 'r: 'a>(
     document: &'a OpenapiDocument, find_route: FindRoute<'_, 'r>, base: Option<&str>,
 ) -> Result<AnnotateOutcome, DocumentError> {

@@ -145,12 +145,10 @@ fn refusal_response(reasons: &[RefusalReason], media_type: &str, schema: &str) -
     NewValue::Map(response)
 }
 
-/// The media type object of a response with this schema.
 pub(super) fn media_type_for(component: &str) -> NewValue {
     object! { "schema" => new_reference(format!("#/components/schemas/{component}")) }
 }
 
-/// The schema of all refusals in a format.
 pub(super) fn refusal_body_schema(refusals: RefusalFormat) -> (&'static str, NewValue) {
     match refusals {
         RefusalFormat::Problem => ("IdempotencyProblem", problem_schema()),
@@ -192,7 +190,6 @@ fn problem_schema() -> NewValue {
     }
 }
 
-/// The headers that mark replays.
 pub(super) fn replay_headers(policy: &Policy) -> Vec<(String, NewValue)> {
     let mut all: Vec<(String, NewValue)> = Vec::new();
     for (name, replayed) in &policy.replay_headers {
@@ -226,7 +223,6 @@ fn replay_header(first: Option<&str>, replayed: Option<&str>) -> NewValue {
     object! { "description" => when, "schema" => schema }
 }
 
-/// Further remarks about a policy, for the reader.
 pub(super) fn policy_remarks(policy: &Policy) -> Vec<&'static str> {
     let mut remarks = Vec::new();
     if policy.envelope == ResponseEnvelope::Metadata {

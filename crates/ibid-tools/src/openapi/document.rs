@@ -107,7 +107,6 @@ impl OpenapiDocument {
         })
     }
 
-    /// Returns a scalar member.
     pub(super) fn text_member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a str> {
         self.member(node, name).and_then(DocumentNode::scalar)
     }
@@ -136,7 +135,6 @@ impl DocumentNode {
         }
     }
 
-    /// The items of a list; empty for other nodes.
     pub(super) fn items(&self) -> &[Self] {
         match &self.kind {
             NodeKind::Sequence(items) => items,

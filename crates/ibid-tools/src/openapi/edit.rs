@@ -108,7 +108,6 @@ impl<'a> Additions<'a> {
         Ok(text)
     }
 
-    /// Finds the depths of the collections with additions.
     fn depths(&self, node: &DocumentNode, level: usize, found: &mut HashMap<usize, usize>) {
         let address = std::ptr::from_ref(node).addr();
         if self.by_position.contains_key(&address) {
@@ -150,7 +149,6 @@ impl<'a> Additions<'a> {
         start
     }
 
-    /// Appends members or items.
     fn append(&self, addition: &Addition<'_>) -> Result<(usize, String), DocumentError> {
         let (text, node) = (&self.document.text, addition.node);
         match &node.kind {
@@ -249,7 +247,6 @@ impl<'a> Additions<'a> {
     }
 }
 
-/// The indentation of one level of a document.
 fn indent_unit(document: &OpenapiDocument) -> String {
     let root = &document.root;
     let first = match document.syntax {

@@ -111,28 +111,31 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         self.events.next().ok_or_else(|| self.error_at(span, "it does not end"))
     }
 
+    /// Returns the next event, or `None` if it ends the collection.
+    fn next_unless(&mut self, span: Span, end: &Event<'a>) -> Result<Option<(Event<'a>, Span)>, DocumentError> {
+        let (event, at) = self.next_event(span)?;
+        Ok((event != *end).then_some((event, at)))
+    }
+
     fn parse_list(&mut self, span: Span, start: usize) -> Result<DocumentNode, DocumentError> {
         self.enter_level(span)?;
         let start = self.skip_anchor_and_tag(start);
         let flow = self.text[start..].starts_with('[');
-        let (mut items, mut least) = (Vec::<DocumentNode>::new(), start + 1);
-        loop {
-            let (event, at) = self.next_event(span)?;
-            if event == Event::SequenceEnd {
-                break;
-            }
-            let item = self.parse_node(event, at, least)?;
-            least = item.end;
-            items.push(item);
+        let mut items = Vec::<DocumentNode>::new();
+        while let Some((event, at)) = self.next_unless(span, &Event::SequenceEnd)? {
+            let least = items.last().map_or(start + 1, |last| last.end);
+            items.push(self.parse_node(event, at, least)?);
         }
         self.depth -= 1;
         items.shrink_to_fit();
-        let end = if flow { self.flow_end(least) } else { items.last().map_or(start, |last| last.end) };
-        let start = if flow { start } else { items.first().map_or(start, |first| self.first_dash(start, first.start)) };
+        let (start, end) = match (flow, items.first(), items.last()) {
+            (true, _, last) => (start, self.flow_end(last.map_or(start + 1, |last| last.end))),
+            (false, Some(first), Some(last)) => (self.first_dash(start, first.start), last.end),
+            (false, ..) => (start, start),
+        };
         Ok(DocumentNode { start, end, flow, kind: NodeKind::Sequence(items) })
     }
 
-    /// Skips an anchor and a tag.
     fn skip_anchor_and_tag(&self, mut start: usize) -> usize {
         while self.text[start..].starts_with(['&', '!']) {
             let rest = &self.text[start..];
@@ -179,11 +182,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         let start = self.skip_anchor_and_tag(start);
         let flow = self.text[start..].starts_with('{');
         let mut entries = Vec::<(DocumentNode, DocumentNode)>::new();
-        loop {
-            let (event, at) = self.next_event(span)?;
-            if event == Event::MappingEnd {
-                break;
-            }
+        while let Some((event, at)) = self.next_unless(span, &Event::MappingEnd)? {
             let least = entries.last().map_or(start, |(_, value)| value.end);
             let key = self.parse_node(event, at, least)?;
             let (event, at) = self.next_event(span)?;

@@ -7,16 +7,13 @@ use ibid::store::Address;
 use ibid_tools::CommandError;
 use serde_json::json;
 
-use super::{
-    ResealArgs,
-    target::{KeysBackend, KeysTarget},
-};
+use super::{ResealArgs, target::KeysBackend};
 use crate::{
     commands::{
         open_store,
         print::{escape_control, print_json},
     },
-    config::{Env, SealSettings},
+    config::Env,
     format::{format_date, now_ms},
     records::ResealReport,
 };
@@ -28,21 +25,13 @@ const RESEAL_BATCH: u64 = 500;
 pub(super) fn run(
     args: &ResealArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    let target = match KeysTarget::from_args(&args.target, env)? {
-        KeysTarget::Admin(_) if args.reason.is_none() => {
-            return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
-        }
-        KeysTarget::Store(settings, seal) => {
-            let seal = seal?;
-            if seal.as_ref().and_then(SealSettings::sealing).is_none() {
-                let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
-                return Err(CommandError::Usage(what.into()));
-            }
-            KeysTarget::Store(settings, Ok(seal))
-        }
-        target => target,
-    };
-    let done = open_store::block_on(async { reseal_all(&target.open().await?, args, aside).await })?;
+    if args.target.admin.admin.is_some() && args.reason.is_none() {
+        return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
+    }
+    let done = open_store::block_on(async {
+        let source = KeysBackend::open(&args.target, env, true).await?;
+        reseal_all(&source, args, aside).await
+    })?;
     if args.json { print_json(&done, out) } else { print(&done, out) }?;
     if let Some(next) = &done.next {
         writeln!(aside, "ibid: there are more: --cursor {}", escape_control(next))?;

@@ -12,10 +12,8 @@ use crate::{
     records::{AnswerView, BodyView, ChangeReport, RecordView},
 };
 
-/// Maximum bytes of a binary body to show.
 const MAX_BINARY_SHOWN: usize = 512;
 
-/// Prints one line per entry, under a header.
 pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io::Result<()> {
     if entries.is_empty() {
         return Ok(());

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::KeysTargetArgs;
 use crate::{
     commands::{admin_client::AdminClient, open_store},
-    config::{self, ConfigError, Env, SealSettings, StoreSelection},
+    config::{self, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
         ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery, RecordView, state_name,
@@ -21,51 +21,38 @@ use crate::{
 };
 
 /// The store or gateway to work on. Sealed entries can be listed, released and forgotten without keys.
-pub(super) enum KeysTarget {
-    Store(Box<config::StoreSettings>, Result<Option<SealSettings>, ConfigError>),
-    Admin(AdminClient),
-}
-
 pub(super) enum KeysBackend {
     /// The text explains why entries may be shown sealed.
     Store(OpenedStore, String),
     Admin(AdminClient),
 }
 
-impl KeysTarget {
-    /// Reads the flags; opens nothing yet.
-    pub(super) fn from_args(args: &KeysTargetArgs, env: &Env<'_>) -> Result<Self, CommandError> {
+impl KeysBackend {
+    /// Opens what the flags name. With `needs_keys`, a store without keys to seal with is an error.
+    pub(super) async fn open(args: &KeysTargetArgs, env: &Env<'_>, needs_keys: bool) -> Result<Self, CommandError> {
         let StoreSelection { store, config } = &args.store;
         if args.admin.admin.is_some() && (store.is_some() || config.is_some()) {
             let what = "--admin cannot be used with --store or --config: a gateway knows its own store";
             return Err(CommandError::Usage(what.into()));
         }
-        match AdminClient::from_args(&args.admin, env)? {
-            Some(api) => Ok(Self::Admin(api)),
-            None => Ok(Self::Store(
-                Box::new(config::StoreSettings::load(&args.store, env)?),
-                SealSettings::load(&args.store, env),
-            )),
+        if let Some(api) = AdminClient::from_args(&args.admin, env)? {
+            return Ok(Self::Admin(api));
         }
+        let settings = config::StoreSettings::load(&args.store, env)?;
+        let (seal, why) = match SealSettings::load(&args.store, env) {
+            Err(why) if needs_keys => return Err(why.into()),
+            Err(why) => (None, format!("the keys cannot be had: {why}")),
+            Ok(None) => (None, "name the gateway's --config, with its [seal], to see what is in them".into()),
+            Ok(seal) => (seal, "their keys are not in [seal], or they were altered".into()),
+        };
+        let sealing = seal.and_then(|seal| seal.sealing());
+        if needs_keys && sealing.is_none() {
+            let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
+            return Err(CommandError::Usage(what.into()));
+        }
+        Ok(Self::Store(open_store::open_store(&settings, sealing).await?, why))
     }
 
-    pub(super) async fn open(self) -> Result<KeysBackend, CommandError> {
-        match self {
-            Self::Store(settings, seal) => {
-                let why = match &seal {
-                    Err(why) => format!("the keys cannot be had: {why}"),
-                    Ok(None) => "name the gateway's --config, with its [seal], to see what is in them".into(),
-                    Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
-                };
-                let sealing = seal.ok().flatten().and_then(|seal| seal.sealing());
-                Ok(KeysBackend::Store(open_store::open_store(&settings, sealing).await?, why))
-            }
-            Self::Admin(api) => Ok(KeysBackend::Admin(api)),
-        }
-    }
-}
-
-impl KeysBackend {
     /// Warns that entries are shown sealed, and why.
     pub(super) fn warn_if_sealed(&self, views: &[RecordView], aside: &mut dyn io::Write) -> io::Result<()> {
         let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
@@ -74,7 +61,6 @@ impl KeysBackend {
         writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
     }
 
-    /// Returns the matching entries after `from`.
     pub(super) async fn list(
         &self, query: RecordQuery, from: Option<Address>, limit: usize,
     ) -> Result<RecordList, CommandError> {
@@ -84,7 +70,6 @@ impl KeysBackend {
         }
     }
 
-    /// Returns the only matching entry.
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
             Self::Store(opened, _) => Ok(RecordView::from(&query.find_one(&*opened.store).await?)),
@@ -158,14 +143,12 @@ async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView,
     if matches_query(query, &view) { Ok(view) } else { Err(RecordLookupError::NotFound.into()) }
 }
 
-/// Whether an entry that was found by its address also matches the other conditions.
 fn matches_query(query: &RecordQuery, view: &RecordView) -> bool {
     let tag = |want: &Option<String>, have: &str| want.as_deref().is_none_or(|want| want == have);
     let key = query.key.as_deref().is_none_or(|want| want == view.key || mask(want) == view.key);
     key && tag(&query.tenant, &view.tenant) && tag(&query.user, &view.user) && tag(&query.endpoint, &view.endpoint)
 }
 
-/// Returns the path segment and the body of a change for the API.
 fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
     let mut body = json!({ "reason": change.reason, "fence": fence });
     if let ChangeAction::Resolve(answer) = &change.action {

@@ -6,7 +6,7 @@ use ibid::{
 };
 use ibid_gateway::{
     admin::auth::{AdminTokens, Authenticator},
-    config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, Secret, ServeArgs, StoreSelection},
+    config::{AdminTlsArgs, ClientTls, Env, GatewaySettings, Secret, ServeArgs, StoreSelection},
 };
 use ibid_stores::{RemoteOptions, StoreUrl, postgres::Postgres, redis::Redis, seal::SealKey};
 use testbed::certificates::CertificateAuthority;
@@ -54,7 +54,7 @@ async fn no_value_shows_the_secret_that_it_holds() {
     let args = ServeArgs { store: Some(redis.clone()), ..ServeArgs::default() };
     let choice = StoreSelection { store: Some(redis.clone()), ..StoreSelection::default() };
     let tls_args = AdminTlsArgs { admin_cert: Some(cert.clone()), admin_key: Some(key.clone()), admin_ca: None };
-    let admin_tls: AdminTls = tls_args.load(&Env::from_pairs(&[])).unwrap();
+    let admin_tls: ClientTls = tls_args.load(&Env::from_pairs(&[])).unwrap();
     let shown = [
         format!("{settings:?} {settings:#?} {:?} {:?}", settings.sealing(), settings.store.store_config()),
         format!("{:?} {:?}", keys_at(&format!("https://h/keys?token={TEXT}")), Env::from_pairs(&env)),

@@ -16,7 +16,6 @@ use crate::CommandError;
 /// How long to wait before the client disconnects.
 const DISCONNECT_AFTER: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// The findings of several bursts.
 #[derive(Default)]
 struct BurstFindings {
     /// A burst that ran more than once: the request, its responses, and how often.

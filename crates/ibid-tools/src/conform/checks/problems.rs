@@ -54,7 +54,6 @@ fn find_problem_error(answer: &Response<Bytes>, refusals: RefusalFormat) -> Opti
     ["type", "title", "detail"].into_iter().find(|name| !text(name)).map(|name| format!("a {name} in the problem"))
 }
 
-/// Whether the refusal links to documentation.
 fn has_documentation_link(answer: &Response<Bytes>) -> bool {
     let mut links = answer.headers().get_all(header::LINK).iter().filter_map(|link| link.to_str().ok());
     let problem: Value = serde_json::from_slice(answer.body()).unwrap_or_default();

@@ -74,7 +74,6 @@ fn find_wrong(retries: &[RawExchange; 2], fine: impl Fn(&Response<Bytes>) -> boo
     (wrong.is_none(), wrong.unwrap_or(&retries[0]))
 }
 
-/// Retries the first operation twice.
 pub(super) async fn check_retries(session: &mut ConformSession<'_>, first: FirstOperation) -> Result<(), CommandError> {
     let FirstOperation { request, seen: sent, answer: first } = first;
     let before = session.execution_count().await?;
@@ -101,7 +100,6 @@ pub(super) async fn check_retries(session: &mut ConformSession<'_>, first: First
     Ok(())
 }
 
-/// Compares the responses of two retries with the first response.
 fn compare_retries(
     session: &mut ConformSession<'_>, sent: &RawExchange, first: &Response<Bytes>, retries: &[RawExchange; 2],
     ran: Option<u64>,
