@@ -61,7 +61,6 @@ const MAX_CONNECTIONS: usize = 1024;
 /// A TLS handshake that takes longer is aborted.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The bound admin port.
 pub struct AdminServer {
     listener: TcpListener,
     secure: bool,
@@ -98,7 +97,6 @@ pub struct AdminState {
 }
 
 impl AdminState {
-    /// Probes every store.
     pub(crate) async fn store_health(&self) -> StoreHealth {
         StoreHealth::check(&self.ibid, &self.stores).await
     }
@@ -138,7 +136,6 @@ impl AdminServer {
         self.listener.local_addr()
     }
 
-    /// Whether the port uses TLS.
     pub fn is_secure(&self) -> bool {
         self.secure
     }
@@ -189,7 +186,6 @@ async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(socket: S, router: 
     .await;
 }
 
-/// All routes of the port.
 fn router(state: Arc<AdminState>, stop: watch::Receiver<bool>) -> Router {
     // Probes and scrapers use various host names. These reveal nothing about requests.
     let open = Router::new()

@@ -69,11 +69,9 @@ pub(crate) struct Document {
     told_of_memory: AtomicBool,
 }
 
-/// A version of the app's document.
 struct Version {
     /// Host, path and query of the request that returned it.
     target: String,
-    /// The app's entity tag.
     etag: Option<HeaderValue>,
     /// SHA-256 of its bytes, if all of them were read.
     digest: Option<[u8; 32]>,

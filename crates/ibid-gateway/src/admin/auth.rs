@@ -31,7 +31,6 @@ pub const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
 
 type TokenHash = [u8; 32];
 
-/// An authenticated caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminCaller {
     pub role: Role,
@@ -54,7 +53,6 @@ pub enum AuthMethod {
     },
 }
 
-/// Why a caller is not authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthError {
     /// The configuration has no tokens, so nobody can log in.
@@ -70,7 +68,6 @@ pub enum AuthError {
     },
 }
 
-/// The secrets of a new session.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SessionSecrets {
     /// The value of [`SESSION_COOKIE`].
@@ -117,7 +114,6 @@ fn to_caller(token: &AdminToken, client: IpAddr, authenticated_by: AuthMethod) -
 }
 
 impl Authenticator {
-    /// Authenticates a request by its headers.
     pub fn caller(&self, tokens: &AdminTokens, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
@@ -136,7 +132,6 @@ impl Authenticator {
         }
     }
 
-    /// Starts a session with a token.
     pub fn log_in(&self, tokens: &AdminTokens, token: &str, client: IpAddr) -> Result<SessionSecrets, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);

@@ -191,7 +191,6 @@ pub(crate) fn validate_reason(reason: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-/// Parses the ttl of a resolved answer.
 pub(crate) fn parse_keep(text: &str) -> Result<Duration, String> {
     let keep = parse_duration(text).filter(|keep| !keep.is_zero()).map(|keep| keep.min(MAX_DURATION));
     keep.ok_or_else(|| format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"))

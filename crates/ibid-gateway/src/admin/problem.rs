@@ -10,7 +10,6 @@ use serde_json::{Map, Value, json};
 use super::auth::{AuthError, ForbiddenReason};
 use crate::records::RecordLookupError;
 
-/// An error response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdminProblem {
     pub status: StatusCode,
@@ -26,7 +25,6 @@ pub struct AdminProblem {
 /// A part that the admin port depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailablePart {
-    /// The store is down or fails.
     Store,
     /// The audit trail cannot be written, so nothing may be changed.
     Audit,

@@ -65,7 +65,6 @@ impl PageShell {
     }
 }
 
-/// Renders a page.
 pub(super) fn html_response(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(text) => (status, Html(text)).into_response(),
