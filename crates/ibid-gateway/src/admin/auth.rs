@@ -53,15 +53,21 @@ pub enum AuthMethod {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a caller is not authenticated, as the API says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// The configuration has no tokens, so nobody can log in.
+    #[error(
+        "no token is configured, so nobody may use the admin API: set admin.token in the gateway's configuration, such \
+         as token = \"file:/etc/ibid/admin.token\"; it is taken up without a restart"
+    )]
     NoTokens,
     /// The request has neither a token nor a session cookie.
+    #[error("send a token of [admin] in the header Authorization: Bearer TOKEN")]
     MissingToken,
     /// The token is wrong, or the session has ended.
+    #[error("this is no token of [admin]; send one in the header Authorization: Bearer TOKEN, or log in again")]
     InvalidToken,
-    /// Too many log-ins failed from this client's address.
+    #[error("too many log-ins from this address have failed; try again later")]
     RateLimited {
         /// Whole seconds, at least 1.
         retry_after: Duration,
@@ -191,13 +197,17 @@ impl Authenticator {
     }
 }
 
-/// Why an authenticated caller may not make a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why an authenticated caller may not make a change, as the API says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ForbiddenReason {
+    #[error("this token sees and does not change; a change needs a token of role \"admin\"")]
     ReadOnlyRole,
-    /// A page of another origin sent the request.
+    #[error("a page of another origin asked for this change; changes are taken from here only")]
     CrossOrigin,
-    /// The session's CSRF token is missing or wrong.
+    #[error(
+        "in a session a change needs the header Ibid-Csrf with the session's secret, sent by a browser from a page of \
+         this origin"
+    )]
     MissingCsrfToken,
 }
 
