@@ -210,15 +210,8 @@ impl AuditTrail {
 
     /// The latest changes of one record, newest first.
     pub fn entries_for(&self, address: &str, at_most: usize) -> Vec<AuditEntry> {
-        let known = self.0.index.lock();
-        known
-            .entries
-            .iter()
-            .rev()
-            .filter(|entry| entry.address.as_deref() == Some(address))
-            .take(at_most)
-            .cloned()
-            .collect()
+        let of_record = |entry: &&AuditEntry| entry.address.as_deref() == Some(address);
+        self.0.index.lock().entries.iter().rev().filter(of_record).take(at_most).cloned().collect()
     }
 
     /// Runs disk work on a blocking thread, because a sync takes milliseconds.

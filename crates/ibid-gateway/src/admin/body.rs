@@ -76,16 +76,10 @@ struct ResolveAnswer {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, deny_unknown_fields)]
 enum AnswerBody {
     Text(String),
-    Hex(HexBody),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HexBody {
-    hex: String,
+    Hex { hex: String },
 }
 
 /// Parses a whole number, also one written as `201.0`, which JSON treats as equal. Uses [`serde_json::Number`], which
@@ -214,7 +208,7 @@ impl ResolveBody {
         let headers = ResolvedAnswer::parse_headers(headers).map_err(|why| format!("answer.headers: {why}"))?;
         let body = match &answer.body {
             AnswerBody::Text(text) => text.clone().into_bytes(),
-            AnswerBody::Hex(HexBody { hex }) => HEXLOWER_PERMISSIVE
+            AnswerBody::Hex { hex } => HEXLOWER_PERMISSIVE
                 .decode(hex.as_bytes())
                 .map_err(|_| "answer.body.hex: it is no hex; allowed are pairs of hex digits")?,
         };
