@@ -56,7 +56,6 @@ pub(crate) mod store_state;
 /// Concurrent connections; more wait in the listen backlog.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// The bound admin port.
 pub struct AdminServer {
     listener: TcpListener,
     secure: bool,
@@ -93,7 +92,6 @@ pub struct AdminState {
 }
 
 impl AdminState {
-    /// Probes every store.
     pub(crate) async fn store_health(&self) -> StoreHealth {
         StoreHealth::check(&self.ibid, &self.stores).await
     }
@@ -133,7 +131,6 @@ impl AdminServer {
         self.listener.local_addr()
     }
 
-    /// Whether the port uses TLS.
     pub fn is_secure(&self) -> bool {
         self.secure
     }
@@ -176,7 +173,6 @@ impl ConnectionHandler for AdminConnections {
     }
 }
 
-/// All routes of the port.
 fn router(state: Arc<AdminState>, stop: watch::Receiver<bool>) -> Router {
     // Probes and scrapers use various host names. These reveal nothing about requests.
     let open = Router::new()

@@ -108,7 +108,6 @@ async fn show_overview(visit: Visit, form: Form) -> Response {
     html_response(StatusCode::OK, &OverviewPage::new(&visit, window, health, counts, attention))
 }
 
-/// The data of the charts, as JSON.
 async fn show_series(StaffVisit(visit): StaffVisit, form: Form) -> Response {
     let window = ChartWindow::from_name(form.value("window")).unwrap_or_default();
     axum::Json(visit.state.history.chart_series(window)).into_response()

@@ -49,17 +49,14 @@ mod shadow;
 mod sharded;
 mod traffic;
 
-/// The `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A metric family: all samples of one name.
 #[derive(Debug)]
 pub struct MetricFamily {
     pub name: &'static str,
-    /// Label names.
     pub labels: &'static [&'static str],
     pub kind: MetricKind,
-    /// One line.
     pub help: &'static str,
     /// Writes the samples.
     read: fn(&MetricSources<'_>, &mut FamilyWriter<'_>),
@@ -72,7 +69,6 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// What the page is computed from.
 struct MetricSources<'a> {
     metrics: &'a Metrics,
     stored: EntryCounts,
@@ -183,7 +179,6 @@ pub struct MetricsObserver {
     pub metrics: Arc<Metrics>,
     /// The counts of shadow mode and of missing keys.
     pub shadow: Arc<ShadowCounters>,
-    /// The latest refusals.
     pub refusals: Arc<RefusalLog>,
     next: Arc<dyn Observer>,
 }

@@ -69,11 +69,9 @@ pub(crate) struct Document {
     told_of_memory: AtomicBool,
 }
 
-/// A version of the app's document.
 struct Version {
     /// Host, path and query of the request that returned it.
     target: String,
-    /// The app's entity tag.
     etag: Option<HeaderValue>,
     /// SHA-256 of its bytes, if all of them were read.
     digest: Option<[u8; 32]>,
@@ -87,6 +85,14 @@ struct Annotated {
     etag: HeaderValue,
     content_type: HeaderValue,
     _memory: Arc<MemoryReservation>,
+}
+
+/// What identifies a response of the app that is a document.
+#[derive(Clone)]
+struct DocumentResponse {
+    target: String,
+    etag: Option<HeaderValue>,
+    content_type: HeaderValue,
 }
 
 pub(crate) struct Asked {
@@ -130,19 +136,15 @@ impl Document {
         self.last.lock().clone()
     }
 
-    /// Returns the last version if it has these bytes.
-    fn same_bytes(&self, digest: &[u8; 32]) -> Option<Arc<Version>> {
-        self.last().filter(|last| last.digest.as_ref() == Some(digest))
-    }
-
-    /// Records that another response had the same bytes, and makes that version the last one.
-    fn under(
-        &self, same: &Version, content_type: HeaderValue, target: String, etag: Option<HeaderValue>,
-    ) -> Arc<Version> {
+    /// If the last version has these bytes, records that another response had them too, and returns that version.
+    fn same_bytes(&self, digest: [u8; 32], response: &DocumentResponse) -> Option<Arc<Version>> {
+        let mut last = self.last.lock();
+        let same = last.as_ref().filter(|last| last.digest == Some(digest))?;
+        let DocumentResponse { target, etag, content_type } = response.clone();
         let made = same.made.clone().map(|made| Annotated { content_type, ..made });
-        let version = Arc::new(Version { target, etag, digest: same.digest, made });
-        *self.last.lock() = Some(version.clone());
-        version
+        let version = Arc::new(Version { target, etag, digest: Some(digest), made });
+        *last = Some(version.clone());
+        Some(version)
     }
 
     /// Makes a version the last one. Logs why it passes unchanged, unless that is already logged.
@@ -262,7 +264,7 @@ impl Asked {
                 return self.failed(RefusalReason::UpstreamTimeout, "the body did not end within limits.reply_timeout");
             }
         };
-        let version = self.version(given.clone(), content_type, target, etag).await;
+        let version = self.version(given.clone(), DocumentResponse { target, etag, content_type }).await;
         match version.as_ref().map(|version| &version.made) {
             Some(Ok(annotated)) => annotated.instead_of(Response::from_parts(head, ResponseBody::whole("", None))),
             Some(Err(_)) | None => {
@@ -273,18 +275,17 @@ impl Asked {
     }
 
     /// Returns the version with these bytes and makes it the last one. `None` if it cannot be annotated now.
-    async fn version(
-        &self, given: Bytes, content_type: HeaderValue, target: String, etag: Option<HeaderValue>,
-    ) -> Option<Arc<Version>> {
+    async fn version(&self, given: Bytes, response: DocumentResponse) -> Option<Arc<Version>> {
         let digest: [u8; 32] = Sha256::digest(&given).into();
-        if let Some(same) = self.document.same_bytes(&digest) {
-            return Some(self.document.under(&same, content_type, target, etag));
+        if let Some(same) = self.document.same_bytes(digest, &response) {
+            return Some(same);
         }
         let alone = self.document.annotating.clone().lock_owned().await;
         // Another request may have annotated it meanwhile.
-        if let Some(same) = self.document.same_bytes(&digest) {
-            return Some(self.document.under(&same, content_type, target, etag));
+        if let Some(same) = self.document.same_bytes(digest, &response) {
+            return Some(same);
         }
+        let DocumentResponse { target, etag, content_type } = response;
         // Runs to its end even if the client disconnects, so that the next request finds the result.
         let (document, ibid) = (self.document.clone(), self.ibid.clone());
         let work = move || {

@@ -27,7 +27,6 @@ use super::{
 };
 use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport};
 
-/// The OpenAPI document of this API.
 pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
 
 /// Default and maximum number of refusals on a page.

@@ -37,7 +37,6 @@ pub struct AuditEntry {
     /// The name of the caller's token.
     pub by: String,
     pub role: String,
-    /// The caller's IP address.
     pub client: String,
     /// `release`, `forget`, `resolve` or `reseal`.
     pub action: String,
@@ -69,17 +68,14 @@ pub struct ResealSummary {
     pub looked: u64,
     /// Records that now have this key and had another or none.
     pub resealed: u64,
-    /// Records that could not be opened.
     pub unopened: u64,
 }
 
-/// The state of a record, in short.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditedState {
     pub state: String,
     pub fence: u64,
     pub attempt: u32,
-    /// Status of the stored response.
     pub status: Option<u16>,
 }
 
@@ -115,7 +111,6 @@ struct AuditTrailInner {
     index: Mutex<AuditIndex>,
 }
 
-/// The entries of both files.
 #[derive(Debug)]
 struct AuditIndex {
     /// Oldest first. The first `in_older_file` of them are in the older file.
@@ -166,7 +161,6 @@ impl AuditTrail {
         self.run_blocking(move |inner| inner.append(entry)).await
     }
 
-    /// Writes the outcome of a change.
     pub async fn ended(&self, mut entry: AuditEntry, changed: &ChangeReport, why: Option<String>) -> AuditEntry {
         entry.after = changed.after.as_ref().map(AuditedState::from_view);
         entry.outcome = match (changed.changed, &changed.refused) {
@@ -216,15 +210,8 @@ impl AuditTrail {
 
     /// The latest changes of one record, newest first.
     pub fn entries_for(&self, address: &str, at_most: usize) -> Vec<AuditEntry> {
-        let known = self.0.index.lock();
-        known
-            .entries
-            .iter()
-            .rev()
-            .filter(|entry| entry.address.as_deref() == Some(address))
-            .take(at_most)
-            .cloned()
-            .collect()
+        let of_record = |entry: &&AuditEntry| entry.address.as_deref() == Some(address);
+        self.0.index.lock().entries.iter().rev().filter(of_record).take(at_most).cloned().collect()
     }
 
     /// Runs disk work on a blocking thread, because a sync takes milliseconds.

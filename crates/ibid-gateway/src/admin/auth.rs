@@ -31,7 +31,6 @@ pub const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
 
 type TokenHash = [u8; 32];
 
-/// An authenticated caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminCaller {
     pub role: Role,
@@ -54,23 +53,27 @@ pub enum AuthMethod {
     },
 }
 
-/// Why a caller is not authenticated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a caller is not authenticated, as the API says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// The configuration has no tokens, so nobody can log in.
+    #[error(
+        "no token is configured, so nobody may use the admin API: set admin.token in the gateway's configuration, such \
+         as token = \"file:/etc/ibid/admin.token\"; it is taken up without a restart"
+    )]
     NoTokens,
     /// The request has neither a token nor a session cookie.
+    #[error("send a token of [admin] in the header Authorization: Bearer TOKEN")]
     MissingToken,
     /// The token is wrong, or the session has ended.
+    #[error("this is no token of [admin]; send one in the header Authorization: Bearer TOKEN, or log in again")]
     InvalidToken,
-    /// Too many log-ins failed from this client's address.
+    #[error("too many log-ins from this address have failed; try again later")]
     RateLimited {
         /// Whole seconds, at least 1.
         retry_after: Duration,
     },
 }
 
-/// The secrets of a new session.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SessionSecrets {
     /// The value of [`SESSION_COOKIE`].
@@ -117,7 +120,6 @@ fn to_caller(token: &AdminToken, client: IpAddr, authenticated_by: AuthMethod) -
 }
 
 impl Authenticator {
-    /// Authenticates a request by its headers.
     pub fn caller(&self, tokens: &AdminTokens, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
@@ -136,7 +138,6 @@ impl Authenticator {
         }
     }
 
-    /// Starts a session with a token.
     pub fn log_in(&self, tokens: &AdminTokens, token: &str, client: IpAddr) -> Result<SessionSecrets, AuthError> {
         if tokens.is_empty() {
             return Err(AuthError::NoTokens);
@@ -196,13 +197,17 @@ impl Authenticator {
     }
 }
 
-/// Why an authenticated caller may not make a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why an authenticated caller may not make a change, as the API says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ForbiddenReason {
+    #[error("this token sees and does not change; a change needs a token of role \"admin\"")]
     ReadOnlyRole,
-    /// A page of another origin sent the request.
+    #[error("a page of another origin asked for this change; changes are taken from here only")]
     CrossOrigin,
-    /// The session's CSRF token is missing or wrong.
+    #[error(
+        "in a session a change needs the header Ibid-Csrf with the session's secret, sent by a browser from a page of \
+         this origin"
+    )]
     MissingCsrfToken,
 }
 

@@ -76,16 +76,10 @@ struct ResolveAnswer {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, deny_unknown_fields)]
 enum AnswerBody {
     Text(String),
-    Hex(HexBody),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HexBody {
-    hex: String,
+    Hex { hex: String },
 }
 
 /// Parses a whole number, also one written as `201.0`, which JSON treats as equal. Uses [`serde_json::Number`], which
@@ -191,7 +185,6 @@ pub(crate) fn validate_reason(reason: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-/// Parses the ttl of a resolved answer.
 pub(crate) fn parse_keep(text: &str) -> Result<Duration, String> {
     let keep = parse_duration(text).filter(|keep| !keep.is_zero()).map(|keep| keep.min(MAX_DURATION));
     keep.ok_or_else(|| format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"))
@@ -215,7 +208,7 @@ impl ResolveBody {
         let headers = ResolvedAnswer::parse_headers(headers).map_err(|why| format!("answer.headers: {why}"))?;
         let body = match &answer.body {
             AnswerBody::Text(text) => text.clone().into_bytes(),
-            AnswerBody::Hex(HexBody { hex }) => HEXLOWER_PERMISSIVE
+            AnswerBody::Hex { hex } => HEXLOWER_PERMISSIVE
                 .decode(hex.as_bytes())
                 .map_err(|_| "answer.body.hex: it is no hex; allowed are pairs of hex digits")?,
         };

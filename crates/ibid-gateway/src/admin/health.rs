@@ -44,7 +44,6 @@ pub(crate) enum Works {
 }
 
 impl StoreHealth {
-    /// Probes every store.
     pub(crate) async fn check(ibid: &Ibid, probes: &StoreProbes) -> Self {
         let engine = ibid.engine();
         let stores = probes.ask().await;

@@ -1,7 +1,5 @@
 //! Error responses of the admin port: problem documents (RFC 9457) that say what is allowed instead.
 
-use std::time::Duration;
-
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
@@ -10,7 +8,6 @@ use serde_json::{Map, Value, json};
 use super::auth::{AuthError, ForbiddenReason};
 use crate::records::RecordLookupError;
 
-/// An error response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdminProblem {
     pub status: StatusCode,
@@ -26,7 +23,6 @@ pub struct AdminProblem {
 /// A part that the admin port depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailablePart {
-    /// The store is down or fails.
     Store,
     /// The audit trail cannot be written, so nothing may be changed.
     Audit,
@@ -86,58 +82,31 @@ impl From<String> for AdminProblem {
 
 impl From<AuthError> for AdminProblem {
     fn from(denied: AuthError) -> Self {
-        let unauthorized = |detail: &str| {
-            let how = HeaderValue::from_static("Bearer realm=\"ibid\"");
-            Self::new(StatusCode::UNAUTHORIZED, detail).with_header(header::WWW_AUTHENTICATE, how)
-        };
-        match denied {
-            AuthError::NoTokens => unauthorized(
-                "no token is configured, so nobody may use the admin API: set admin.token in the gateway's \
-                 configuration, such as token = \"file:/etc/ibid/admin.token\"; it is taken up without a restart",
-            ),
-            AuthError::MissingToken => {
-                unauthorized("send a token of [admin] in the header Authorization: Bearer TOKEN")
-            }
-            AuthError::InvalidToken => unauthorized(
-                "this is no token of [admin]; send one in the header Authorization: Bearer TOKEN, or log in again",
-            ),
+        let (status, name, value) = match denied {
             AuthError::RateLimited { retry_after } => {
-                let detail = "too many log-ins from this address have failed; try again later";
-                Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
-                    .with_header(header::RETRY_AFTER, retry_after_value(retry_after))
+                (StatusCode::TOO_MANY_REQUESTS, header::RETRY_AFTER, retry_after.as_secs().max(1).into())
             }
-        }
+            _ => {
+                let how = HeaderValue::from_static("Bearer realm=\"ibid\"");
+                (StatusCode::UNAUTHORIZED, header::WWW_AUTHENTICATE, how)
+            }
+        };
+        Self::new(status, denied.to_string()).with_header(name, value)
     }
 }
 
 impl From<ForbiddenReason> for AdminProblem {
     fn from(forbidden: ForbiddenReason) -> Self {
-        Self::new(
-            StatusCode::FORBIDDEN,
-            match forbidden {
-                ForbiddenReason::ReadOnlyRole => {
-                    "this token sees and does not change; a change needs a token of role \"admin\""
-                }
-                ForbiddenReason::CrossOrigin => {
-                    "a page of another origin asked for this change; changes are taken from here only"
-                }
-                ForbiddenReason::MissingCsrfToken => {
-                    "in a session a change needs the header Ibid-Csrf with the session's secret, sent by a browser from a \
-                     page of this origin"
-                }
-            },
-        )
+        Self::new(StatusCode::FORBIDDEN, forbidden.to_string())
     }
 }
 
 impl From<RecordLookupError> for AdminProblem {
     fn from(why: RecordLookupError) -> Self {
-        match &why {
+        match why {
             RecordLookupError::NotFound => Self::new(StatusCode::NOT_FOUND, why.to_string()),
-            RecordLookupError::Ambiguous(..) | RecordLookupError::KeepsChanging => {
-                Self::new(StatusCode::CONFLICT, why.to_string())
-            }
-            RecordLookupError::Store(error) => Self::store_unavailable(error.to_string()),
+            RecordLookupError::Store(error) => Self::store_unavailable(error),
+            _ => Self::new(StatusCode::CONFLICT, why.to_string()),
         }
     }
 }
@@ -152,14 +121,7 @@ impl AdminProblem {
 
     pub(super) fn store_unavailable(why: impl std::fmt::Display) -> Self {
         let detail = format!("the store cannot be used: {why}");
-        let gone = Self {
-            unavailable_part: Some(UnavailablePart::Store),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-        };
-        gone.with_header(header::RETRY_AFTER, retry_after_value(Duration::from_secs(1)))
+        let gone = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).with_header(header::RETRY_AFTER, 1.into());
+        Self { unavailable_part: Some(UnavailablePart::Store), ..gone }
     }
-}
-
-fn retry_after_value(duration: Duration) -> HeaderValue {
-    HeaderValue::from(duration.as_secs().max(1))
 }

@@ -11,7 +11,6 @@ use crate::{
 
 /// Entries per page if the request sets no `limit`.
 pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
-/// Maximum entries per page.
 pub(super) const MAX_PAGE_SIZE: usize = 1000;
 /// Maximum length of a filter, in characters. Tags are never longer.
 const MAX_FILTER_CHARS: usize = 1024;
@@ -119,7 +118,6 @@ pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<
     })
 }
 
-/// Checks that a text can be a tag.
 fn validate_text(name: &str, text: &str) -> Result<String, String> {
     if text.chars().count() > MAX_FILTER_CHARS || text.contains(char::is_control) {
         return Err(format!(
@@ -129,7 +127,6 @@ fn validate_text(name: &str, text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-/// Parses the cursor of a record list.
 pub(super) fn parse_cursor(text: &str) -> Result<Address, String> {
     Address::from_hex(text).ok_or_else(|| format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"))
 }

@@ -18,7 +18,7 @@ const ADMIN_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lists the entries that match, from a cursor on.
 pub async fn list(
-    desk: &AdminState, caller: &AdminCaller, mut query: RecordQuery, from: Option<Address>, limit: usize,
+    state: &AdminState, caller: &AdminCaller, mut query: RecordQuery, from: Option<Address>, limit: usize,
 ) -> Result<RecordList, AdminProblem> {
     if let Some(own) = &caller.user {
         if query.user.as_ref().is_some_and(|user| user != own) {
@@ -26,13 +26,12 @@ pub async fn list(
         }
         query.user = Some(own.clone());
     }
-    let store = desk.ibid.engine().store();
+    let store = state.ibid.engine().store();
     with_store_timeout(async { Ok(query.list(&**store, from, limit).await?) }).await
 }
 
-/// Shows one entry in full.
-pub async fn show(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
-    Ok(RecordView::from(&find_entry(desk, caller, address).await?))
+pub async fn show(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
+    Ok(RecordView::from(&find_entry(state, caller, address).await?))
 }
 
 /// Changes an entry, and audits the change before and after. The caller must have passed
@@ -42,14 +41,14 @@ pub async fn show(desk: &AdminState, caller: &AdminCaller, address: Address) -> 
 /// If the entry is absent or not in the expected state (409, with its current state), or the store or the audit trail
 /// fails.
 pub async fn change(
-    desk: &AdminState, caller: &AdminCaller, address: Address, change: ChangeRequest,
+    state: &AdminState, caller: &AdminCaller, address: Address, change: ChangeRequest,
 ) -> Result<ChangeReport, AdminProblem> {
-    let before = find_entry(desk, caller, address).await?;
+    let before = find_entry(state, caller, address).await?;
     let begun =
-        desk.audit.begin(caller, change.action.name(), &change.reason, Some(&RecordView::from(&before.info))).await;
+        state.audit.begin(caller, change.action.name(), &change.reason, Some(&RecordView::from(&before.info))).await;
     let begun = begun.map_err(|why| AdminProblem::audit_unwritable(&why))?;
     // Runs in its own task, so that a client that disconnects cannot leave the audit entry without an outcome.
-    let (store, audit) = (desk.ibid.engine().store().clone(), desk.audit.clone());
+    let (store, audit) = (state.ibid.engine().store().clone(), state.audit.clone());
     let work = tokio::spawn(async move {
         let (told, error) = change.execute(&*store, before).await;
         let failed = error.map(|error| error.to_string());
@@ -74,8 +73,8 @@ pub async fn change(
     }
 }
 
-async fn find_entry(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordEntry, AdminProblem> {
-    let store = desk.ibid.engine().store();
+async fn find_entry(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordEntry, AdminProblem> {
+    let store = state.ibid.engine().store();
     let query = RecordQuery { address: Some(address), user: caller.user.clone(), ..RecordQuery::default() };
     with_store_timeout(query.find_one(&**store)).await
 }

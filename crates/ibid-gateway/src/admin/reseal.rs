@@ -53,10 +53,10 @@ impl Resealer {
 
 /// Reseals some entries. The caller must have passed [`AdminCaller::authorize_change`].
 pub(super) async fn reseal(
-    desk: &AdminState, caller: &AdminCaller, asked: ResealRequest,
+    state: &AdminState, caller: &AdminCaller, asked: ResealRequest,
 ) -> Result<ResealReport, AdminProblem> {
     let conflict = |detail: &str| AdminProblem::new(StatusCode::CONFLICT, detail);
-    let Some(reseals) = &desk.resealer else {
+    let Some(reseals) = &state.resealer else {
         return Err(conflict("this gateway seals nothing, so there is nothing to reseal: it has no seal.keys"));
     };
     let Ok(mut last) = reseals.run.clone().try_lock_owned() else {
@@ -67,13 +67,13 @@ pub(super) async fn reseal(
         earlier => {
             if let Some(run) = earlier {
                 run.finish(
-                    &desk.audit,
+                    &state.audit,
                     AuditOutcome::Changed,
                     Some("it was broken off; the rest was not looked at".into()),
                 )
                 .await;
             }
-            let begun = desk.audit.begin(caller, "reseal", &asked.reason, None).await;
+            let begun = state.audit.begin(caller, "reseal", &asked.reason, None).await;
             ResealRun {
                 entry: begun.map_err(|why| AdminProblem::audit_unwritable(&why))?,
                 totals: ResealReport::default(),
@@ -81,7 +81,7 @@ pub(super) async fn reseal(
         }
     };
     // Runs in its own task, so that a client that disconnects does not cancel it.
-    let work = tokio::spawn(run.run_slice(last, reseals.sealed.clone(), desk.audit.clone(), asked));
+    let work = tokio::spawn(run.run_slice(last, reseals.sealed.clone(), state.audit.clone(), asked));
     match timeout(RESEAL_TIMEOUT, work).await {
         Ok(Ok((done, None))) => Ok(done),
         Ok(Ok((done, Some(why)))) => Err(AdminProblem::store_unavailable(why).with(&done)),

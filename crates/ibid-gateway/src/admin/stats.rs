@@ -52,24 +52,24 @@ pub struct ShadowReport {
 }
 
 /// `GET /api/stats`.
-pub async fn stats(desk: &AdminState) -> Value {
-    let stored = desk.gauges.read().await;
-    desk.metrics.register_routes(&desk.live.now().settings.routes);
-    let engine = desk.ibid.engine();
+pub async fn stats(state: &AdminState) -> Value {
+    let stored = state.gauges.read().await;
+    state.metrics.register_routes(&state.live.now().settings.routes);
+    let engine = state.ibid.engine();
     json!({
-        "since": format_date(desk.started_ms),
+        "since": format_date(state.started_ms),
         "now": format_date(now_ms()),
         "running": engine.running().count(),
         "waiting": engine.settle_queue().pending(),
         "stored": counts_json(stored),
-        "totals": desk.metrics.totals(),
-        "history": desk.history.last_hour(),
+        "totals": state.metrics.totals(),
+        "history": state.history.last_hour(),
     })
 }
 
 /// `GET /api/policies`: the settings of every route, in the format of `ibid check`.
-pub fn policies(desk: &AdminState) -> Value {
-    let now = desk.live.now();
+pub fn policies(state: &AdminState) -> Value {
+    let now = state.live.now();
     let routes: Vec<Value> = now.settings.routes.iter().map(policy_json).collect();
     json!({ "routes": routes })
 }
@@ -89,11 +89,11 @@ fn policy_json(route: &RouteEntry) -> Value {
 }
 
 /// `GET /api/store`: the store's guarantees and health.
-pub async fn store(desk: &AdminState) -> Value {
+pub async fn store(state: &AdminState) -> Value {
     // One after the other: the gauges would count the key that the store probe claims.
-    let health = desk.store_health().await;
-    let stored = desk.gauges.read().await;
-    let now = desk.live.now();
+    let health = state.store_health().await;
+    let stored = state.gauges.read().await;
+    let now = state.live.now();
     let settings = &now.settings.store;
     let url = |role: StoreRole| match role {
         StoreRole::Authority => Some(settings.fallback.as_ref().unwrap_or(&settings.url).to_string()),
@@ -114,11 +114,11 @@ fn counts_json(stored: EntryCounts) -> Value {
 }
 
 /// `GET /api/shadow`: the outcomes of every route's requests, and which clients send no key.
-pub fn shadow(desk: &AdminState) -> ShadowReport {
-    let now = desk.live.now();
-    desk.metrics.register_routes(&now.settings.routes);
+pub fn shadow(state: &AdminState) -> ShadowReport {
+    let now = state.live.now();
+    state.metrics.register_routes(&now.settings.routes);
     let mode = |name: &str| now.settings.routes.iter().find(|route| route.name == name).map(|route| route.policy.mode);
-    let routes = desk.metrics.routes().filter_map(|counted| {
+    let routes = state.metrics.routes().filter_map(|counted| {
         let (name, mode) = (counted.name(), mode(counted.name()));
         let counts: BTreeMap<&str, u64> =
             counted.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect();
@@ -129,10 +129,10 @@ pub fn shadow(desk: &AdminState) -> ShadowReport {
         }
         let enforced = RefusalReason::all().map(|reason| (reason.name(), of(&[reason.name()])));
         let mut refuse = BTreeMap::new();
-        for (reason, count) in enforced.chain(desk.shadow.refusals(name)).filter(|(_, count)| *count > 0) {
+        for (reason, count) in enforced.chain(state.shadow.refusals(name)).filter(|(_, count)| *count > 0) {
             *refuse.entry(reason.to_owned()).or_default() += count;
         }
-        let (agents, others) = desk.shadow.keyless_agents(name);
+        let (agents, others) = state.shadow.keyless_agents(name);
         Some(ShadowRoute {
             route: name.to_owned(),
             mode: mode.map_or("gone".into(), |mode| mode.to_string()),
@@ -145,21 +145,21 @@ pub fn shadow(desk: &AdminState) -> ShadowReport {
             no_key_by_others: others,
         })
     });
-    ShadowReport { since: format_date(desk.started_ms), routes: routes.collect() }
+    ShadowReport { since: format_date(state.started_ms), routes: routes.collect() }
 }
 
 /// `GET /api/refusals`: the latest refusals. For a reused key, also what differs from the first request.
-pub async fn refusals(desk: &AdminState, reason: Option<RefusalReason>, limit: usize) -> Value {
+pub async fn refusals(state: &AdminState, reason: Option<RefusalReason>, limit: usize) -> Value {
     let mut shown = Vec::new();
     // Looks up each key once, even if many refusals have it.
     let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
     let until = first_request_deadline();
-    for refused in desk.refusals.latest(reason, limit) {
+    for refused in state.refusals.latest(reason, limit) {
         let mut first = None;
         if let (RefusalReason::KeyReused, Some(at)) = (refused.reason, refused.address) {
             first = match known.get(&at) {
                 Some(label) => label.clone(),
-                None => known.entry(at).or_insert(find_first_request(desk, &at, until).await).clone(),
+                None => known.entry(at).or_insert(find_first_request(state, &at, until).await).clone(),
             };
         }
         shown.push(refusal_json(&refused, first.as_ref()));

@@ -50,7 +50,6 @@ pub(crate) struct LastError {
     pub(crate) text: String,
 }
 
-/// Probes every store of a gateway.
 #[derive(Debug)]
 pub(crate) struct StoreProbes(Vec<StoreProbe>);
 
@@ -64,9 +63,7 @@ struct StoreProbe {
 
 #[derive(Debug)]
 struct Found {
-    /// Start of the probe.
     asked: Instant,
-    /// Time of the latest granted claim.
     granted: Option<Instant>,
     state: StoreState,
 }

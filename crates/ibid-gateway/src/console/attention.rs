@@ -15,7 +15,6 @@ use crate::records::{RecordQuery, RecordView};
 
 /// A record in progress for longer than this (60 s) is listed.
 pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
-/// Maximum number of rows in each list.
 pub(super) const MAX_ROWS_PER_LIST: usize = 50;
 /// Time limit of the store for each list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);

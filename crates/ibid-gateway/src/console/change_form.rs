@@ -15,7 +15,6 @@ use crate::{
     records::{ChangeAction, ChangeVerb, RecordView, ResolvedAnswer},
 };
 
-/// The fields of the form.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ActionForm {
     /// `done` or `not-executed`; for [`ChangeVerb::Resolve`] only.

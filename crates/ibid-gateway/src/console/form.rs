@@ -57,7 +57,6 @@ impl Form {
         self.raw_value(name).trim()
     }
 
-    /// All non-empty values of a name.
     pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &str> {
         self.0.iter().filter(move |(known, value)| known == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }

@@ -65,7 +65,6 @@ impl PageShell {
     }
 }
 
-/// Renders a page.
 pub(super) fn html_response(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(text) => (status, Html(text)).into_response(),
@@ -81,8 +80,9 @@ pub(super) fn see_other(path: &str) -> Response {
     (StatusCode::SEE_OTHER, [(header::LOCATION, path)]).into_response()
 }
 
+/// How templates format values. Inputs are generic because templates pass values and references alike.
 pub(super) mod filters {
-    #![allow(unreachable_pub, reason = "the macro makes public items")]
+    #![allow(unreachable_pub, reason = "the macro of askama makes public items")]
 
     use std::{borrow::Borrow, fmt::Display, time::Duration};
 
@@ -90,44 +90,28 @@ pub(super) mod filters {
 
     use crate::format;
 
-    /// Untrusted text. The template escapes its markup.
-    #[filter_fn]
-    pub(crate) fn visible(text: impl Display, _: &dyn Values) -> Result<String> {
-        Ok(format::escape_invisible(&text.to_string()).into_owned())
+    macro_rules! filters {
+        ($($(#[$doc:meta])* $name:ident($value:ident: $kind:ty) => $shown:expr;)+) => {
+            $($(#[$doc])* #[filter_fn]
+            pub(crate) fn $name($value: $kind, _: &dyn Values) -> Result<String> {
+                Ok($shown)
+            })+
+        };
     }
 
-    #[filter_fn]
-    pub(crate) fn count(number: impl Display, _: &dyn Values) -> Result<String> {
-        Ok(format::format_count(number))
-    }
-
-    #[filter_fn]
-    pub(crate) fn size(bytes: impl Borrow<u64>, _: &dyn Values) -> Result<String> {
-        Ok(format::format_size(*bytes.borrow()))
-    }
-
-    #[filter_fn]
-    pub(crate) fn percent(part: impl Borrow<Option<f64>>, _: &dyn Values) -> Result<String> {
-        Ok(format::format_percent(*part.borrow()))
-    }
-
-    #[filter_fn]
-    pub(crate) fn took(duration: impl Borrow<Option<Duration>>, _: &dyn Values) -> Result<String> {
-        Ok(format::format_duration(*duration.borrow()))
-    }
-
-    #[filter_fn]
-    pub(crate) fn date(rfc3339: impl Display, _: &dyn Values) -> Result<String> {
-        Ok(format::display_date(&rfc3339.to_string()))
-    }
-
-    /// The CSS class of a policy's mode.
-    #[filter_fn]
-    pub(crate) fn mode_class(mode: impl Display, _: &dyn Values) -> Result<&'static str> {
-        Ok(match mode.to_string().as_str() {
+    filters! {
+        /// Untrusted text. The template escapes its markup.
+        visible(text: impl Display) => format::escape_invisible(&text.to_string()).into_owned();
+        count(number: impl Display) => format::format_count(number);
+        size(bytes: impl Borrow<u64>) => format::format_size(*bytes.borrow());
+        percent(part: impl Borrow<Option<f64>>) => format::format_percent(*part.borrow());
+        took(duration: impl Borrow<Option<Duration>>) => format::format_duration(*duration.borrow());
+        date(rfc3339: impl Display) => format::display_date(&rfc3339.to_string());
+        /// The CSS class of a policy's mode.
+        mode_class(mode: impl Display) => match mode.to_string().as_str() {
             "shadow" => "warn",
             "off" => "",
             _ => "good",
-        })
+        }.into();
     }
 }

@@ -60,14 +60,14 @@ pub(super) struct RefusalRow {
 
 impl RefusalRow {
     /// The latest refusals at this record's address, newest first.
-    pub(super) async fn for_record(desk: &AdminState, address: Address, at_most: usize) -> Vec<Self> {
-        let mut met = desk.refusals.latest(None, usize::MAX);
+    pub(super) async fn for_record(state: &AdminState, address: Address, at_most: usize) -> Vec<Self> {
+        let mut met = state.refusals.latest(None, usize::MAX);
         met.retain(|refused| refused.address == Some(address));
         met.truncate(at_most);
         if met.is_empty() {
             return Vec::new();
         }
-        let first = stats::find_first_request(desk, &address, stats::first_request_deadline()).await;
+        let first = stats::find_first_request(state, &address, stats::first_request_deadline()).await;
         let first = first.and_then(|label| label.parts);
         met.iter().map(|refused| Self::from_refusal(refused, first)).collect()
     }

@@ -38,7 +38,6 @@ pub(super) struct RecordListPage {
     next: Option<String>,
 }
 
-/// The fields of the search form.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RecordSearch {
     pub(super) key: String,

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 
 use crate::format::now_ms;
 
-/// Refusals kept of each kind.
 const MAX_PER_KIND: usize = 128;
 /// Longest text kept of what a client sent, in bytes.
 const MAX_TEXT_BYTES: usize = 200;

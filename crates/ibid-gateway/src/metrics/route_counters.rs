@@ -19,7 +19,6 @@ use super::{OUTCOME_COUNT, all_outcomes, outcome_index, sharded::Sharded};
 const MAX_ROUTES: usize = 200;
 /// The name for all further routes. No route has it: they are called `*`, or by a method and a path.
 const OTHER_ROUTES: &str = "other";
-/// Size of the hint table.
 const HINT_SLOTS: usize = 1024;
 
 #[derive(Debug)]
@@ -85,7 +84,6 @@ impl RouteCounters {
         self.all.iter().filter_map(OnceLock::get)
     }
 
-    /// Requests of all routes with this outcome.
     pub(super) fn total(&self, outcome: RequestOutcome) -> u64 {
         self.iter().map(|tally| tally.count(outcome)).sum()
     }

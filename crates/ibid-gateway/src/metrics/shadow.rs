@@ -10,9 +10,7 @@ use ibid::{RefusalReason, RequestOutcome, RequestReport, ShadowOutcome};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// Routes that are counted.
 const MAX_ROUTES: usize = 200;
-/// User agents that are counted per route.
 const MAX_AGENTS_PER_ROUTE: usize = 50;
 /// Longest user agent kept, in bytes.
 const MAX_AGENT_BYTES: usize = 64;

@@ -21,14 +21,12 @@ pub(super) struct Sharded<T>(Box<[CacheAligned<T>; SHARD_COUNT]>);
 struct CacheAligned<T>(T);
 
 impl<T> Sharded<T> {
-    /// The shard of the current thread.
     pub(super) fn local(&self) -> &T {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         thread_local!(static MINE: usize = NEXT.fetch_add(1, Relaxed) % SHARD_COUNT);
         &self.0[MINE.with(|mine| *mine) % SHARD_COUNT].0
     }
 
-    /// All shards.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|shard| &shard.0)
     }
@@ -47,7 +45,6 @@ const BUCKET_BOUNDS: [(u64, &str); 20] = [
     (10_000_000_000, "10"), (30_000_000_000, "30"),
 ];
 
-/// A histogram of durations.
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     /// Not cumulative. The last bucket counts durations above all bounds.

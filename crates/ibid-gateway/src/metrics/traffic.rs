@@ -79,7 +79,6 @@ impl Metrics {
         }
     }
 
-    /// The request counts of each route.
     pub(crate) fn by_route(&self) -> impl Iterator<Item = (&str, RequestCounts)> {
         self.routes().map(|route| {
             let mut requests = RequestCounts::default();
@@ -101,7 +100,6 @@ impl TrafficCounts {
         }
     }
 
-    /// Adds another period.
     pub(super) fn add(&mut self, more: &Self) {
         self.at_ms = self.at_ms.max(more.at_ms);
         self.over += more.over;

@@ -17,7 +17,6 @@ use crate::{
     format::{format_rough, now_ms},
 };
 
-/// Maximum body size of a resolved answer.
 pub const MAX_ANSWER_BODY_BYTES: u64 = 64 << 20;
 /// Minimum ttl of a resolved answer, even if the entry has less time left.
 const MIN_RESOLVED_TTL: Duration = Duration::from_secs(60);
@@ -52,7 +51,6 @@ pub struct ResolvedAnswer {
     pub keep: Option<Duration>,
 }
 
-/// A change that an operator requests.
 #[derive(Debug, Clone)]
 pub struct ChangeRequest {
     pub action: ChangeAction,
@@ -61,7 +59,6 @@ pub struct ChangeRequest {
     pub fence: Option<Fence>,
 }
 
-/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// `release`, `forget` or `resolve`.
@@ -104,7 +101,6 @@ impl ChangeAction {
 }
 
 impl ResolvedAnswer {
-    /// Parses one header of an answer.
     pub fn parse_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
         let wrong =
             || format!("{:?} is no header; write one such as 'Location: /payments/7'", format!("{name}: {value}"));

@@ -111,7 +111,6 @@ impl ResealReport {
         }
     }
 
-    /// Adds the report of the next slice.
     pub fn merge(&mut self, more: Self) {
         let Self { key, looked, resealed, from, current, changed, unopened, unopened_at, older_labels, next } = more;
         (self.key, self.next) = (key, next);

@@ -35,10 +35,8 @@ pub struct RecordView {
     pub method: String,
     /// Without the query.
     pub path: String,
-    /// The client's address.
     pub client: String,
     pub user_agent: String,
-    /// Status of the stored answer.
     pub status: Option<u16>,
     /// RFC 3339.
     pub requested_at: String,
@@ -46,7 +44,6 @@ pub struct RecordView {
     pub completed_at: Option<String>,
     /// How long the operation ran.
     pub duration_ms: Option<f64>,
-    /// Whether the stored answer is a success.
     pub success: Option<bool>,
     /// Time since the claim.
     pub age_ms: u64,
@@ -65,7 +62,6 @@ pub struct RecordView {
     /// While in progress or unknown: when another run may be granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takeover_in_ms: Option<u64>,
-    /// The stored answer in full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<AnswerView>,
 }
@@ -82,7 +78,6 @@ pub enum AnswerView {
     },
     /// The record is corrupt, or cannot be unsealed.
     Unreadable {
-        /// Why.
         unreadable: String,
         /// The key that seals it, if it is sealed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
