@@ -164,10 +164,10 @@ impl Store for Postgres {
     }
 
     fn guarantees(&self) -> Guarantees {
-        let findings = self.pool.findings();
+        let findings = self.pool.findings.lock().clone();
         let mut wanting = findings.as_ref().map(|found| found.warnings.clone()).unwrap_or_default();
         if findings.is_none() {
-            wanting.push(match self.pool.last_error() {
+            wanting.push(match self.pool.last_error.lock().clone() {
                 Some((ErrorKind::Rejected, why)) => why,
                 Some((_, why)) => format!("{} could not be checked: {why}", self.pool.url),
                 None => format!("{} could not be checked yet", self.pool.url),

@@ -52,10 +52,11 @@ pub(super) struct PostgresPool {
     /// Number of slots with a running connection task.
     started_count: AtomicUsize,
     /// Why the last connection failed, while there is none.
-    last_error: Mutex<Option<(ErrorKind, String)>>,
+    pub(super) last_error: Mutex<Option<(ErrorKind, String)>>,
     /// Notified when a connection was opened or failed.
     changed: Notify,
-    findings: Mutex<Option<PostgresFindings>>,
+    /// What the server checks found, or `None` before the first connection.
+    pub(super) findings: Mutex<Option<PostgresFindings>>,
     connection_tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -92,15 +93,6 @@ impl PostgresPool {
         }
     }
 
-    /// Returns the findings of the server checks, or `None` before the first connection.
-    pub(super) fn findings(&self) -> Option<PostgresFindings> {
-        self.findings.lock().clone()
-    }
-
-    pub(super) fn last_error(&self) -> Option<(ErrorKind, String)> {
-        self.last_error.lock().clone()
-    }
-
     pub(super) fn connect_timeout(&self) -> Duration {
         self.timeout.max(MIN_CONNECT_TIMEOUT)
     }
@@ -135,7 +127,7 @@ impl PostgresPool {
         let link = self.connection(deadline).await?;
         let pass = self.breaker.pass().map_err(|pause| {
             let why = format!("{} failed several times in a row and is left alone for {pause:?}", self.url);
-            CallFailure::not_sent(ErrorKind::NotApplied, why)
+            CallFailure::without_reply(ErrorKind::NotApplied, why)
         })?;
         let _under_way = link.begin_call();
         match timeout_at(deadline, sql.run(&link)).await {
@@ -144,29 +136,23 @@ impl PostgresPool {
                 Ok(rows)
             }
             Ok(Err(error)) => {
-                let rolled_back = error::was_rolled_back(&error);
-                if rolled_back {
-                    pass.answered();
+                let (was_rolled_back, is_row_conflict) =
+                    (error::was_rolled_back(&error), error::was_row_conflict(&error));
+                if was_rolled_back {
+                    pass.answered()
                 } else {
-                    pass.failed();
+                    pass.failed()
+                }
+                if !was_rolled_back || error::is_read_only(&error) {
                     link.discard();
                 }
-                if error::is_read_only(&error) {
-                    link.discard();
-                }
-                let in_the_way = error::was_row_conflict(&error);
-                Err(CallFailure {
-                    error: error::statement_error(&error, reads),
-                    was_rolled_back: rolled_back,
-                    is_row_conflict: in_the_way,
-                })
+                Err(CallFailure { error: error::statement_error(&error, reads), was_rolled_back, is_row_conflict })
             }
             Err(_) => {
                 pass.failed();
                 link.discard();
                 let kind = if reads { ErrorKind::NotApplied } else { ErrorKind::Ambiguous };
-                let error = store_error(kind, format!("{} did not answer in time", self.url));
-                Err(CallFailure { error, was_rolled_back: false, is_row_conflict: false })
+                Err(CallFailure::without_reply(kind, format!("{} did not answer in time", self.url)))
             }
         }
     }
@@ -183,12 +169,12 @@ impl PostgresPool {
                 }
                 return Ok(link);
             }
-            if let Some((kind, why)) = self.last_error() {
-                return Err(CallFailure::not_sent(kind, why));
+            if let Some((kind, why)) = self.last_error.lock().clone() {
+                return Err(CallFailure::without_reply(kind, why));
             }
             if timeout_at(deadline, changed).await.is_err() {
                 let why = format!("no connection to {} in time", self.url);
-                return Err(CallFailure::not_sent(ErrorKind::NotApplied, why));
+                return Err(CallFailure::without_reply(ErrorKind::NotApplied, why));
             }
         }
     }
@@ -287,7 +273,7 @@ pub(super) struct CallFailure {
 }
 
 impl CallFailure {
-    fn not_sent(kind: ErrorKind, why: String) -> Self {
+    fn without_reply(kind: ErrorKind, why: String) -> Self {
         Self { error: store_error(kind, why), was_rolled_back: false, is_row_conflict: false }
     }
 }
