@@ -64,10 +64,6 @@ struct CachedAnswer {
     recently_used: bool,
 }
 
-/// Detects invalidations: compares equal while the shard has seen none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct InvalidationMark(u64);
-
 impl Default for AnswerCache {
     fn default() -> Self {
         Self::new(64 << 20)
@@ -141,13 +137,14 @@ impl AnswerCache {
         shard.index.get(at).is_some_and(|position| now < shard.answers[*position].valid_until())
     }
 
-    /// Must be called before the store call whose answer is passed to [`Self::fill`].
-    pub(super) fn invalidation_mark(&self, at: &Address) -> InvalidationMark {
-        InvalidationMark(self.shard(at).lock().invalidations)
+    /// Returns how many invalidations the shard has seen. Must be called before the store call whose answer is passed to
+    /// [`Self::fill`].
+    pub(super) fn invalidation_mark(&self, at: &Address) -> u64 {
+        self.shard(at).lock().invalidations
     }
 
     /// Caches the answer of a store call made at `before`, unless the shard was invalidated since.
-    pub(super) fn fill(&self, at: &Address, ticket: InvalidationMark, before: Instant, finished: &CompletedEntry) {
+    pub(super) fn fill(&self, at: &Address, mark: u64, before: Instant, finished: &CompletedEntry) {
         let expires_at = before.checked_add(finished.expires_in.min(MAX_TTL)).unwrap_or(before);
         let (entry, confirmed_until) = (finished.clone(), before + MAX_UNCONFIRMED_AGE);
         let copy = CachedAnswer { address: *at, entry, expires_at, confirmed_until, recently_used: false };
@@ -157,7 +154,7 @@ impl AnswerCache {
         }
         {
             let mut shard = self.shard(at).lock();
-            if shard.invalidations != ticket.0 {
+            if shard.invalidations != mark {
                 return;
             }
             self.remove(&mut shard, at);

@@ -30,7 +30,6 @@ const MAX_BATCH_BYTES: usize = 1 << 20;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(4);
 const MAX_BACKOFF: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
 pub(super) struct Batcher {
     pool: Arc<PostgresPool>,
     statement: Statement,
@@ -113,12 +112,9 @@ impl Batcher {
                 }
             }
             Err(CallFailure { error, .. }) => {
-                let mut batch = batch.into_iter();
-                let first = batch.next();
                 for job in batch {
                     drop(job.reply.send(Err(store_error(error.kind, error.source.to_string()))));
                 }
-                drop(first.map(|job| job.reply.send(Err(error))));
             }
         }
     }

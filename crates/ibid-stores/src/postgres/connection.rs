@@ -1,7 +1,6 @@
 //! One connection: its task, its prepared statements, and its load.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -136,11 +135,5 @@ impl Drop for InFlightCall<'_> {
 impl Drop for PostgresConnection {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-impl fmt::Debug for PostgresConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PostgresConnection({} under way)", self.in_flight())
     }
 }

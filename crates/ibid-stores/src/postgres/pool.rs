@@ -42,7 +42,6 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// Minimum timeout of connecting, which may take longer than a call.
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
 pub(super) struct PostgresPool {
     pub(super) url: PostgresUrl,
     pub(super) certificates: Arc<ReloadingTlsConfig>,

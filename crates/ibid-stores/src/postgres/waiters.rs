@@ -38,7 +38,6 @@ const MAX_LEASE_US: i64 = 1 << 40;
 /// How long the listening connection outlives the last waiter.
 const LISTENER_LINGER: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
 pub(super) struct PostgresWaiters {
     pool: Arc<PostgresPool>,
     answer_cache: Option<AnswerCache>,

@@ -29,10 +29,10 @@ pub(super) async fn run_checks(nodes: &RedisTopology, wait_replicas: u32) -> Res
     for link in nodes.all() {
         let one = check_server(&link, nodes, wait_replicas)
             .await
-            .map_err(|trouble| format!("{}: {}", link.target(), error_message(&trouble)))?;
+            .map_err(|trouble| format!("{}: {}", link.target, error_message(&trouble)))?;
         found.durable &= one.durable;
         for wanting in one.warnings {
-            let wanting = if nodes.is_cluster() { format!("{}: {wanting}", link.target()) } else { wanting };
+            let wanting = if nodes.is_cluster() { format!("{}: {wanting}", link.target) } else { wanting };
             found.warnings.push(wanting);
         }
     }

@@ -35,7 +35,6 @@ const SUBSCRIPTION_LINGER: Duration = Duration::from_secs(1);
 /// Minimum delay before a failed subscription is retried.
 const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_millis(250);
 
-#[derive(Debug)]
 pub(super) struct PubSub {
     topology: Arc<RedisTopology>,
     key_names: Arc<KeyNames>,
@@ -107,7 +106,7 @@ impl PubSub {
 
     fn slot_for(&self, bucket: u8, channel: PubSubChannel) -> Option<(Arc<PubSubSlot>, String)> {
         let link = self.topology.server_for(bucket)?;
-        let place = match link.target() {
+        let place = match &link.target {
             ServerTarget::Host(host) => host.to_string(),
             ServerTarget::Primary(_) => String::new(),
         };
@@ -295,11 +294,5 @@ impl Drop for BucketListener {
             let bucket = self.bucket;
             runtime.spawn(async move { ears.unsubscribe_if_idle(bucket).await });
         }
-    }
-}
-
-impl std::fmt::Debug for PubSubSlot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PubSubSlot").field("open", &self.open_connection().is_some()).finish()
     }
 }

@@ -91,7 +91,7 @@ pub(super) async fn follow_primary(link: Weak<RedisServer>, dialer: Arc<RedisCon
     loop {
         sleep(with_jitter(PRIMARY_CHECK_INTERVAL)).await;
         let Some(link) = link.upgrade() else { return };
-        let (ServerTarget::Primary(name), Some(current)) = (link.target(), link.host()) else { continue };
+        let (ServerTarget::Primary(name), Some(current)) = (&link.target, link.host()) else { continue };
         let wire = match asked.take().filter(RedisConnection::is_open) {
             Some(wire) => wire,
             None => {

@@ -29,19 +29,16 @@ pub(super) const BUCKET_COUNT: usize = 256;
 /// Minimum interval between two refreshes.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
 pub(super) struct RedisTopology {
     pub(super) connector: Arc<RedisConnector>,
     kind: TopologyKind,
 }
 
-#[derive(Debug)]
 enum TopologyKind {
     Single(Arc<RedisServer>),
     Cluster(Arc<ClusterTopology>),
 }
 
-#[derive(Debug)]
 struct ClusterTopology {
     connector: Arc<RedisConnector>,
     table: Mutex<BucketTable>,
@@ -50,7 +47,6 @@ struct ClusterTopology {
     first_refresh: tokio::sync::Mutex<()>,
 }
 
-#[derive(Debug)]
 struct BucketTable {
     owners: Vec<Option<RedisHost>>,
     servers: HashMap<RedisHost, Arc<RedisServer>>,
