@@ -16,6 +16,7 @@ use bytes::Bytes;
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence,
     Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+    with_jitter,
 };
 use parking_lot::Mutex;
 use redis::Value;
@@ -34,7 +35,7 @@ use self::{
     topology::RedisTopology,
     url::RedisUrl,
 };
-use crate::{StoreSetupError, breaker::with_jitter, remote::RemoteOptions};
+use crate::{StoreSetupError, remote::RemoteOptions};
 
 mod admin;
 mod checks;

@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
-use ibid::store::{ErrorKind, Lease, Settlement, StoreError};
+use ibid::store::{ErrorKind, Lease, Settlement, StoreError, with_jitter};
 use parking_lot::Mutex;
 use tokio::{
     sync::oneshot,
@@ -20,7 +20,6 @@ use super::{
     rows::{self, LeaseColumns, RowOperation, RowOutcome, SettlementColumns, SettlementParams},
     statements::Statement,
 };
-use crate::breaker::with_jitter;
 
 /// Maximum number of jobs in one statement.
 const MAX_BATCH_ROWS: usize = 64;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use ibid::store::{ErrorKind, StoreError};
+use ibid::store::{ErrorKind, StoreError, with_jitter};
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -32,10 +32,7 @@ use super::{
     statements::Statement,
     url::PostgresUrl,
 };
-use crate::{
-    breaker::{CircuitBreaker, with_jitter},
-    certificates::ReloadingTlsConfig,
-};
+use crate::{breaker::CircuitBreaker, certificates::ReloadingTlsConfig};
 
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -103,25 +100,26 @@ impl PostgresPool {
     pub(super) async fn call(
         self: &Arc<Self>, what: Statement, params: &[&(dyn ToSql + Sync)], deadline: Instant,
     ) -> Result<Vec<Row>, CallFailure> {
-        self.send(what.is_read_only(), deadline, PooledStatement::Prepared(what, params)).await
+        self.send(what.is_read_only(), deadline, async |link| link.run(what, params).await).await
     }
 
     /// Sends a read-only statement with its own deadline.
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(true, Instant::now() + limit, PooledStatement::Once(sql, params)).await;
+        let sent = self.send(true, Instant::now() + limit, async |link| link.run_once(sql, params).await).await;
         sent.map_err(CallFailure::into)
     }
 
     /// Sends a rare statement that writes.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(false, self.deadline(), PooledStatement::Once(sql, &[])).await;
+        let sent = self.send(false, self.deadline(), async |link| link.run_once(sql, &[]).await).await;
         sent.map_err(CallFailure::into)
     }
 
     async fn send(
-        self: &Arc<Self>, reads: bool, deadline: Instant, sql: PooledStatement<'_>,
+        self: &Arc<Self>, reads: bool, deadline: Instant,
+        run: impl AsyncFnOnce(&PostgresConnection) -> Result<Vec<Row>, Error>,
     ) -> Result<Vec<Row>, CallFailure> {
         let link = self.connection(deadline).await?;
         let pass = self.breaker.pass().map_err(|pause| {
@@ -129,7 +127,7 @@ impl PostgresPool {
             CallFailure::without_reply(ErrorKind::NotApplied, why)
         })?;
         let _under_way = link.begin_call();
-        match timeout_at(deadline, sql.run(&link)).await {
+        match timeout_at(deadline, run(&link)).await {
             Ok(Ok(rows)) => {
                 pass.answered();
                 Ok(rows)
@@ -244,20 +242,6 @@ impl PostgresPool {
     pub(super) fn close(&self) {
         self.connection_tasks.lock().drain(..).for_each(|keeper| keeper.abort());
         self.connections.iter().for_each(|slot| drop(slot.lock().take()));
-    }
-}
-
-enum PooledStatement<'a> {
-    Prepared(Statement, &'a [&'a (dyn ToSql + Sync)]),
-    Once(&'a str, &'a [(&'a (dyn ToSql + Sync), Type)]),
-}
-
-impl PooledStatement<'_> {
-    async fn run(&self, link: &PostgresConnection) -> Result<Vec<Row>, Error> {
-        match self {
-            Self::Prepared(what, params) => link.run(*what, params).await,
-            Self::Once(sql, params) => link.run_once(sql, params).await,
-        }
     }
 }
 

@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, future::poll_fn, mem, sync::Arc, time::Duration};
 
-use ibid::store::{Address, Fence, HolderWaits, StoreError};
+use ibid::store::{Address, Fence, HolderWaits, StoreError, with_jitter};
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -23,7 +23,7 @@ use super::{
     statements::Statement,
     tls::PostgresTlsConnector,
 };
-use crate::{breaker::with_jitter, local_cache::AnswerCache};
+use crate::local_cache::AnswerCache;
 
 /// Poll interval while notifications are received.
 const POLL_INTERVAL_LISTENING: Duration = Duration::from_secs(1);

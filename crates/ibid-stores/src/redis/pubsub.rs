@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid::store::{Address, HolderWaits};
+use ibid::store::{Address, HolderWaits, with_jitter};
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use tokio::{
@@ -26,7 +26,7 @@ use super::{
     server::ServerTarget,
     topology::{BUCKET_COUNT, RedisTopology},
 };
-use crate::{breaker::with_jitter, local_cache::AnswerCache};
+use crate::local_cache::AnswerCache;
 
 /// Interval of pings on a subscribed connection.
 const PING_INTERVAL: Duration = Duration::from_secs(2);

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{ErrorKind, StoreError};
+use ibid::store::{ErrorKind, StoreError, with_jitter};
 use redis::{Cmd, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -13,7 +13,6 @@ use super::{
     server::{RedisCommand, RedisServer},
     url::RedisHost,
 };
-use crate::breaker::with_jitter;
 
 /// Maximum redirects of a call, all within its deadline.
 const MAX_REDIRECTS: u32 = 16;

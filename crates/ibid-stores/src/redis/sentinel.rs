@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use ibid::store::with_jitter;
 use redis::Value;
 use tokio::time::{sleep, timeout};
 
@@ -18,7 +19,6 @@ use super::{
     server::{RedisServer, ServerTarget},
     url::RedisHost,
 };
-use crate::breaker::with_jitter;
 
 /// Interval at which the connected server is compared with the sentinels' answer: an isolated old primary may keep
 /// responding.

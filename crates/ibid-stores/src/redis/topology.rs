@@ -14,6 +14,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use ibid::store::with_jitter;
 use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::{Instant, sleep};
@@ -23,7 +24,6 @@ use super::{
     server::{RedisCommand, RedisServer, ServerTarget},
     url::{RedisDeployment, RedisHost},
 };
-use crate::breaker::with_jitter;
 
 pub(super) const BUCKET_COUNT: usize = 256;
 /// Minimum interval between two refreshes.

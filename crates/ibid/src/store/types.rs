@@ -1,4 +1,4 @@
-use std::{cell::RefCell, fmt, str};
+use std::{cell::RefCell, fmt, str, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use data_encoding::HEXLOWER_PERMISSIVE;
@@ -155,6 +155,12 @@ impl Tags {
         }
         ""
     }
+}
+
+/// Returns a random duration between half of `pause` and all of it, so that many processes do not retry together.
+pub fn with_jitter(pause: Duration) -> Duration {
+    let [random, ..] = ClaimToken::mint().0;
+    pause / 2 + pause / 2 * u32::from(random) / 255
 }
 
 /// Hashes a key, so that operators can find it although only a part is displayed: 16 hex digits of a SHA-256 with its
