@@ -100,20 +100,21 @@ impl PostgresPool {
     pub(super) async fn call(
         self: &Arc<Self>, what: Statement, params: &[&(dyn ToSql + Sync)], deadline: Instant,
     ) -> Result<Vec<Row>, CallFailure> {
-        self.send(what.is_read_only(), deadline, async |link| link.run(what, params).await).await
+        self.send(what.is_read_only(), deadline, async |connection| connection.run(what, params).await).await
     }
 
     /// Sends a read-only statement with its own deadline.
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(true, Instant::now() + limit, async |link| link.run_once(sql, params).await).await;
+        let sent =
+            self.send(true, Instant::now() + limit, async |connection| connection.run_once(sql, params).await).await;
         sent.map_err(CallFailure::into)
     }
 
     /// Sends a rare statement that writes.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(false, self.deadline(), async |link| link.run_once(sql, &[]).await).await;
+        let sent = self.send(false, self.deadline(), async |connection| connection.run_once(sql, &[]).await).await;
         sent.map_err(CallFailure::into)
     }
 
@@ -121,13 +122,13 @@ impl PostgresPool {
         self: &Arc<Self>, reads: bool, deadline: Instant,
         run: impl AsyncFnOnce(&PostgresConnection) -> Result<Vec<Row>, Error>,
     ) -> Result<Vec<Row>, CallFailure> {
-        let link = self.connection(deadline).await?;
+        let connection = self.connection(deadline).await?;
         let pass = self.breaker.pass().map_err(|pause| {
             let why = format!("{} failed several times in a row and is left alone for {pause:?}", self.url);
             CallFailure::without_reply(ErrorKind::NotApplied, why)
         })?;
-        let _under_way = link.begin_call();
-        match timeout_at(deadline, run(&link)).await {
+        let _under_way = connection.begin_call();
+        match timeout_at(deadline, run(&connection)).await {
             Ok(Ok(rows)) => {
                 pass.answered();
                 Ok(rows)
@@ -141,13 +142,13 @@ impl PostgresPool {
                     pass.failed()
                 }
                 if !was_rolled_back || error::is_read_only(&error) {
-                    link.discard();
+                    connection.discard();
                 }
                 Err(CallFailure { error: error::statement_error(&error, reads), was_rolled_back, is_row_conflict })
             }
             Err(_) => {
                 pass.failed();
-                link.discard();
+                connection.discard();
                 let kind = if reads { ErrorKind::NotApplied } else { ErrorKind::Ambiguous };
                 Err(CallFailure::without_reply(kind, format!("{} did not answer in time", self.url)))
             }
@@ -160,11 +161,11 @@ impl PostgresPool {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if let Some(link) = self.least_busy() {
-                if link.in_flight() > 0 {
+            if let Some(connection) = self.least_busy() {
+                if connection.in_flight() > 0 {
                     self.start_connection();
                 }
-                return Ok(link);
+                return Ok(connection);
             }
             if let Some((kind, why)) = self.last_error.lock().clone() {
                 return Err(CallFailure::without_reply(kind, why));
@@ -179,7 +180,7 @@ impl PostgresPool {
     fn least_busy(&self) -> Option<Arc<PostgresConnection>> {
         let started = self.started_count.load(Relaxed).min(self.connections.len());
         let live = self.connections[..started].iter().filter_map(|slot| slot.lock().clone());
-        live.filter(|link| !link.is_closed()).min_by_key(|link| link.in_flight())
+        live.filter(|connection| !connection.is_closed()).min_by_key(|connection| connection.in_flight())
     }
 
     fn start_connection(self: &Arc<Self>) {
@@ -197,9 +198,9 @@ impl PostgresPool {
         let mut pause = INITIAL_BACKOFF;
         loop {
             match PostgresConnection::open(&self.url, &self.certificates, self.connect_timeout()).await {
-                Ok((link, findings, driver)) => {
+                Ok((connection, findings, driver)) => {
                     pause = INITIAL_BACKOFF;
-                    self.on_connected(slot, link, findings);
+                    self.on_connected(slot, connection, findings);
                     self.wait_until_lost(slot, driver).await;
                 }
                 Err((kind, why)) => {
@@ -218,8 +219,8 @@ impl PostgresPool {
         }
     }
 
-    fn on_connected(&self, slot: usize, link: PostgresConnection, findings: PostgresFindings) {
-        *self.connections[slot].lock() = Some(Arc::new(link));
+    fn on_connected(&self, slot: usize, connection: PostgresConnection, findings: PostgresFindings) {
+        *self.connections[slot].lock() = Some(Arc::new(connection));
         if self.last_error.lock().take().is_some() {
             tracing::info!(store = error::STORE_NAME, at = %self.url, "connected");
         }

@@ -174,8 +174,8 @@ impl PostgresWaiters {
             let began = Instant::now();
             let was_heard = self.listen_once().await;
             self.is_listening.send_replace(false);
-            if let Some(copies) = &self.answer_cache {
-                copies.flush();
+            if let Some(answers) = &self.answer_cache {
+                answers.flush();
             }
             // Marked rows may have been settled without a notification.
             self.poll_all.notify_one();
@@ -193,8 +193,7 @@ impl PostgresWaiters {
     /// Listens on one connection until it ends. Returns whether listening started.
     async fn listen_once(&self) -> bool {
         let pool = &self.pool;
-        let connecting =
-            async { pool.url.config.connect(PostgresTlsConnector::current(&pool.certificates).await).await };
+        let connecting = async { pool.url.config.connect(PostgresTlsConnector(pool.certificates.now().await)).await };
         let Ok(Ok((client, mut connection))) = timeout(pool.connect_timeout(), connecting).await else { return false };
         let listening = async {
             let listened =
@@ -203,8 +202,8 @@ impl PostgresWaiters {
                 return false;
             }
             // From here on nothing is missed; earlier forgets may have been.
-            if let Some(copies) = &self.answer_cache {
-                copies.flush();
+            if let Some(answers) = &self.answer_cache {
+                answers.flush();
             }
             self.is_listening.send_replace(true);
             self.poll_all.notify_one();
@@ -247,8 +246,8 @@ impl PostgresWaiters {
                 }
             }
             "ibid_forget" => {
-                if let (Some(copies), Some(at)) = (&self.answer_cache, Address::from_hex(payload)) {
-                    copies.forget(&at);
+                if let (Some(answers), Some(at)) = (&self.answer_cache, Address::from_hex(payload)) {
+                    answers.forget(&at);
                 }
             }
             _ => {}
@@ -257,13 +256,13 @@ impl PostgresWaiters {
 
     /// Polls the forget counter. It shows that something was forgotten, not what.
     async fn poll_forgets(&self) {
-        let Some(copies) = &self.answer_cache else { return };
+        let Some(answers) = &self.answer_cache else { return };
         let mut last = None;
         loop {
             let asked = self.pool.read("SELECT m.forgets FROM ibid.meta m", &[], self.pool.timeout).await;
             let now = asked.ok().and_then(|found| rows::column::<i64>(found.first()?, 0).ok());
             if now.is_none() || now != last {
-                copies.flush();
+                answers.flush();
             }
             last = now;
             sleep(with_jitter(POLL_INTERVAL_LISTENING)).await;
