@@ -20,7 +20,7 @@ use http::{Response, header};
 use ibid::{
     FingerprintComparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
     http::completed_answer_of,
-    store::{Address, ClaimToken, Fence, Fingerprint, key_hash},
+    store::{Address, ClaimToken, Fence, Fingerprint, key_hash, with_jitter},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -428,12 +428,6 @@ async fn with_statement_timeout<T>(
     what: &str, work: impl Future<Output = Result<T, DriverError>>,
 ) -> Result<T, DriverError> {
     timeout(STATEMENT_TIMEOUT, work).await.unwrap_or_else(|_| Err(DriverError::timed_out(what)))
-}
-
-/// Returns a random duration between half of `pause` and all of it.
-fn with_jitter(pause: Duration) -> Duration {
-    let [random, ..] = ClaimToken::mint().0;
-    pause / 2 + pause / 2 * u32::from(random) / 255
 }
 
 fn unix_now_ms() -> u64 {

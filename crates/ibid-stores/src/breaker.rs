@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use ibid::store::ClaimToken;
+use ibid::store::with_jitter;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -46,8 +46,8 @@ impl CircuitBreaker {
         Ok(BreakerPermit(self))
     }
 
-    #[cfg_attr(not(test), allow(dead_code, reason = "not every store asks"))]
-    pub(crate) fn is_open(&self) -> bool {
+    #[cfg(test)]
+    fn is_open(&self) -> bool {
         self.0.lock().retry_at.is_some_and(|next_try| Instant::now() < next_try)
     }
 
@@ -72,12 +72,6 @@ impl BreakerPermit<'_> {
             state.retry_at = Some(Instant::now() + with_jitter(state.backoff));
         }
     }
-}
-
-/// Returns a random duration between half of `pause` and all of it.
-pub(crate) fn with_jitter(pause: Duration) -> Duration {
-    let [random, ..] = ClaimToken::mint().0;
-    pause / 2 + pause / 2 * u32::from(random) / 255
 }
 
 #[cfg(test)]

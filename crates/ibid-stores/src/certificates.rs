@@ -195,12 +195,3 @@ impl TlsFile {
         format!("{} cannot be used: {error}", self.path.display())
     }
 }
-
-impl fmt::Debug for ReloadingTlsConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReloadingTlsConfig")
-            .field("store", &self.store)
-            .field("files", &self.paths)
-            .finish_non_exhaustive()
-    }
-}

@@ -75,7 +75,6 @@ mod maintenance;
 mod quota_counters;
 mod recovery;
 mod report;
-mod scan;
 mod segment_reader;
 mod segments;
 mod snapshot;

@@ -28,35 +28,60 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, CompletedEntry, Counters, EntryCounts, EntryFilter, EntryPage, Fence,
-    Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+    Guarantees, Lease, ListCursor, SettleOutcome, Settlement, SharedMap, SharedValue, Store, StoreAdmin, StoreError,
+    StoreFuture, SweepResult,
 };
-use tokio::time::Instant;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
 
 pub use self::answer_cache::{AnswerCache, MAX_UNCONFIRMED_AGE};
-use self::{claim_limiter::ClaimLimiter, shared_wait::SharedWaits};
+use self::shared_wait::SharedWaits;
 
 mod answer_cache;
-mod claim_limiter;
 mod shared_wait;
+
+/// Maximum number of concurrent store claims of one key.
+const MAX_CONCURRENT_CLAIMS_PER_KEY: usize = 32;
 
 /// A store that serves completed answers from memory.
 #[derive(Debug)]
 pub struct LocalCache {
     store: Arc<dyn Store>,
     answers: AnswerCache,
-    gates: ClaimLimiter,
+    claim_permits: ClaimPermits,
     shared_waits: SharedWaits,
+}
+
+/// Limits concurrent store claims per key.
+///
+/// Without it, ten thousand simultaneous requests with one key would be ten thousand calls in flight, and the holder's
+/// heartbeat would queue behind them. Further claims of the key wait for a permit, and may find the answer cached by
+/// then. Heartbeats and settlements need no permit.
+type ClaimPermits = SharedMap<Address, Semaphore>;
+
+fn join_permits<'a>(permits: &'a ClaimPermits, at: &Address) -> SharedValue<'a, Address, Semaphore> {
+    permits.join(*at, || Semaphore::new(MAX_CONCURRENT_CLAIMS_PER_KEY))
+}
+
+/// Waits for a permit. Returns `true` if it was not available at once.
+async fn acquire_permit(permits: &Semaphore) -> (SemaphorePermit<'_>, bool) {
+    match permits.try_acquire() {
+        Ok(permit) => (permit, false),
+        Err(_) => (permits.acquire().await.expect("it is never closed"), true),
+    }
 }
 
 impl LocalCache {
     /// Wraps `store`. A store that publishes invalidations must deliver them to the same `answers`.
     pub fn new(store: Arc<dyn Store>, answers: AnswerCache) -> Self {
-        Self { store, answers, gates: ClaimLimiter::default(), shared_waits: SharedWaits::default() }
+        Self { store, answers, claim_permits: ClaimPermits::default(), shared_waits: SharedWaits::default() }
     }
 
     async fn claim_at_store(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
-        let visit = self.gates.visit(&ask.address);
-        let (_pass, stood_in_line) = claim_limiter::pass(&visit).await;
+        let permits = join_permits(&self.claim_permits, &ask.address);
+        let (_permit, stood_in_line) = acquire_permit(&permits).await;
         if stood_in_line && let Some(finished) = self.answers.find(&ask.address) {
             return Ok(ClaimOutcome::Completed(finished));
         }
@@ -177,5 +202,31 @@ impl StoreAdmin for LocalCache {
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         self.store.admin().counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn few_pass_at_a_time_and_nothing_is_left() {
+        let gates = ClaimPermits::default();
+        let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let one = async |nth: u8| {
+            let visit = join_permits(&gates, &Address([nth % 2; 32]));
+            let _pass = acquire_permit(&visit).await;
+            most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, SeqCst);
+        };
+        futures_util::future::join_all((0..200).map(one)).await;
+        assert_eq!(most.into_inner(), 2 * MAX_CONCURRENT_CLAIMS_PER_KEY);
+        assert!(gates.is_empty());
+        let given_up = join_permits(&gates, &Address([0; 32]));
+        drop(given_up);
+        assert!(gates.is_empty());
     }
 }

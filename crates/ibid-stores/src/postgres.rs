@@ -12,7 +12,7 @@
 //!
 //! An unreachable server is not an error at opening: calls fail as not applied until it is reachable.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
@@ -50,7 +50,6 @@ mod waiters;
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store on PostgreSQL that many processes share.
-#[derive(Debug)]
 pub struct Postgres {
     pool: Arc<PostgresPool>,
     claim_batcher: Arc<Batcher>,
@@ -164,10 +163,10 @@ impl Store for Postgres {
     }
 
     fn guarantees(&self) -> Guarantees {
-        let findings = self.pool.findings();
+        let findings = self.pool.findings.lock().clone();
         let mut wanting = findings.as_ref().map(|found| found.warnings.clone()).unwrap_or_default();
         if findings.is_none() {
-            wanting.push(match self.pool.last_error() {
+            wanting.push(match self.pool.last_error.lock().clone() {
                 Some((ErrorKind::Rejected, why)) => why,
                 Some((_, why)) => format!("{} could not be checked: {why}", self.pool.url),
                 None => format!("{} could not be checked yet", self.pool.url),
@@ -198,6 +197,12 @@ impl Counters for Postgres {
             let number = |at| column::<i64>(self.first_row(&found)?, at).map(|number| number.max(0).unsigned_abs());
             Ok(ibid::store::CounterUsage { total: number(0)?, resets_in: Duration::from_micros(number(1)?.max(1)) })
         })
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("url", &self.pool.url).finish_non_exhaustive()
     }
 }
 

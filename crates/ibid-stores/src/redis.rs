@@ -16,6 +16,7 @@ use bytes::Bytes;
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence,
     Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+    with_jitter,
 };
 use parking_lot::Mutex;
 use redis::Value;
@@ -30,10 +31,11 @@ use self::{
     pubsub::{PubSub, PubSubChannel},
     replies::{ReplyParts, fingerprint_bytes, summary_text},
     scripts::{RedisScript, ScriptCall},
+    server::ServerTarget,
     topology::RedisTopology,
     url::RedisUrl,
 };
-use crate::{StoreSetupError, breaker::with_jitter, remote::RemoteOptions};
+use crate::{StoreSetupError, remote::RemoteOptions};
 
 mod admin;
 mod checks;
@@ -89,23 +91,18 @@ impl Redis {
     /// # Errors
     /// Returns an error if the URL, the prefix or a certificate is invalid.
     pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
-        let place = RedisUrl::parse(url)?;
-        let names = Arc::new(KeyNames::new(&with.prefix)?);
+        let url = RedisUrl::parse(url)?;
+        let key_names = Arc::new(KeyNames::new(&with.prefix)?);
         if with.timeout.is_zero() {
             return Err("the deadline of a call is zero; write one such as 500ms".to_owned().into());
         }
-        let dialer = Arc::new(RedisConnector::new(place, with.timeout)?);
-        let nodes = Arc::new(RedisTopology::new(dialer));
-        let ears = Arc::new(PubSub::new(nodes.clone(), names.clone(), with.answer_cache.clone()));
-        let checked = checks::run_checks(&nodes, with.wait_replicas).await;
+        let topology = Arc::new(RedisTopology::new(Arc::new(RedisConnector::new(url, with.timeout)?)));
+        let pubsub = Arc::new(PubSub::new(topology.clone(), key_names.clone(), with.answer_cache.clone()));
+        let wait_replicas = with.wait_replicas;
+        let checked = checks::run_checks(&topology, wait_replicas).await;
         let mut background = JoinSet::new();
-        let inner = Arc::new(RedisInner {
-            topology: nodes.clone(),
-            key_names: names,
-            pubsub: ears.clone(),
-            wait_replicas: with.wait_replicas,
-            findings: Mutex::new(checked.clone().unwrap_or_else(|why| checks::unchecked_findings(&why))),
-        });
+        let findings = Mutex::new(checked.clone().unwrap_or_else(|why| checks::unchecked_findings(&why)));
+        let inner = Arc::new(RedisInner { topology, key_names, pubsub, wait_replicas, findings });
         match checked {
             Ok(found) => log_warnings(&found),
             Err(why) => {
@@ -114,11 +111,11 @@ impl Redis {
             }
         }
         if with.answer_cache.is_some() {
-            background.spawn(pubsub::follow_forgets(Arc::downgrade(&ears)));
+            background.spawn(pubsub::follow_forgets(Arc::downgrade(&inner.pubsub)));
         }
-        if let Some(link) = nodes.server_for(0).filter(|link| matches!(link.target(), server::ServerTarget::Primary(_)))
-        {
-            background.spawn(sentinel::follow_primary(Arc::downgrade(&link), nodes.connector.clone()));
+        let server = inner.topology.server_for(0);
+        if let Some(primary) = server.filter(|server| matches!(server.target, ServerTarget::Primary(_))) {
+            background.spawn(sentinel::follow_primary(Arc::downgrade(&primary), inner.topology.connector.clone()));
         }
         Ok(Self { inner, _background: background })
     }

@@ -24,7 +24,7 @@
 //! assert_eq!(store.guarantees().store, "memory");
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid::{
@@ -50,14 +50,11 @@ mod reseal;
 pub use self::reseal::ResealOutcome;
 
 /// A store that encrypts everything it persists.
-#[derive(Debug)]
 pub struct SealedStore {
     store: Arc<dyn Store>,
     sealer: Sealer,
-    observer: UnreadableObserver,
+    observer: Arc<dyn Observer>,
 }
-
-struct UnreadableObserver(Arc<dyn Observer>);
 
 /// Returns `true` if a stored fingerprint was written by an encrypting gateway.
 pub fn is_sealed(fingerprint: &Fingerprint) -> bool {
@@ -67,7 +64,7 @@ pub fn is_sealed(fingerprint: &Fingerprint) -> bool {
 impl SealedStore {
     /// Wraps `store`. `observer` is notified of records that cannot be decrypted.
     pub fn new(store: Arc<dyn Store>, sealer: Sealer, observer: Arc<dyn Observer>) -> Self {
-        Self { store, sealer, observer: UnreadableObserver(observer) }
+        Self { store, sealer, observer }
     }
 
     /// Returns the request as the inner store sees it.
@@ -82,64 +79,6 @@ impl SealedStore {
 
     fn seal_lease(&self, lease: &Lease) -> Result<Lease, StoreError> {
         Ok(Lease { request: self.seal_request(&lease.request)?, ..lease.clone() })
-    }
-
-    async fn claim(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
-        match self.store.claim(&self.seal_request(ask)?).await? {
-            ClaimOutcome::Granted(lease) => Ok(ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease })),
-            found => self.open_outcome(&ask.address, found),
-        }
-    }
-
-    async fn extend(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
-        let held = self.store.extend(&self.seal_lease(lease)?, hold).await?;
-        Ok(self.open_settle_outcome(&lease.request.address, held))
-    }
-
-    async fn settle(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
-        let Lease { request: ask, attempt, .. } = lease;
-        let end = self.seal_settlement(&ask.address, &ask.fingerprint, *attempt, end);
-        let held = self.store.settle(&self.seal_lease(lease)?, &end).await?;
-        Ok(self.open_settle_outcome(&ask.address, held))
-    }
-
-    async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
-        self.store.get(at).await?.map(|found| self.open_outcome(at, found)).transpose()
-    }
-
-    async fn list(&self, filter: &EntryFilter, from: ListCursor, at_most: u32) -> Result<EntryPage, StoreError> {
-        let filter = self.sealer.0.blind_index.index_filter(filter);
-        let mut page = self.store.admin().list(&filter, from, at_most).await?;
-        page.entries.iter_mut().for_each(|listed| self.sealer.open_entry_info(listed));
-        Ok(page)
-    }
-
-    /// Encrypts the record for the holder `seen`. If that holder is not there, or is replaced meanwhile, nothing is
-    /// written.
-    async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
-        let end = match end {
-            Settlement::Complete { .. } => match self.store.get(at).await? {
-                Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder))
-                    if holder.fence == seen =>
-                {
-                    let fingerprint = self.open_fingerprint(at, &holder.fingerprint)?;
-                    self.seal_settlement(at, &fingerprint, holder.attempt, end)
-                }
-                found => return Ok(self.claim_lost(at, found)),
-            },
-            Settlement::Release | Settlement::Park { .. } => end.clone(),
-        };
-        Ok(self.open_settle_outcome(at, self.store.admin().resolve(at, seen, &end).await?))
-    }
-
-    async fn replace(&self, at: &Address, seen: Fence, record: &[u8]) -> Result<SettleOutcome, StoreError> {
-        let finished = match self.store.get(at).await? {
-            Some(ClaimOutcome::Completed(finished)) if finished.fence == seen => finished,
-            found => return Ok(self.claim_lost(at, found)),
-        };
-        let fingerprint = self.sealer.0.blind_index.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
-        let record = self.sealer.seal(&record_data(at, &fingerprint, &finished), record);
-        Ok(self.open_settle_outcome(at, self.store.admin().replace_record(at, seen, record).await?))
     }
 
     fn seal_settlement(&self, at: &Address, fingerprint: &Fingerprint, attempt: u32, end: &Settlement) -> Settlement {
@@ -190,13 +129,11 @@ impl SealedStore {
                 let unknown = Holder {
                     fence: finished.fence,
                     attempt: finished.attempt,
-                    fingerprint: self
-                        .sealer
-                        .decipher_fingerprint(at, &finished.fingerprint)
-                        .unwrap_or(finished.fingerprint),
+                    fingerprint: finished.fingerprint,
                     age: Duration::ZERO,
                     takeover_in: finished.expires_in,
                 };
+                let unknown = self.open_holder_lossy(at, unknown);
                 self.open_record(at, finished).map_or(ClaimOutcome::OutcomeUnknown(unknown), ClaimOutcome::Completed)
             }
             ClaimOutcome::InProgress(holder) => ClaimOutcome::InProgress(self.open_holder_lossy(at, holder)),
@@ -207,20 +144,15 @@ impl SealedStore {
     }
 
     fn open_holder_lossy(&self, at: &Address, holder: Holder) -> Holder {
-        Holder {
-            fingerprint: self.sealer.decipher_fingerprint(at, &holder.fingerprint).unwrap_or(holder.fingerprint),
-            ..holder
-        }
+        let fingerprint = self.sealer.decipher_fingerprint(at, &holder.fingerprint).unwrap_or(holder.fingerprint);
+        Holder { fingerprint, ..holder }
     }
 
     fn corrupt_error(&self, at: &Address, why: &UnsealError) -> StoreError {
-        self.observer.0.on_event(&EngineEvent::RecordUnreadable(at));
+        self.observer.on_event(&EngineEvent::RecordUnreadable(at));
         let at = mask(&at.to_string());
-        StoreError::new(
-            ErrorKind::Corrupt,
-            self.store_name(),
-            format!("what is at {at} {why}; it is not answered from"),
-        )
+        let why = format!("what is at {at} {why}; it is not answered from");
+        StoreError::new(ErrorKind::Corrupt, self.store_name(), why)
     }
 
     fn store_name(&self) -> &'static str {
@@ -229,13 +161,8 @@ impl SealedStore {
 }
 
 fn record_data<'a>(at: &'a Address, fingerprint: &'a Fingerprint, finished: &CompletedEntry) -> AssociatedData<'a> {
-    AssociatedData {
-        kind: SealedKind::Record,
-        address: at,
-        fingerprint,
-        attempt: finished.attempt,
-        failed: finished.failed,
-    }
+    let CompletedEntry { attempt, failed, .. } = *finished;
+    AssociatedData { kind: SealedKind::Record, address: at, fingerprint, attempt, failed }
 }
 
 impl Sealer {
@@ -295,26 +222,34 @@ impl ibid::JournalSeal for Sealer {
 }
 
 fn journal_data(at: &Address) -> AssociatedData<'_> {
-    AssociatedData {
-        kind: SealedKind::Journal,
-        address: at,
-        fingerprint: &Fingerprint::NONE,
-        attempt: 0,
-        failed: false,
-    }
+    let fingerprint = &Fingerprint::NONE;
+    AssociatedData { kind: SealedKind::Journal, address: at, fingerprint, attempt: 0, failed: false }
 }
 
 impl Store for SealedStore {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
-        StoreFuture::boxed(self.claim(ask))
+        StoreFuture::boxed(async move {
+            match self.store.claim(&self.seal_request(ask)?).await? {
+                ClaimOutcome::Granted(lease) => Ok(ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease })),
+                found => self.open_outcome(&ask.address, found),
+            }
+        })
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.extend(lease, hold))
+        StoreFuture::boxed(async move {
+            let held = self.store.extend(&self.seal_lease(lease)?, hold).await?;
+            Ok(self.open_settle_outcome(&lease.request.address, held))
+        })
     }
 
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.settle(lease, end))
+        StoreFuture::boxed(async move {
+            let Lease { request: ask, attempt, .. } = lease;
+            let end = self.seal_settlement(&ask.address, &ask.fingerprint, *attempt, end);
+            let held = self.store.settle(&self.seal_lease(lease)?, &end).await?;
+            Ok(self.open_settle_outcome(&ask.address, held))
+        })
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
@@ -322,7 +257,9 @@ impl Store for SealedStore {
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
-        StoreFuture::boxed(self.get(at))
+        StoreFuture::boxed(
+            async move { self.store.get(at).await?.map(|found| self.open_outcome(at, found)).transpose() },
+        )
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
@@ -345,11 +282,32 @@ impl Store for SealedStore {
 
 impl StoreAdmin for SealedStore {
     fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
-        StoreFuture::boxed(self.list(filter, from, at_most))
+        StoreFuture::boxed(async move {
+            let filter = self.sealer.0.blind_index.index_filter(filter);
+            let mut page = self.store.admin().list(&filter, from, at_most).await?;
+            page.entries.iter_mut().for_each(|listed| self.sealer.open_entry_info(listed));
+            Ok(page)
+        })
     }
 
+    /// Encrypts the record for the holder `seen`. If that holder is not there, or is replaced meanwhile, nothing is
+    /// written.
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.resolve(at, seen, end))
+        StoreFuture::boxed(async move {
+            let mut sealed = end.clone();
+            if matches!(end, Settlement::Complete { .. }) {
+                match self.store.get(at).await? {
+                    Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder))
+                        if holder.fence == seen =>
+                    {
+                        let fingerprint = self.open_fingerprint(at, &holder.fingerprint)?;
+                        sealed = self.seal_settlement(at, &fingerprint, holder.attempt, end);
+                    }
+                    found => return Ok(self.claim_lost(at, found)),
+                }
+            }
+            Ok(self.open_settle_outcome(at, self.store.admin().resolve(at, seen, &sealed).await?))
+        })
     }
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
@@ -358,7 +316,15 @@ impl StoreAdmin for SealedStore {
     }
 
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(async move { self.replace(at, seen, &record).await })
+        StoreFuture::boxed(async move {
+            let finished = match self.store.get(at).await? {
+                Some(ClaimOutcome::Completed(finished)) if finished.fence == seen => finished,
+                found => return Ok(self.claim_lost(at, found)),
+            };
+            let plain = self.sealer.0.blind_index.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
+            let record = self.sealer.seal(&record_data(at, &plain, &finished), &record);
+            Ok(self.open_settle_outcome(at, self.store.admin().replace_record(at, seen, record).await?))
+        })
     }
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
@@ -366,8 +332,8 @@ impl StoreAdmin for SealedStore {
     }
 }
 
-impl std::fmt::Debug for UnreadableObserver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("UnreadableObserver")
+impl fmt::Debug for SealedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SealedStore").field("store", &self.store).field("sealer", &self.sealer).finish_non_exhaustive()
     }
 }

@@ -59,7 +59,8 @@ pub struct StoreOptions {
 pub struct StoreConfig {
     stores: StoreTopology,
     remote: RemoteOptions,
-    local_cache: LocalCacheMode,
+    /// Maximum bytes of cached answers, or `None` without a local cache. 0 keeps shared waiting only.
+    local_cache: Option<u64>,
     #[cfg(feature = "seal")]
     sealer: Option<Sealer>,
 }
@@ -73,13 +74,6 @@ enum StoreTopology {
         authority: ServerUrl,
         mode: TieredMode,
     },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LocalCacheMode {
-    Disabled,
-    /// Maximum bytes of cached answers. 0 disables the answer cache but keeps shared waiting.
-    MaxBytes(u64),
 }
 
 /// The stores of an opened [`StoreConfig`].
@@ -130,9 +124,9 @@ impl StoreConfig {
     /// # Errors
     /// Returns an error if settings contradict each other.
     pub fn new(parts: StoreOptions) -> Result<Self, StoreConfigError> {
-        let StoreOptions { url, fallback, cache, prefix, timeout, wait_replicas, local_cache: near } = parts;
+        let StoreOptions { url, fallback, cache, prefix, timeout, wait_replicas, local_cache } = parts;
         let kind = url.kind();
-        let wrong = |key: &'static str, what: String| Err(StoreConfigError { key, message: what });
+        let wrong = |key: &'static str, message: String| Err(StoreConfigError { key, message });
         if wait_replicas > 0 && kind != StoreKind::Redis {
             let what = format!(
                 "found {wait_replicas}; only a redis store.url has replicas to wait for, and store.url is {}",
@@ -171,14 +165,14 @@ impl StoreConfig {
             }
             (url, None, None) => StoreTopology::Single(url),
         };
-        let near = match near {
-            Some(0) | None if !kind.is_shared() => LocalCacheMode::Disabled,
-            near => LocalCacheMode::MaxBytes(near.unwrap_or(DEFAULT_LOCAL_CACHE_BYTES)),
+        let local_cache = match local_cache {
+            Some(0) | None if !kind.is_shared() => None,
+            wanted => Some(wanted.unwrap_or(DEFAULT_LOCAL_CACHE_BYTES)),
         };
         Ok(Self {
             stores,
             remote: RemoteOptions { prefix, timeout, wait_replicas, answer_cache: None },
-            local_cache: near,
+            local_cache,
             #[cfg(feature = "seal")]
             sealer: None,
         })
@@ -195,7 +189,7 @@ impl StoreConfig {
     /// Adapts the configuration for administrative tools: no local cache, and a timeout of at least `patience`.
     #[must_use]
     pub fn for_operators(mut self, patience: Duration) -> Self {
-        self.local_cache = LocalCacheMode::Disabled;
+        self.local_cache = None;
         self.remote.timeout = self.remote.timeout.max(patience);
         self
     }
@@ -206,16 +200,10 @@ impl StoreConfig {
     /// # Errors
     /// Returns the reason if a store cannot be opened. An unreachable server is not an error; see [`StoreUrl::open`].
     pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<OpenedStore, StoreSetupError> {
-        let (copies, told) = match self.local_cache {
-            LocalCacheMode::Disabled => (None, None),
-            // An empty cache needs no invalidations.
-            LocalCacheMode::MaxBytes(0) => (Some(AnswerCache::new(0)), None),
-            LocalCacheMode::MaxBytes(bytes) => {
-                let copies = AnswerCache::new(usize::try_from(bytes).unwrap_or(usize::MAX));
-                (Some(copies.clone()), Some(copies))
-            }
-        };
-        let with = RemoteOptions { answer_cache: told, ..self.remote.clone() };
+        let answers = self.local_cache.map(|bytes| AnswerCache::new(usize::try_from(bytes).unwrap_or(usize::MAX)));
+        // An empty cache needs no invalidations.
+        let invalidated = answers.clone().filter(|_| self.local_cache != Some(0));
+        let with = RemoteOptions { answer_cache: invalidated, ..self.remote.clone() };
         let (store, members): (Arc<dyn Store>, _) = match &self.stores {
             StoreTopology::Single(named) => {
                 let store = named.open(&with).await?;
@@ -247,8 +235,8 @@ impl StoreConfig {
         #[cfg(not(feature = "seal"))]
         let _ = observer;
         opened.members = members;
-        if let Some(copies) = copies {
-            opened.store = Arc::new(LocalCache::new(opened.store, copies));
+        if let Some(answers) = answers {
+            opened.store = Arc::new(LocalCache::new(opened.store, answers));
         }
         Ok(opened)
     }
@@ -264,10 +252,7 @@ impl StoreConfig {
 
     /// Returns the maximum bytes of completed answers cached in this process.
     pub fn local_cache_bytes(&self) -> u64 {
-        match self.local_cache {
-            LocalCacheMode::Disabled => 0,
-            LocalCacheMode::MaxBytes(bytes) => bytes,
-        }
+        self.local_cache.unwrap_or(0)
     }
 
     /// Describes the guarantees in one line.

@@ -36,7 +36,7 @@ pub use self::{
     error::{ErrorKind, StoreError},
     memory::{Memory, MemoryLimits},
     shared_map::{HolderWaits, SharedMap, SharedValue},
-    types::{Address, ClaimToken, Fence, Fingerprint, Tags, key_hash},
+    types::{Address, ClaimToken, Fence, Fingerprint, Tags, key_hash, with_jitter},
 };
 
 mod address_hasher;

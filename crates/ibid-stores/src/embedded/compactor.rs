@@ -23,7 +23,7 @@ use super::{
     lane::{BatchWriteError, LaneTail},
     log::SharedLog,
     recovery::RecoveredLog,
-    scan::{ScanStep, SegmentScan},
+    segment_reader::{ScanStep, SegmentScan},
     segments::{LogPosition, LogSegment, SegmentError},
     snapshot,
 };

@@ -8,7 +8,7 @@
 //! a power loss, the last seconds may be missing. If the file cannot be read or written, counts may be lost, but no
 //! request fails: counting continues in memory.
 
-use std::{collections::HashMap, fmt, io, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
 use ibid::store::{Address, CounterUsage, Counters, StoreFuture};
 use parking_lot::Mutex;
@@ -173,11 +173,5 @@ fn decode(slot: &[u8]) -> Option<(Address, QuotaCount)> {
 impl Counters for QuotaCounters {
     fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
         StoreFuture::ready(Ok(self.count(who, n, window)))
-    }
-}
-
-impl fmt::Debug for QuotaCounters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QuotaCounters({})", self.state.lock().counts.len())
     }
 }

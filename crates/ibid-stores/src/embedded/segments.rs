@@ -131,10 +131,11 @@ impl LogSegment {
     pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
         let mut bytes = vec![0; slot.length()];
         self.file.read_at(&mut bytes, slot.offset.into())?;
-        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(|flaw| EntryReadError::Corrupt {
-            segment: slot.segment,
-            offset: slot.offset,
-            corruption: flaw,
+        let IndexSlot { segment, offset, .. } = *slot;
+        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(|corruption| EntryReadError::Corrupt {
+            segment,
+            offset,
+            corruption,
         })
     }
 }
@@ -234,7 +235,10 @@ impl SegmentSet {
             clock: so_far.clock,
             fence_floor: so_far.highest_fence,
         };
-        self.remove_unusable();
+        while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
+            // If removal fails, the next start finds the segment dead, too.
+            let _ = self.remove_file(&dead);
+        }
         let segment = match self.take_recyclable(|segment| self.is_reusable(segment)) {
             Some(dead) => self.recycle(&dead, header)?,
             None => self.create_segment(header, if lane == COLD_LANE { 0 } else { header.size }, fill)?,
@@ -260,18 +264,14 @@ impl SegmentSet {
     /// Deletes the files of segments without live entries.
     pub(super) fn remove_recyclable(&self) -> io::Result<()> {
         while let Some(dead) = self.take_recyclable(|_| true) {
-            self.disk.remove(&file_name(dead.header.id))?;
-            self.used_bytes.fetch_sub(dead.header.size, Relaxed);
+            self.remove_file(&dead)?;
         }
         self.disk.sync_dir()
     }
 
-    fn remove_unusable(&self) {
-        while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
-            // If removal fails, the next start finds the segment dead, too.
-            let _ = self.disk.remove(&file_name(dead.header.id));
-            self.used_bytes.fetch_sub(dead.header.size, Relaxed);
-        }
+    fn remove_file(&self, dead: &LogSegment) -> io::Result<()> {
+        self.used_bytes.fetch_sub(dead.header.size, Relaxed);
+        self.disk.remove(&file_name(dead.header.id))
     }
 
     fn take_recyclable(&self, such: impl Fn(&LogSegment) -> bool) -> Option<Arc<LogSegment>> {
@@ -296,9 +296,7 @@ impl SegmentSet {
             Ok(()) => Ok(LogSegment::new(header, dead.file.clone())),
             Err(error) => {
                 // The contents are dead under either name.
-                let _ =
-                    self.disk.remove(&file_name(dead.header.id)).or_else(|_| self.disk.remove(&file_name(header.id)));
-                self.used_bytes.fetch_sub(dead.header.size, Relaxed);
+                let _ = self.remove_file(dead).or_else(|_| self.disk.remove(&file_name(header.id)));
                 Err(error.into())
             }
         }
@@ -348,14 +346,12 @@ impl SegmentSet {
 pub(super) fn seal_segment(
     segment: &LogSegment, sealed: SegmentEnd, so_far: LogPosition, synced: bool,
 ) -> io::Result<()> {
-    let (
-        LogPosition { clock, highest_fence: fences, .. },
-        SegmentEnd { lane, last_sequence: sequence, offset: end, .. },
-    ) = (so_far, sealed);
+    let LogPosition { clock, highest_fence, .. } = so_far;
+    let (lane, sequence) = (sealed.lane, sealed.last_sequence);
     let mut batch = vec![0; SECTOR_LEN];
-    BatchHeader { length: 0, count: 0, sequence, clock, highest_fence: fences, lane, is_seal: true }
+    BatchHeader { length: 0, count: 0, sequence, clock, highest_fence, lane, is_seal: true }
         .write_header(&mut batch, segment.header.salt);
-    segment.file.write_at(&batch, end)?;
+    segment.file.write_at(&batch, sealed.offset)?;
     if synced {
         segment.file.sync_data()?;
     }

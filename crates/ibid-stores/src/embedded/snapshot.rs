@@ -74,18 +74,14 @@ pub(super) fn write_snapshot(log: &SharedLog, version: u64, pace: &dyn Fn()) -> 
 }
 
 fn write_unfinished(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Result<()> {
-    let covers = log
-        .segments
-        .closed_segments()
-        .iter()
-        .filter_map(|segment| Some((segment.header.id, (segment.header.salt, *segment.end.get()?))))
-        .collect();
+    let sealed = |segment: &Arc<LogSegment>| Some((segment.header.id, (segment.header.salt, *segment.end.get()?)));
+    let covered_segments = log.segments.closed_segments().iter().filter_map(sealed).collect();
     let disk = &log.segments.disk;
     if disk.list()?.iter().any(|name| name == UNFINISHED_NAME) {
         disk.remove(UNFINISHED_NAME)?;
     }
     let file = disk.create(UNFINISHED_NAME)?;
-    let (mut piece, mut at, mut counts) = (Vec::new(), 0, Vec::with_capacity(SHARD_COUNT));
+    let (mut piece, mut at, mut slot_counts) = (Vec::new(), 0, Vec::with_capacity(SHARD_COUNT));
     for nth in 0..SHARD_COUNT {
         let begin = piece.len();
         let mut count = 0;
@@ -93,7 +89,7 @@ fn write_unfinished(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Resul
             slot.encode(&mut piece);
             count += 1;
         }
-        counts.push(count);
+        slot_counts.push(count);
         let crc = crc32c::crc32c(&piece[begin..]);
         piece.put_u32_le(crc);
         if piece.len() >= WRITE_CHUNK_BYTES {
@@ -104,18 +100,10 @@ fn write_unfinished(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Resul
             pace();
         }
     }
-    let LogPosition { clock, highest_fence: fences, .. } = log.position();
-    let slot = IndexSlot::ENCODED_LEN;
-    IndexSnapshot {
-        store_id: log.segments.store_id,
-        version,
-        clock,
-        highest_fence: fences,
-        slot_len: slot,
-        slot_counts: counts,
-        covered_segments: covers,
-    }
-    .encode(&mut piece);
+    let LogPosition { clock, highest_fence, .. } = log.position();
+    let (store_id, slot_len) = (log.segments.store_id, IndexSlot::ENCODED_LEN);
+    IndexSnapshot { store_id, version, clock, highest_fence, slot_len, slot_counts, covered_segments }
+        .encode(&mut piece);
     file.write_at(&piece, at)?;
     file.sync_data()
 }
@@ -194,33 +182,23 @@ impl IndexSnapshot {
     }
 
     fn decode(trailer: &[u8]) -> Option<Self> {
-        let (mut rest, slot) = match trailer.strip_prefix(MAGIC) {
+        let (mut rest, slot_len) = match trailer.strip_prefix(MAGIC) {
             Some(rest) => (rest, IndexSlot::ENCODED_LEN),
             None => (trailer.strip_prefix(V1_MAGIC)?, IndexSlot::V1_ENCODED_LEN),
         };
-        let mut store = [0; 16];
-        rest.try_copy_to_slice(&mut store).ok()?;
-        let [version, clock, fences] =
-            [rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?];
-        let counts = (0..SHARD_COUNT).map(|_| rest.try_get_u32_le().ok()).collect::<Option<Vec<u32>>>()?;
-        let mut covers = HashMap::new();
+        let mut store_id = [0; 16];
+        rest.try_copy_to_slice(&mut store_id).ok()?;
+        let [version, clock, highest_fence] = three_numbers(&mut rest)?;
+        let slot_counts = (0..SHARD_COUNT).map(|_| rest.try_get_u32_le().ok()).collect::<Option<Vec<u32>>>()?;
+        let mut covered_segments = HashMap::new();
         for _ in 0..rest.try_get_u32_le().ok()? {
-            let id = rest.try_get_u32_le().ok()?;
-            let salt = rest.try_get_u64_le().ok()?;
+            let (id, salt) = (rest.try_get_u32_le().ok()?, rest.try_get_u64_le().ok()?);
             let lane = rest.try_get_u8().ok()?;
-            let [first, last, end] =
-                [rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?];
-            covers.insert(id, (salt, SegmentEnd { lane, first_sequence: first, last_sequence: last, offset: end }));
+            let [first_sequence, last_sequence, offset] = three_numbers(&mut rest)?;
+            covered_segments.insert(id, (salt, SegmentEnd { lane, first_sequence, last_sequence, offset }));
         }
-        rest.is_empty().then_some(Self {
-            store_id: store,
-            version,
-            clock,
-            highest_fence: fences,
-            slot_len: slot,
-            slot_counts: counts,
-            covered_segments: covers,
-        })
+        let snapshot = Self { store_id, version, clock, highest_fence, slot_len, slot_counts, covered_segments };
+        rest.is_empty().then_some(snapshot)
     }
 
     /// Reads a range of shards. Returns whether all are valid.
@@ -251,4 +229,8 @@ impl IndexSnapshot {
     fn blocks_len(&self, shards: std::ops::Range<usize>) -> u64 {
         self.slot_counts[shards].iter().map(|slots| u64::from(*slots) * self.slot_len as u64 + 4).sum()
     }
+}
+
+fn three_numbers(rest: &mut &[u8]) -> Option<[u64; 3]> {
+    Some([rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?])
 }

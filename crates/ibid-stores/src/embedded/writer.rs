@@ -58,6 +58,16 @@ enum PendingReply {
     Settle(WriterReply<SettleOutcome>, SettleOutcome),
 }
 
+impl PendingReply {
+    /// Sends the answer, or why it is not durable. A caller that has given up gets the result by calling again.
+    fn send(self, written: Result<(), StoreError>) {
+        match self {
+            Self::Claim(reply, answer) => drop(reply.send(written.map(|()| answer))),
+            Self::Settle(reply, answer) => drop(reply.send(written.map(|()| answer))),
+        }
+    }
+}
+
 /// An entry of the current batch. Only the latest one of an address counts.
 struct StagedEntry {
     entry: Arc<LogEntry>,
@@ -261,13 +271,7 @@ impl LogWriter {
         match self.append() {
             Ok(()) => {
                 self.publish_entries();
-                for waiting in self.pending_replies.drain(..) {
-                    // A caller that has given up gets the result by calling again.
-                    match waiting {
-                        PendingReply::Claim(reply, answer) => drop(reply.send(Ok(answer))),
-                        PendingReply::Settle(reply, answer) => drop(reply.send(Ok(answer))),
-                    }
-                }
+                self.pending_replies.drain(..).for_each(|waiting| waiting.send(Ok(())));
             }
             Err(AppendError::NotWritten(why)) => self.fail_pending(ErrorKind::Rejected, &why),
             Err(AppendError::SyncFailed(error)) => {
@@ -286,12 +290,7 @@ impl LogWriter {
     }
 
     fn fail_pending(&mut self, kind: ErrorKind, why: &str) {
-        for waiting in self.pending_replies.drain(..) {
-            match waiting {
-                PendingReply::Claim(reply, _) => drop(reply.send(Err(store_error(kind, why)))),
-                PendingReply::Settle(reply, _) => drop(reply.send(Err(store_error(kind, why)))),
-            }
-        }
+        self.pending_replies.drain(..).for_each(|waiting| waiting.send(Err(store_error(kind, why))));
     }
 
     /// Writes and syncs the batch. If that fails, tries once more in another segment.

@@ -17,7 +17,7 @@ pub const MAX_UNCONFIRMED_AGE: Duration = Duration::from_secs(10);
 
 const SHARD_COUNT: usize = 64;
 /// Fixed memory cost of a cached answer: its slot and its index entry.
-const ENTRY_OVERHEAD_BYTES: usize = mem::size_of::<Option<CachedAnswer>>() + 64;
+const ENTRY_OVERHEAD_BYTES: usize = mem::size_of::<CachedAnswer>() + 64;
 /// Maximum number of open claims tracked per shard. Beyond it, a settled answer is cached at its first read instead of
 /// at its settlement.
 const MAX_OPEN_CLAIMS_PER_SHARD: usize = 4096;
@@ -40,10 +40,10 @@ struct AnswerCacheInner {
 /// All fields are changed under the shard's lock, which is never held across an await.
 #[derive(Debug, Default)]
 struct AnswerCacheShard {
-    index: HashMap<Address, u32>,
+    /// Positions in `answers`.
+    index: HashMap<Address, usize>,
     /// Scanned by the clock hand.
-    slots: Vec<Option<CachedAnswer>>,
-    free_slots: Vec<u32>,
+    answers: Vec<CachedAnswer>,
     clock_hand: usize,
     /// Incremented by every invalidation. [`AnswerCache::fill`] drops an answer whose mark has another value.
     invalidations: u64,
@@ -63,10 +63,6 @@ struct CachedAnswer {
     /// Set by a hit, cleared by the clock hand.
     recently_used: bool,
 }
-
-/// Detects invalidations: compares equal while the shard has seen none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct InvalidationMark(u64);
 
 impl Default for AnswerCache {
     fn default() -> Self {
@@ -93,12 +89,9 @@ impl AnswerCache {
         for shard in &self.0.shards {
             let mut shard = shard.lock();
             shard.invalidations += 1;
-            let freed: usize = shard.slots.iter().flatten().map(CachedAnswer::bytes).sum();
+            let freed: usize = shard.answers.iter().map(CachedAnswer::bytes).sum();
             self.0.bytes.fetch_sub(freed, Relaxed);
-            shard.index = HashMap::new();
-            shard.slots = Vec::new();
-            shard.free_slots = Vec::new();
-            shard.clock_hand = 0;
+            (shard.index, shard.answers) = (HashMap::new(), Vec::new());
         }
     }
 
@@ -125,8 +118,8 @@ impl AnswerCache {
     pub(super) fn find(&self, at: &Address) -> Option<CompletedEntry> {
         let now = Instant::now();
         let mut shard = self.shard(at).lock();
-        let slot = *shard.index.get(at)?;
-        let copy = shard.slots[slot as usize].as_mut().expect("what is indexed is there");
+        let position = *shard.index.get(at)?;
+        let copy = &mut shard.answers[position];
         if now < copy.valid_until() {
             copy.recently_used = true;
             let finished = CompletedEntry { expires_in: copy.expires_at - now, ..copy.entry.clone() };
@@ -141,37 +134,33 @@ impl AnswerCache {
     pub(super) fn contains(&self, at: &Address) -> bool {
         let now = Instant::now();
         let shard = self.shard(at).lock();
-        let copy = shard.index.get(at).and_then(|slot| shard.slots[*slot as usize].as_ref());
-        copy.is_some_and(|copy| now < copy.valid_until())
+        shard.index.get(at).is_some_and(|position| now < shard.answers[*position].valid_until())
     }
 
-    /// Must be called before the store call whose answer is passed to [`Self::fill`].
-    pub(super) fn invalidation_mark(&self, at: &Address) -> InvalidationMark {
-        InvalidationMark(self.shard(at).lock().invalidations)
+    /// Returns how many invalidations the shard has seen. Must be called before the store call whose answer is passed to
+    /// [`Self::fill`].
+    pub(super) fn invalidation_mark(&self, at: &Address) -> u64 {
+        self.shard(at).lock().invalidations
     }
 
     /// Caches the answer of a store call made at `before`, unless the shard was invalidated since.
-    pub(super) fn fill(&self, at: &Address, ticket: InvalidationMark, before: Instant, finished: &CompletedEntry) {
-        let expires = before.checked_add(finished.expires_in.min(MAX_TTL)).unwrap_or(before);
-        let confirmed = before + MAX_UNCONFIRMED_AGE;
-        let copy = CachedAnswer {
-            address: *at,
-            entry: finished.clone(),
-            expires_at: expires,
-            confirmed_until: confirmed,
-            recently_used: false,
-        };
+    pub(super) fn fill(&self, at: &Address, mark: u64, before: Instant, finished: &CompletedEntry) {
+        let expires_at = before.checked_add(finished.expires_in.min(MAX_TTL)).unwrap_or(before);
+        let (entry, confirmed_until) = (finished.clone(), before + MAX_UNCONFIRMED_AGE);
+        let copy = CachedAnswer { address: *at, entry, expires_at, confirmed_until, recently_used: false };
         let bytes = copy.bytes();
         if bytes > self.0.max_bytes / 4 || copy.valid_until() <= Instant::now() {
             return;
         }
         {
             let mut shard = self.shard(at).lock();
-            if shard.invalidations != ticket.0 {
+            if shard.invalidations != mark {
                 return;
             }
             self.remove(&mut shard, at);
-            shard.insert(copy);
+            let position = shard.answers.len();
+            shard.index.insert(*at, position);
+            shard.answers.push(copy);
             self.0.bytes.fetch_add(bytes, Relaxed);
         }
         self.evict_to_fit(at);
@@ -196,10 +185,12 @@ impl AnswerCache {
     }
 
     fn remove(&self, shard: &mut AnswerCacheShard, at: &Address) {
-        if let Some(slot) = shard.index.remove(at) {
-            let gone = shard.slots[slot as usize].take().expect("what is indexed is there");
-            shard.free_slots.push(slot);
+        if let Some(position) = shard.index.remove(at) {
+            let gone = shard.answers.swap_remove(position);
             self.0.bytes.fetch_sub(gone.bytes(), Relaxed);
+            if let Some(moved) = shard.answers.get(position).map(|moved| moved.address) {
+                shard.index.insert(moved, position);
+            }
         }
     }
 
@@ -226,28 +217,13 @@ impl AnswerCache {
 }
 
 impl AnswerCacheShard {
-    fn insert(&mut self, copy: CachedAnswer) {
-        let at = copy.address;
-        let slot = match self.free_slots.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = Some(copy);
-                slot
-            }
-            None => {
-                self.slots.push(Some(copy));
-                (self.slots.len() - 1) as u32
-            }
-        };
-        self.index.insert(at, slot);
-    }
-
     /// Returns the next answer under the clock hand that is expired or was not used since the last pass. Takes at most
     /// two rounds: the first one clears the marks.
     fn pick_victim(&mut self, spared: Option<&Address>) -> Option<Address> {
         let now = Instant::now();
-        for _ in 0..self.slots.len() * 2 {
-            self.clock_hand = (self.clock_hand + 1) % self.slots.len();
-            let Some(copy) = &mut self.slots[self.clock_hand] else { continue };
+        for _ in 0..self.answers.len() * 2 {
+            self.clock_hand = (self.clock_hand + 1) % self.answers.len();
+            let copy = &mut self.answers[self.clock_hand];
             if spared == Some(&copy.address) {
                 continue;
             }

@@ -96,18 +96,18 @@ impl SharedWait {
     }
 }
 
-pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
-    if limit.is_zero() || near.answers.contains(at) {
+pub(super) async fn wait(cache: &LocalCache, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
+    if limit.is_zero() || cache.answers.contains(at) {
         return Ok(());
     }
     let deadline = Instant::now() + limit.min(NO_LIMIT);
-    let seat = near.shared_waits.join((*at, seen), SharedWait::default);
+    let waiter = cache.shared_waits.join((*at, seen), SharedWait::default);
     loop {
-        let bell = seat.changed.notified();
-        tokio::pin!(bell);
+        let changed = waiter.changed.notified();
+        tokio::pin!(changed);
         // Register before reading the state, so that no later notification is missed.
-        bell.as_mut().enable();
-        match seat.next_turn() {
+        changed.as_mut().enable();
+        match waiter.next_turn() {
             WaiterTurn::Proceed(held_back) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if !held_back.is_zero() {
@@ -116,27 +116,27 @@ pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Du
                 return Ok(());
             }
             WaiterTurn::Lead => {
-                let leads = LeaderGuard(&seat);
+                let leads = LeaderGuard(&waiter);
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Ok(());
                 }
-                let waited = near.store.wait(at, seen, left).await;
+                let waited = cache.store.wait(at, seen, left).await;
                 if waited.is_ok() && Instant::now() >= deadline {
                     return Ok(());
                 }
                 // If this future is dropped from here on, the next leader's wait returns at once.
-                let found = if waited.is_ok() { near.fetch(at).await } else { Ok(None) };
-                let is_here = matches!(found, Ok(Some(ClaimOutcome::Completed(_)))) && near.answers.contains(at);
+                let found = if waited.is_ok() { cache.fetch(at).await } else { Ok(None) };
+                let is_here = matches!(found, Ok(Some(ClaimOutcome::Completed(_)))) && cache.answers.contains(at);
                 // New waiters start another wait.
-                seat.unlist();
-                seat.release(if is_here { ReleaseMode::AllAtOnce } else { ReleaseMode::InGroups });
+                waiter.unlist();
+                waiter.release(if is_here { ReleaseMode::AllAtOnce } else { ReleaseMode::InGroups });
                 drop(leads);
                 return waited;
             }
             WaiterTurn::Wait => {
                 tokio::select! {
-                    () = &mut bell => {}
+                    () = &mut changed => {}
                     () = sleep_until(deadline) => return Ok(()),
                 }
             }
@@ -154,14 +154,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn rooms_leave_no_trace() {
-        let near = LocalCache::new(Arc::new(Memory::default()), AnswerCache::default());
+        let cache = LocalCache::new(Arc::new(Memory::default()), AnswerCache::default());
         for _ in 0..3 {
-            wait(&near, &Address([7; 32]), Fence(1), Duration::from_secs(1)).await.unwrap();
-            assert_eq!(near.shared_waits.len(), 0);
+            wait(&cache, &Address([7; 32]), Fence(1), Duration::from_secs(1)).await.unwrap();
+            assert_eq!(cache.shared_waits.len(), 0);
         }
-        let seat = near.shared_waits.join((Address([7; 32]), Fence(1)), SharedWait::default);
-        assert_eq!(near.shared_waits.len(), 1);
-        drop(seat);
-        assert_eq!(near.shared_waits.len(), 0);
+        let waiter = cache.shared_waits.join((Address([7; 32]), Fence(1)), SharedWait::default);
+        assert_eq!(cache.shared_waits.len(), 1);
+        drop(waiter);
+        assert_eq!(cache.shared_waits.len(), 0);
     }
 }

@@ -105,15 +105,15 @@ impl StoreAdmin for Postgres {
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            if let Some(copies) = &self.answer_cache {
-                copies.forget(at);
+            if let Some(answers) = &self.answer_cache {
+                answers.forget(at);
             }
             let forgotten = self
                 .change_entry(at, seen, SettlementParams { kind: FORGET_CODE, ..SettlementParams::default() })
                 .await;
             // Again: a concurrent read may have cached it meanwhile.
-            if let Some(copies) = &self.answer_cache {
-                copies.forget(at);
+            if let Some(answers) = &self.answer_cache {
+                answers.forget(at);
             }
             forgotten
         })

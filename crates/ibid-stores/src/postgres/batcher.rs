@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
-use ibid::store::{ErrorKind, Lease, Settlement, StoreError};
+use ibid::store::{ErrorKind, Lease, Settlement, StoreError, with_jitter};
 use parking_lot::Mutex;
 use tokio::{
     sync::oneshot,
@@ -20,7 +20,6 @@ use super::{
     rows::{self, LeaseColumns, RowOperation, RowOutcome, SettlementColumns, SettlementParams},
     statements::Statement,
 };
-use crate::breaker::with_jitter;
 
 /// Maximum number of jobs in one statement.
 const MAX_BATCH_ROWS: usize = 64;
@@ -30,7 +29,6 @@ const MAX_BATCH_BYTES: usize = 1 << 20;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(4);
 const MAX_BACKOFF: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
 pub(super) struct Batcher {
     pool: Arc<PostgresPool>,
     statement: Statement,
@@ -113,12 +111,9 @@ impl Batcher {
                 }
             }
             Err(CallFailure { error, .. }) => {
-                let mut batch = batch.into_iter();
-                let first = batch.next();
                 for job in batch {
                     drop(job.reply.send(Err(store_error(error.kind, error.source.to_string()))));
                 }
-                drop(first.map(|job| job.reply.send(Err(error))));
             }
         }
     }

@@ -1,7 +1,6 @@
 //! One connection: its task, its prepared statements, and its load.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -44,7 +43,7 @@ impl PostgresConnection {
         place: &PostgresUrl, certificates: &ReloadingTlsConfig, limit: Duration,
     ) -> Result<(Self, PostgresFindings, JoinHandle<()>), (ErrorKind, String)> {
         let opening = async {
-            let connecting = place.config.connect(PostgresTlsConnector::current(certificates).await).await;
+            let connecting = place.config.connect(PostgresTlsConnector(certificates.now().await)).await;
             let (client, connection) = connecting.map_err(|error| error::connect_error(&error))?;
             // When the connection ends, each call on it gets its own error.
             let driver = tokio::spawn(async move { drop(connection.await) });
@@ -136,11 +135,5 @@ impl Drop for InFlightCall<'_> {
 impl Drop for PostgresConnection {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-impl fmt::Debug for PostgresConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PostgresConnection({} under way)", self.in_flight())
     }
 }

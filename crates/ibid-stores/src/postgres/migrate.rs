@@ -169,17 +169,17 @@ async fn schema_version(tx: &Transaction<'_>) -> Result<Option<i32>, String> {
         ));
     }
     let there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid'";
-    if query_value::<i64>(tx, there).await? == 0 {
+    if !exists(tx, there).await? {
         return Ok(None);
     }
     let marked = "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
         WHERE n.nspname = 'ibid' AND c.relname = 'migrations' AND obj_description(c.oid, 'pg_class') = 'made by ibid migrate'";
-    if query_value::<i64>(tx, marked).await? == 0 {
+    if !exists(tx, marked).await? {
         let things = "SELECT (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'ibid') \
             + (SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'ibid') \
             + (SELECT count(*) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = 'ibid')";
         // Accept an empty schema: it may have been created for a role that cannot create one.
-        if query_value::<i64>(tx, things).await? == 0 {
+        if !exists(tx, things).await? {
             return Ok(Some(-1));
         }
         let why = "there is a schema ibid that ibid migrate did not make; rename it, or use another database";
@@ -219,7 +219,7 @@ async fn migrate_up(
 
 /// Creates a server role if permitted. Returns whether the role exists.
 async fn ensure_role(script: &mut MigrationScript<'_>, name: &str) -> Result<bool, String> {
-    if query_value::<i64>(script.tx, &format!("SELECT count(*) FROM pg_roles WHERE rolname = '{name}'")).await? > 0 {
+    if exists(script.tx, &format!("SELECT count(*) FROM pg_roles WHERE rolname = '{name}'")).await? {
         return Ok(true);
     }
     let may = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user";
@@ -244,7 +244,7 @@ async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool;
         let named = format!(
             "SELECT count(*) FROM pg_policies WHERE schemaname = 'ibid' AND policyname = '{policy}' AND '{role}' = ANY(roles)"
         );
-        if is_there && query_value::<i64>(script.tx, &named).await? == 0 {
+        if is_there && !exists(script.tx, &named).await? {
             // The owner is the current user, or the user who created the table earlier.
             let alter = format!(
                 "DO $$ BEGIN EXECUTE format('ALTER POLICY {policy} ON ibid.idempotency_keys TO {role}, %I',
@@ -286,7 +286,7 @@ async fn set_rls_user(script: &mut MigrationScript<'_>, user: &str) -> Result<()
         "SELECT count(*) FROM pg_policy WHERE polrelid = 'ibid.idempotency_keys'::regclass \
          AND polname = 'users_own_idempotency_keys' AND obj_description(oid, 'pg_policy') = {noted}"
     );
-    if query_value::<i64>(script.tx, &is_so).await? > 0 {
+    if exists(script.tx, &is_so).await? {
         return Ok(());
     }
     let alter = format!(
@@ -304,7 +304,7 @@ async fn create_cleanup_alias(script: &mut MigrationScript<'_>) -> Result<(), St
     let may = "SELECT coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = 'public'), false)";
     let taken = "SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
         WHERE n.nspname = 'public' AND p.proname = 'cleanup_old_idempotency_keys'";
-    if query_value::<i64>(script.tx, taken).await? > 0 || !query_value::<bool>(script.tx, may).await? {
+    if exists(script.tx, taken).await? || !query_value::<bool>(script.tx, may).await? {
         return Ok(());
     }
     script
@@ -323,7 +323,7 @@ async fn migrate_down(script: &mut MigrationScript<'_>, version: i32) -> Result<
         "SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'public' \
          AND p.proname = 'cleanup_old_idempotency_keys' AND obj_description(p.oid, 'pg_proc') = '{OWNERSHIP_COMMENT}'"
     );
-    if query_value::<i64>(script.tx, &ours).await? > 0 {
+    if exists(script.tx, &ours).await? {
         script.execute("DROP FUNCTION public.cleanup_old_idempotency_keys()").await?;
     }
     for migration in MIGRATIONS.iter().rev().filter(|migration| migration.version <= version) {
@@ -340,6 +340,11 @@ async fn migrate_down(script: &mut MigrationScript<'_>, version: i32) -> Result<
         "the roles {SERVICE_ROLE} and {ADMIN_ROLE} belong to the whole server and stay; DROP ROLE removes them"
     ));
     Ok(())
+}
+
+/// Whether a count is above zero.
+async fn exists(tx: &Transaction<'_>, count: &str) -> Result<bool, String> {
+    Ok(query_value::<i64>(tx, count).await? > 0)
 }
 
 async fn query_value<T: for<'a> tokio_postgres::types::FromSql<'a>>(

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use ibid::store::{ErrorKind, StoreError};
+use ibid::store::{ErrorKind, StoreError, with_jitter};
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -32,17 +32,13 @@ use super::{
     statements::Statement,
     url::PostgresUrl,
 };
-use crate::{
-    breaker::{CircuitBreaker, with_jitter},
-    certificates::ReloadingTlsConfig,
-};
+use crate::{breaker::CircuitBreaker, certificates::ReloadingTlsConfig};
 
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// Minimum timeout of connecting, which may take longer than a call.
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
 pub(super) struct PostgresPool {
     pub(super) url: PostgresUrl,
     pub(super) certificates: Arc<ReloadingTlsConfig>,
@@ -52,10 +48,11 @@ pub(super) struct PostgresPool {
     /// Number of slots with a running connection task.
     started_count: AtomicUsize,
     /// Why the last connection failed, while there is none.
-    last_error: Mutex<Option<(ErrorKind, String)>>,
+    pub(super) last_error: Mutex<Option<(ErrorKind, String)>>,
     /// Notified when a connection was opened or failed.
     changed: Notify,
-    findings: Mutex<Option<PostgresFindings>>,
+    /// What the server checks found, or `None` before the first connection.
+    pub(super) findings: Mutex<Option<PostgresFindings>>,
     connection_tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -92,15 +89,6 @@ impl PostgresPool {
         }
     }
 
-    /// Returns the findings of the server checks, or `None` before the first connection.
-    pub(super) fn findings(&self) -> Option<PostgresFindings> {
-        self.findings.lock().clone()
-    }
-
-    pub(super) fn last_error(&self) -> Option<(ErrorKind, String)> {
-        self.last_error.lock().clone()
-    }
-
     pub(super) fn connect_timeout(&self) -> Duration {
         self.timeout.max(MIN_CONNECT_TIMEOUT)
     }
@@ -112,61 +100,57 @@ impl PostgresPool {
     pub(super) async fn call(
         self: &Arc<Self>, what: Statement, params: &[&(dyn ToSql + Sync)], deadline: Instant,
     ) -> Result<Vec<Row>, CallFailure> {
-        self.send(what.is_read_only(), deadline, PooledStatement::Prepared(what, params)).await
+        self.send(what.is_read_only(), deadline, async |connection| connection.run(what, params).await).await
     }
 
     /// Sends a read-only statement with its own deadline.
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(true, Instant::now() + limit, PooledStatement::Once(sql, params)).await;
+        let sent =
+            self.send(true, Instant::now() + limit, async |connection| connection.run_once(sql, params).await).await;
         sent.map_err(CallFailure::into)
     }
 
     /// Sends a rare statement that writes.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(false, self.deadline(), PooledStatement::Once(sql, &[])).await;
+        let sent = self.send(false, self.deadline(), async |connection| connection.run_once(sql, &[]).await).await;
         sent.map_err(CallFailure::into)
     }
 
     async fn send(
-        self: &Arc<Self>, reads: bool, deadline: Instant, sql: PooledStatement<'_>,
+        self: &Arc<Self>, reads: bool, deadline: Instant,
+        run: impl AsyncFnOnce(&PostgresConnection) -> Result<Vec<Row>, Error>,
     ) -> Result<Vec<Row>, CallFailure> {
-        let link = self.connection(deadline).await?;
+        let connection = self.connection(deadline).await?;
         let pass = self.breaker.pass().map_err(|pause| {
             let why = format!("{} failed several times in a row and is left alone for {pause:?}", self.url);
-            CallFailure::not_sent(ErrorKind::NotApplied, why)
+            CallFailure::without_reply(ErrorKind::NotApplied, why)
         })?;
-        let _under_way = link.begin_call();
-        match timeout_at(deadline, sql.run(&link)).await {
+        let _under_way = connection.begin_call();
+        match timeout_at(deadline, run(&connection)).await {
             Ok(Ok(rows)) => {
                 pass.answered();
                 Ok(rows)
             }
             Ok(Err(error)) => {
-                let rolled_back = error::was_rolled_back(&error);
-                if rolled_back {
-                    pass.answered();
+                let (was_rolled_back, is_row_conflict) =
+                    (error::was_rolled_back(&error), error::was_row_conflict(&error));
+                if was_rolled_back {
+                    pass.answered()
                 } else {
-                    pass.failed();
-                    link.discard();
+                    pass.failed()
                 }
-                if error::is_read_only(&error) {
-                    link.discard();
+                if !was_rolled_back || error::is_read_only(&error) {
+                    connection.discard();
                 }
-                let in_the_way = error::was_row_conflict(&error);
-                Err(CallFailure {
-                    error: error::statement_error(&error, reads),
-                    was_rolled_back: rolled_back,
-                    is_row_conflict: in_the_way,
-                })
+                Err(CallFailure { error: error::statement_error(&error, reads), was_rolled_back, is_row_conflict })
             }
             Err(_) => {
                 pass.failed();
-                link.discard();
+                connection.discard();
                 let kind = if reads { ErrorKind::NotApplied } else { ErrorKind::Ambiguous };
-                let error = store_error(kind, format!("{} did not answer in time", self.url));
-                Err(CallFailure { error, was_rolled_back: false, is_row_conflict: false })
+                Err(CallFailure::without_reply(kind, format!("{} did not answer in time", self.url)))
             }
         }
     }
@@ -177,18 +161,18 @@ impl PostgresPool {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if let Some(link) = self.least_busy() {
-                if link.in_flight() > 0 {
+            if let Some(connection) = self.least_busy() {
+                if connection.in_flight() > 0 {
                     self.start_connection();
                 }
-                return Ok(link);
+                return Ok(connection);
             }
-            if let Some((kind, why)) = self.last_error() {
-                return Err(CallFailure::not_sent(kind, why));
+            if let Some((kind, why)) = self.last_error.lock().clone() {
+                return Err(CallFailure::without_reply(kind, why));
             }
             if timeout_at(deadline, changed).await.is_err() {
                 let why = format!("no connection to {} in time", self.url);
-                return Err(CallFailure::not_sent(ErrorKind::NotApplied, why));
+                return Err(CallFailure::without_reply(ErrorKind::NotApplied, why));
             }
         }
     }
@@ -196,7 +180,7 @@ impl PostgresPool {
     fn least_busy(&self) -> Option<Arc<PostgresConnection>> {
         let started = self.started_count.load(Relaxed).min(self.connections.len());
         let live = self.connections[..started].iter().filter_map(|slot| slot.lock().clone());
-        live.filter(|link| !link.is_closed()).min_by_key(|link| link.in_flight())
+        live.filter(|connection| !connection.is_closed()).min_by_key(|connection| connection.in_flight())
     }
 
     fn start_connection(self: &Arc<Self>) {
@@ -214,9 +198,9 @@ impl PostgresPool {
         let mut pause = INITIAL_BACKOFF;
         loop {
             match PostgresConnection::open(&self.url, &self.certificates, self.connect_timeout()).await {
-                Ok((link, findings, driver)) => {
+                Ok((connection, findings, driver)) => {
                     pause = INITIAL_BACKOFF;
-                    self.on_connected(slot, link, findings);
+                    self.on_connected(slot, connection, findings);
                     self.wait_until_lost(slot, driver).await;
                 }
                 Err((kind, why)) => {
@@ -235,8 +219,8 @@ impl PostgresPool {
         }
     }
 
-    fn on_connected(&self, slot: usize, link: PostgresConnection, findings: PostgresFindings) {
-        *self.connections[slot].lock() = Some(Arc::new(link));
+    fn on_connected(&self, slot: usize, connection: PostgresConnection, findings: PostgresFindings) {
+        *self.connections[slot].lock() = Some(Arc::new(connection));
         if self.last_error.lock().take().is_some() {
             tracing::info!(store = error::STORE_NAME, at = %self.url, "connected");
         }
@@ -262,20 +246,6 @@ impl PostgresPool {
     }
 }
 
-enum PooledStatement<'a> {
-    Prepared(Statement, &'a [&'a (dyn ToSql + Sync)]),
-    Once(&'a str, &'a [(&'a (dyn ToSql + Sync), Type)]),
-}
-
-impl PooledStatement<'_> {
-    async fn run(&self, link: &PostgresConnection) -> Result<Vec<Row>, Error> {
-        match self {
-            Self::Prepared(what, params) => link.run(*what, params).await,
-            Self::Once(sql, params) => link.run_once(sql, params).await,
-        }
-    }
-}
-
 /// A failed call, and whether it certainly had no effect.
 #[derive(Debug)]
 pub(super) struct CallFailure {
@@ -287,7 +257,7 @@ pub(super) struct CallFailure {
 }
 
 impl CallFailure {
-    fn not_sent(kind: ErrorKind, why: String) -> Self {
+    fn without_reply(kind: ErrorKind, why: String) -> Self {
         Self { error: store_error(kind, why), was_rolled_back: false, is_row_conflict: false }
     }
 }

@@ -116,14 +116,7 @@ impl ServerCertVerifier for PostgresCertVerifier {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct PostgresTlsConnector(Arc<ClientConfig>);
-
-impl PostgresTlsConnector {
-    /// Uses the current certificates.
-    pub(super) async fn current(certificates: &ReloadingTlsConfig) -> Self {
-        Self(certificates.now().await)
-    }
-}
+pub(super) struct PostgresTlsConnector(pub(super) Arc<ClientConfig>);
 
 pub(super) struct HostTlsConnector(Arc<ClientConfig>, ServerName<'static>);
 

@@ -32,14 +32,15 @@ impl PostgresUrl {
         let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
         let Some(rest) = rest else { return Err("a PostgreSQL URL begins with postgres:// or postgresql://".into()) };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (mut unnamed, mut pool, mut root, mut verify) = (false, DEFAULT_POOL_SIZE, None, TlsVerification::Nothing);
+        let (mut unnamed_statements, mut pool_size) = (false, DEFAULT_POOL_SIZE);
+        let (mut root, mut verify) = (None, TlsVerification::Nothing);
         let (mut cert, mut key) = (None, None);
         let mut theirs = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             match (name, value) {
-                ("statements", "unnamed") | ("pgbouncer", "true") => unnamed = true,
-                ("statements", "named") | ("pgbouncer", "false") => unnamed = false,
+                ("statements", "unnamed") | ("pgbouncer", "true") => unnamed_statements = true,
+                ("statements", "named") | ("pgbouncer", "false") => unnamed_statements = false,
                 ("statements", _) => {
                     return Err(format!("statements is {}; allowed are named and unnamed", show_value(value)));
                 }
@@ -48,19 +49,15 @@ impl PostgresUrl {
                 }
                 ("pool", _) => {
                     let number = value.parse().ok().filter(|number| (1..=MAX_POOL_SIZE).contains(number));
-                    pool = number.ok_or_else(|| {
+                    pool_size = number.ok_or_else(|| {
                         format!("pool is {}; write a number from 1 to {MAX_POOL_SIZE}", show_value(value))
                     })?;
                 }
                 ("sslrootcert", _) => root = Some(percent_decode(value, name)?),
                 ("sslcert", _) => cert = Some(percent_decode(value, name)?),
                 ("sslkey", _) => key = Some(percent_decode(value, name)?),
-                ("sslmode", "verify-full") => {
-                    verify = TlsVerification::Full;
-                    theirs.push("sslmode=require");
-                }
-                ("sslmode", "verify-ca") => {
-                    verify = TlsVerification::Chain;
+                ("sslmode", "verify-full" | "verify-ca") => {
+                    verify = if value == "verify-ca" { TlsVerification::Chain } else { TlsVerification::Full };
                     theirs.push("sslmode=require");
                 }
                 ("sslmode", "disable" | "prefer" | "require") => theirs.push(pair),
@@ -79,11 +76,10 @@ impl PostgresUrl {
         if config.get_hosts().is_empty() {
             return Err("it names no host; write postgres://USER@HOST/DATABASE".into());
         }
-        let own = match (cert, key) {
-            (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
-            _ => return Err("sslcert and sslkey go together: a client certificate needs both".into()),
-        };
+        if cert.is_some() != key.is_some() {
+            return Err("sslcert and sslkey go together: a client certificate needs both".into());
+        }
+        let own = cert.zip(key).map(|(cert, key)| (cert.into(), key.into()));
         for (name, given) in [("sslrootcert", root.is_some()), ("sslcert", own.is_some())] {
             if config.get_ssl_mode() == SslMode::Disable && given {
                 return Err(format!(
@@ -100,13 +96,8 @@ impl PostgresUrl {
         if config.get_tcp_user_timeout().is_none() {
             config.tcp_user_timeout(KEEPALIVE_TIMEOUT);
         }
-        Ok(Self {
-            config,
-            tls: PostgresTls { verify, paths: TlsPaths { ca: root.map(Into::into), client_cert: own } },
-            unnamed_statements: unnamed,
-            pool_size: pool,
-            redacted: redact(rest),
-        })
+        let tls = PostgresTls { verify, paths: TlsPaths { ca: root.map(Into::into), client_cert: own } };
+        Ok(Self { config, tls, unnamed_statements, pool_size, redacted: redact(rest) })
     }
 }
 

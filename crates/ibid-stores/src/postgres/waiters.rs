@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, future::poll_fn, mem, sync::Arc, time::Duration};
 
-use ibid::store::{Address, Fence, HolderWaits, StoreError};
+use ibid::store::{Address, Fence, HolderWaits, StoreError, with_jitter};
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -23,7 +23,7 @@ use super::{
     statements::Statement,
     tls::PostgresTlsConnector,
 };
-use crate::{breaker::with_jitter, local_cache::AnswerCache};
+use crate::local_cache::AnswerCache;
 
 /// Poll interval while notifications are received.
 const POLL_INTERVAL_LISTENING: Duration = Duration::from_secs(1);
@@ -38,7 +38,6 @@ const MAX_LEASE_US: i64 = 1 << 40;
 /// How long the listening connection outlives the last waiter.
 const LISTENER_LINGER: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
 pub(super) struct PostgresWaiters {
     pool: Arc<PostgresPool>,
     answer_cache: Option<AnswerCache>,
@@ -175,8 +174,8 @@ impl PostgresWaiters {
             let began = Instant::now();
             let was_heard = self.listen_once().await;
             self.is_listening.send_replace(false);
-            if let Some(copies) = &self.answer_cache {
-                copies.flush();
+            if let Some(answers) = &self.answer_cache {
+                answers.flush();
             }
             // Marked rows may have been settled without a notification.
             self.poll_all.notify_one();
@@ -194,8 +193,7 @@ impl PostgresWaiters {
     /// Listens on one connection until it ends. Returns whether listening started.
     async fn listen_once(&self) -> bool {
         let pool = &self.pool;
-        let connecting =
-            async { pool.url.config.connect(PostgresTlsConnector::current(&pool.certificates).await).await };
+        let connecting = async { pool.url.config.connect(PostgresTlsConnector(pool.certificates.now().await)).await };
         let Ok(Ok((client, mut connection))) = timeout(pool.connect_timeout(), connecting).await else { return false };
         let listening = async {
             let listened =
@@ -204,8 +202,8 @@ impl PostgresWaiters {
                 return false;
             }
             // From here on nothing is missed; earlier forgets may have been.
-            if let Some(copies) = &self.answer_cache {
-                copies.flush();
+            if let Some(answers) = &self.answer_cache {
+                answers.flush();
             }
             self.is_listening.send_replace(true);
             self.poll_all.notify_one();
@@ -248,8 +246,8 @@ impl PostgresWaiters {
                 }
             }
             "ibid_forget" => {
-                if let (Some(copies), Some(at)) = (&self.answer_cache, Address::from_hex(payload)) {
-                    copies.forget(&at);
+                if let (Some(answers), Some(at)) = (&self.answer_cache, Address::from_hex(payload)) {
+                    answers.forget(&at);
                 }
             }
             _ => {}
@@ -258,13 +256,13 @@ impl PostgresWaiters {
 
     /// Polls the forget counter. It shows that something was forgotten, not what.
     async fn poll_forgets(&self) {
-        let Some(copies) = &self.answer_cache else { return };
+        let Some(answers) = &self.answer_cache else { return };
         let mut last = None;
         loop {
             let asked = self.pool.read("SELECT m.forgets FROM ibid.meta m", &[], self.pool.timeout).await;
             let now = asked.ok().and_then(|found| rows::column::<i64>(found.first()?, 0).ok());
             if now.is_none() || now != last {
-                copies.flush();
+                answers.flush();
             }
             last = now;
             sleep(with_jitter(POLL_INTERVAL_LISTENING)).await;

@@ -206,10 +206,10 @@ impl RedisInner {
     async fn scan_window(&self, from: ListCursor) -> Result<(Vec<Address>, bool), StoreError> {
         let mut window = BTreeSet::new();
         let mut more = false;
-        for link in self.known_servers().await? {
+        for server in self.known_servers().await? {
             let mut cursor = Bytes::from_static(b"0");
             loop {
-                let (next, keys) = self.scan(&link, &cursor).await?;
+                let (next, keys) = self.scan(&server, &cursor).await?;
                 for key in keys {
                     let Some(at) = self.key_names.parse_address(&key) else { continue };
                     if from.0.is_none_or(|from| at > from) {
@@ -229,10 +229,10 @@ impl RedisInner {
         Ok((window.into_iter().collect(), more))
     }
 
-    async fn scan(&self, link: &RedisServer, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>), StoreError> {
+    async fn scan(&self, server: &RedisServer, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>), StoreError> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(&cursor[..]).arg("MATCH").arg(self.key_names.scan_pattern()).arg("COUNT").arg(SCAN_COUNT);
-        let answer = link.send(RedisCommand::plain(&scan), background_deadline(self.timeout())).await?;
+        let answer = server.send(RedisCommand::plain(&scan), background_deadline(self.timeout())).await?;
         let mut parts = ReplyParts::from_value(answer)?;
         let next = parts.bytes()?;
         let mut keys = ReplyParts::from_value(parts.value().unwrap_or(Value::Nil))?;
@@ -252,7 +252,7 @@ impl RedisInner {
             counts.unknown += unknown;
         }
         let nodes = self.known_servers().await?;
-        for estimate in join_all(nodes.iter().map(|link| self.estimate(link))).await {
+        for estimate in join_all(nodes.iter().map(|server| self.estimate(server))).await {
             let (finished, bytes) = estimate?;
             counts.finished += finished;
             counts.bytes += bytes;
@@ -282,15 +282,15 @@ impl RedisInner {
     }
 
     /// Returns the number of completed entries at one server and the bytes of all: exact if few, sampled if many.
-    async fn estimate(&self, link: &RedisServer) -> Result<(u64, u64), StoreError> {
+    async fn estimate(&self, server: &RedisServer) -> Result<(u64, u64), StoreError> {
         let mut size = ReplyParts::from_value(Value::Array(vec![
-            link.send(RedisCommand::plain(&redis::cmd("DBSIZE")), background_deadline(self.timeout())).await?,
+            server.send(RedisCommand::plain(&redis::cmd("DBSIZE")), background_deadline(self.timeout())).await?,
         ]))?;
         let all_keys = size.number()?;
         let (mut entries, mut sample, mut cursor) = (0_u64, Vec::new(), Bytes::from_static(b"0"));
         let mut looked_at = all_keys;
         for step in 1..=MAX_SAMPLE_SCANS {
-            let (next, keys) = self.scan(link, &cursor).await?;
+            let (next, keys) = self.scan(server, &cursor).await?;
             let keys: Vec<Bytes> = keys.into_iter().filter(|key| self.key_names.parse_address(key).is_some()).collect();
             entries += keys.len() as u64;
             sample.extend(keys.into_iter().take(MAX_SAMPLED_KEYS - sample.len()));
@@ -311,7 +311,7 @@ impl RedisInner {
             ask.cmd("HMGET").arg(&key[..]).arg("p").arg("v");
             ask.cmd("HSTRLEN").arg(&key[..]).arg("r");
         }
-        let mut answers = link.send_all(&ask, background_deadline(self.timeout())).await?.into_iter();
+        let mut answers = server.send_all(&ask, background_deadline(self.timeout())).await?.into_iter();
         let mut time = ReplyParts::from_value(answers.next().unwrap_or(Value::Nil))?;
         let now = time.number()? * 1_000_000 + time.number()?;
         let (mut finished, mut bytes) = (0_u64, 0_u64);

@@ -23,16 +23,16 @@ pub(super) fn unchecked_findings(why: &str) -> RedisFindings {
 }
 
 /// Checks every server that owns a bucket.
-pub(super) async fn run_checks(nodes: &RedisTopology, wait_replicas: u32) -> Result<RedisFindings, String> {
-    nodes.ensure_known().await?;
+pub(super) async fn run_checks(topology: &RedisTopology, wait_replicas: u32) -> Result<RedisFindings, String> {
+    topology.ensure_known().await?;
     let mut found = RedisFindings { durable: true, warnings: Vec::new() };
-    for link in nodes.all() {
-        let one = check_server(&link, nodes, wait_replicas)
+    for server in topology.all() {
+        let one = check_server(&server, topology, wait_replicas)
             .await
-            .map_err(|trouble| format!("{}: {}", link.target(), error_message(&trouble)))?;
+            .map_err(|trouble| format!("{}: {}", server.target, error_message(&trouble)))?;
         found.durable &= one.durable;
         for wanting in one.warnings {
-            let wanting = if nodes.is_cluster() { format!("{}: {wanting}", link.target()) } else { wanting };
+            let wanting = if topology.is_cluster() { format!("{}: {wanting}", server.target) } else { wanting };
             found.warnings.push(wanting);
         }
     }
@@ -40,10 +40,10 @@ pub(super) async fn run_checks(nodes: &RedisTopology, wait_replicas: u32) -> Res
 }
 
 async fn check_server(
-    link: &Arc<RedisServer>, nodes: &RedisTopology, wait_replicas: u32,
+    server: &Arc<RedisServer>, topology: &RedisTopology, wait_replicas: u32,
 ) -> Result<RedisFindings, RedisCallError> {
-    let deadline = || background_deadline(nodes.connector.timeout);
-    let info = match link.send(RedisCommand::plain(&redis::cmd("INFO")), deadline()).await {
+    let deadline = || background_deadline(topology.connector.timeout);
+    let info = match server.send(RedisCommand::plain(&redis::cmd("INFO")), deadline()).await {
         Ok(info) => Some(parse_info(&info)),
         Err(trouble) if trouble.has_code("NOPERM") => None,
         Err(trouble) => return Err(trouble),
@@ -53,7 +53,7 @@ async fn check_server(
     for name in ["appendfsync", "min-replicas-to-write"] {
         let mut ask = redis::cmd("CONFIG");
         ask.arg("GET").arg(name);
-        match link.send(RedisCommand::plain(&ask), deadline()).await {
+        match server.send(RedisCommand::plain(&ask), deadline()).await {
             Ok(Value::Array(parts)) => {
                 if let [_, Value::BulkString(value)] = &parts[..] {
                     config.insert(name, String::from_utf8_lossy(value).into_owned());
@@ -66,17 +66,17 @@ async fn check_server(
         }
     }
     let mut found = evaluate(info.as_ref(), &config, denied, wait_replicas);
-    if let Some(refused) = check_scripts(link, nodes).await? {
+    if let Some(refused) = check_scripts(server, topology).await? {
         found.warnings.push(refused);
     }
     Ok(found)
 }
 
 /// Checks that the user may run scripts, so that start-up reports it before the first claim fails.
-async fn check_scripts(link: &Arc<RedisServer>, nodes: &RedisTopology) -> Result<Option<String>, RedisCallError> {
+async fn check_scripts(server: &Arc<RedisServer>, topology: &RedisTopology) -> Result<Option<String>, RedisCallError> {
     let mut ask = redis::cmd("EVAL");
     ask.arg("return 1").arg(0);
-    match link.send(RedisCommand::plain(&ask), background_deadline(nodes.connector.timeout)).await {
+    match server.send(RedisCommand::plain(&ask), background_deadline(topology.connector.timeout)).await {
         Ok(_) => Ok(None),
         Err(trouble @ RedisCallError::Refused { .. }) => {
             Ok(Some(format!("scripts are refused, so nothing works: {}", error_message(&trouble))))

@@ -1,7 +1,6 @@
 //! Opens connections: TCP, TLS, login.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -37,15 +36,6 @@ pub(super) struct RedisConnector {
     tls: Option<Arc<ReloadingTlsConfig>>,
     /// Limits both connecting and one call.
     pub(super) timeout: Duration,
-}
-
-impl fmt::Debug for RedisConnector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisConnector")
-            .field("place", &self.url)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Receives push messages.

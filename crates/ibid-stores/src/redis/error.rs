@@ -10,6 +10,12 @@ use redis::{ServerError, Value};
 
 pub(super) const STORE_NAME: &str = "redis";
 
+/// Temporarily unavailable, as if unreachable: another store can stand in.
+const UNAVAILABLE: [&str; 8] = ["READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MOVED", "ASK"];
+/// Available, but rejecting the call: out of memory, no permission, disk error, too few replicas.
+const REJECTED: [&str; 9] =
+    ["OOM", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MISCONF", "NOREPLICAS", "NOSCRIPT", "CROSSSLOT"];
+
 /// Why a call has no usable reply.
 #[derive(Debug, Clone)]
 pub(super) enum RedisCallError {
@@ -43,32 +49,10 @@ impl RedisCallError {
         match self {
             Self::NotSent(_) => ErrorKind::NotApplied,
             Self::Unanswered(_) => ErrorKind::Ambiguous,
-            // Temporarily unavailable, as if unreachable: another store can stand in.
-            _ if ["READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MOVED", "ASK"]
-                .iter()
-                .any(|code| self.has_code(code)) =>
-            {
-                ErrorKind::NotApplied
-            }
+            _ if UNAVAILABLE.iter().any(|code| self.has_code(code)) => ErrorKind::NotApplied,
             // The user may run scripts but not all of their commands: the script may have stopped halfway.
             Self::Refused { text, .. } if text.contains("executing the script") => ErrorKind::Ambiguous,
-            // Available, but rejecting the call: out of memory, no permission, disk error, too few replicas.
-            _ if [
-                "OOM",
-                "NOPERM",
-                "NOAUTH",
-                "WRONGPASS",
-                "DENIED",
-                "MISCONF",
-                "NOREPLICAS",
-                "NOSCRIPT",
-                "CROSSSLOT",
-            ]
-            .iter()
-            .any(|code| self.has_code(code)) =>
-            {
-                ErrorKind::Rejected
-            }
+            _ if REJECTED.iter().any(|code| self.has_code(code)) => ErrorKind::Rejected,
             Self::Refused { text, .. } if text.starts_with("unknown command") => ErrorKind::Rejected,
             Self::Refused { text, .. } if text.contains("max number of clients") => ErrorKind::NotApplied,
             // The server does not even read a large call before the login.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid::store::{Address, HolderWaits};
+use ibid::store::{Address, HolderWaits, with_jitter};
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use tokio::{
@@ -26,7 +26,7 @@ use super::{
     server::ServerTarget,
     topology::{BUCKET_COUNT, RedisTopology},
 };
-use crate::{breaker::with_jitter, local_cache::AnswerCache};
+use crate::local_cache::AnswerCache;
 
 /// Interval of pings on a subscribed connection.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -35,7 +35,6 @@ const SUBSCRIPTION_LINGER: Duration = Duration::from_secs(1);
 /// Minimum delay before a failed subscription is retried.
 const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_millis(250);
 
-#[derive(Debug)]
 pub(super) struct PubSub {
     topology: Arc<RedisTopology>,
     key_names: Arc<KeyNames>,
@@ -106,8 +105,8 @@ impl PubSub {
     }
 
     fn slot_for(&self, bucket: u8, channel: PubSubChannel) -> Option<(Arc<PubSubSlot>, String)> {
-        let link = self.topology.server_for(bucket)?;
-        let place = match link.target() {
+        let server = self.topology.server_for(bucket)?;
+        let place = match &server.target {
             ServerTarget::Host(host) => host.to_string(),
             ServerTarget::Primary(_) => String::new(),
         };
@@ -124,12 +123,12 @@ impl PubSub {
         if failed.is_some_and(|at| at.elapsed() < SUBSCRIBE_RETRY_DELAY) {
             return false;
         }
-        let ear = match slot.open_connection() {
-            Some(ear) => ear,
+        let subscriber = match slot.open_connection() {
+            Some(subscriber) => subscriber,
             None => match self.connect(bucket).await {
-                Ok(ear) => {
-                    *slot.connection.lock() = Some(ear.clone());
-                    ear
+                Ok(subscriber) => {
+                    *slot.connection.lock() = Some(subscriber.clone());
+                    subscriber
                 }
                 Err(why) => {
                     tracing::debug!(why, "redis: cannot listen; waiters poll");
@@ -141,13 +140,13 @@ impl PubSub {
         let verb = if self.topology.is_cluster() { "SSUBSCRIBE" } else { "SUBSCRIBE" };
         let mut command = redis::cmd(verb);
         command.arg(name);
-        match ear.connection.ask(&command).await.map(check_reply) {
+        match subscriber.connection.ask(&command).await.map(check_reply) {
             Ok(Ok(_)) => {
-                ear.channels.lock().insert(name.to_owned());
+                subscriber.channels.lock().insert(name.to_owned());
                 *failed = None;
                 // Forgets before the subscription were not received.
-                if let Some(copies) = self.answer_cache.as_ref().filter(|_| name.ends_with(":forget")) {
-                    copies.flush();
+                if let Some(answers) = self.answer_cache.as_ref().filter(|_| name.ends_with(":forget")) {
+                    answers.flush();
                 }
                 true
             }
@@ -165,14 +164,14 @@ impl PubSub {
     }
 
     async fn connect(&self, bucket: u8) -> Result<Arc<PubSubConnection>, String> {
-        let link = self.topology.server_for(bucket).ok_or("no node is known to keep this bucket")?;
-        let host = link.resolve_host().await?;
+        let server = self.topology.server_for(bucket).ok_or("no node is known to keep this bucket")?;
+        let host = server.resolve_host().await?;
         let channels: Arc<Mutex<HashSet<String>>> = Arc::default();
         let lost = self.channel_lost_handler(channels.clone());
         let pushes = {
-            let (waits, copies, lost) = (self.waits.clone(), self.answer_cache.clone(), lost.clone());
+            let (waits, answers, lost) = (self.waits.clone(), self.answer_cache.clone(), lost.clone());
             Arc::new(move |push: PushInfo| match push.kind {
-                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &waits, copies.as_ref()),
+                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &waits, answers.as_ref()),
                 PushKind::Disconnection => lost(None),
                 PushKind::Unsubscribe | PushKind::SUnsubscribe => {
                     // If we still expect messages of this channel, its slot has moved to another node.
@@ -184,14 +183,14 @@ impl PubSub {
             })
         };
         let wire = self.topology.connector.connect_pubsub(&host, pushes).await?;
-        let ear = Arc::new(PubSubConnection { connection: wire, channels });
-        tokio::spawn(keep_alive(Arc::downgrade(&ear), self.topology.connector.timeout, lost));
-        Ok(ear)
+        let subscriber = Arc::new(PubSubConnection { connection: wire, channels });
+        tokio::spawn(keep_alive(Arc::downgrade(&subscriber), self.topology.connector.timeout, lost));
+        Ok(subscriber)
     }
 
     /// Creates the handler for a lost channel, or `None` for all channels of a connection.
     fn channel_lost_handler(&self, channels: Arc<Mutex<HashSet<String>>>) -> OnChannelLost {
-        let (waits, copies, gap) = (self.waits.clone(), self.answer_cache.clone(), self.connection_lost.clone());
+        let (waits, answers, gap) = (self.waits.clone(), self.answer_cache.clone(), self.connection_lost.clone());
         Arc::new(move |channel| {
             let mut heard = channels.lock();
             let any = match channel {
@@ -201,8 +200,8 @@ impl PubSub {
             drop(heard);
             if any {
                 waits.check_again();
-                if let Some(copies) = &copies {
-                    copies.flush();
+                if let Some(answers) = &answers {
+                    answers.flush();
                 }
                 gap.notify_one();
             }
@@ -214,56 +213,56 @@ impl PubSub {
         sleep(SUBSCRIPTION_LINGER).await;
         let Some((slot, name)) = self.slot_for(bucket, PubSubChannel::Wake) else { return };
         let _listening = slot.subscribe_lock.lock().await;
-        let Some(ear) = slot.open_connection() else { return };
+        let Some(subscriber) = slot.open_connection() else { return };
         {
             // A new waiter counts itself before it checks the channel: it sees the removal, or this code sees the
             // waiter.
             let waiting = self.waiter_counts.lock();
-            if waiting[usize::from(bucket)] > 0 || !ear.channels.lock().remove(&name) {
+            if waiting[usize::from(bucket)] > 0 || !subscriber.channels.lock().remove(&name) {
                 return;
             }
         }
-        if ear.channels.lock().is_empty() {
+        if subscriber.channels.lock().is_empty() {
             slot.connection.lock().take();
             return;
         }
         let verb = if self.topology.is_cluster() { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
-        let _ = timeout(self.topology.connector.timeout, ear.connection.ask(redis::cmd(verb).arg(&name))).await;
+        let _ = timeout(self.topology.connector.timeout, subscriber.connection.ask(redis::cmd(verb).arg(&name))).await;
     }
 }
 
 /// Keeps every server's forget channel subscribed for as long as the store lives.
-pub(super) async fn follow_forgets(ears: Weak<PubSub>) {
+pub(super) async fn follow_forgets(pubsub: Weak<PubSub>) {
     loop {
         let (gap, all) = {
-            let Some(ears) = ears.upgrade() else { return };
+            let Some(pubsub) = pubsub.upgrade() else { return };
             let heard =
-                join_all((0..=u8::MAX).map(|bucket| ears.ensure_subscribed(bucket, PubSubChannel::Forget))).await;
-            (ears.connection_lost.clone(), heard.into_iter().all(|heard| heard))
+                join_all((0..=u8::MAX).map(|bucket| pubsub.ensure_subscribed(bucket, PubSubChannel::Forget))).await;
+            (pubsub.connection_lost.clone(), heard.into_iter().all(|heard| heard))
         };
         let _ = timeout(with_jitter(if all { PING_INTERVAL } else { SUBSCRIBE_RETRY_DELAY }), gap.notified()).await;
     }
 }
 
-fn dispatch_message(data: &[Value], waits: &HolderWaits, copies: Option<&AnswerCache>) {
+fn dispatch_message(data: &[Value], waits: &HolderWaits, answers: Option<&AnswerCache>) {
     let [Value::BulkString(channel), Value::BulkString(message)] = data else { return };
     if channel.ends_with(b":wake") {
         if let Some((at, fence)) = parse_wake_message(message) {
             waits.wake(&at, fence);
         }
-    } else if let (Some(copies), Some(at)) = (copies, std::str::from_utf8(message).ok().and_then(Address::from_hex)) {
-        copies.forget(&at);
+    } else if let (Some(answers), Some(at)) = (answers, std::str::from_utf8(message).ok().and_then(Address::from_hex)) {
+        answers.forget(&at);
     }
 }
 
 /// Detects a server that vanished without closing the connection.
-async fn keep_alive(ear: Weak<PubSubConnection>, patience: Duration, lost: OnChannelLost) {
+async fn keep_alive(subscriber: Weak<PubSubConnection>, patience: Duration, lost: OnChannelLost) {
     loop {
         sleep(with_jitter(PING_INTERVAL)).await;
-        let Some(ear) = ear.upgrade() else { return };
-        let answered = timeout(patience, ear.connection.ask(&redis::cmd("PING"))).await;
+        let Some(subscriber) = subscriber.upgrade() else { return };
+        let answered = timeout(patience, subscriber.connection.ask(&redis::cmd("PING"))).await;
         if !matches!(answered, Ok(Ok(_))) {
-            ear.connection.abort();
+            subscriber.connection.abort();
             lost(None);
             return;
         }
@@ -272,19 +271,19 @@ async fn keep_alive(ear: Weak<PubSubConnection>, patience: Duration, lost: OnCha
 
 impl PubSubSlot {
     fn open_connection(&self) -> Option<Arc<PubSubConnection>> {
-        self.connection.lock().as_ref().filter(|ear| ear.connection.is_open()).cloned()
+        self.connection.lock().as_ref().filter(|subscriber| subscriber.connection.is_open()).cloned()
     }
 
     fn is_subscribed(&self, name: &str) -> bool {
-        self.open_connection().is_some_and(|ear| ear.channels.lock().contains(name))
+        self.open_connection().is_some_and(|subscriber| subscriber.channels.lock().contains(name))
     }
 }
 
 impl Drop for BucketListener {
     fn drop(&mut self) {
-        let Some(ears) = self.pubsub.upgrade() else { return };
+        let Some(pubsub) = self.pubsub.upgrade() else { return };
         let left = {
-            let mut waiting = ears.waiter_counts.lock();
+            let mut waiting = pubsub.waiter_counts.lock();
             let left = &mut waiting[usize::from(self.bucket)];
             *left -= 1;
             *left
@@ -293,13 +292,7 @@ impl Drop for BucketListener {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let bucket = self.bucket;
-            runtime.spawn(async move { ears.unsubscribe_if_idle(bucket).await });
+            runtime.spawn(async move { pubsub.unsubscribe_if_idle(bucket).await });
         }
-    }
-}
-
-impl std::fmt::Debug for PubSubSlot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PubSubSlot").field("open", &self.open_connection().is_some()).finish()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{ErrorKind, StoreError};
+use ibid::store::{ErrorKind, StoreError, with_jitter};
 use redis::{Cmd, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -13,7 +13,6 @@ use super::{
     server::{RedisCommand, RedisServer},
     url::RedisHost,
 };
-use crate::breaker::with_jitter;
 
 /// Maximum redirects of a call, all within its deadline.
 const MAX_REDIRECTS: u32 = 16;
@@ -39,16 +38,16 @@ impl RedisInner {
         let (mut in_full, mut asking, mut hops) = (false, None, 0);
         // Redirects are counted; retries during a slot migration are bounded by the deadline.
         loop {
-            let link = match &asking {
+            let server = match &asking {
                 Some(host) => self.topology.server_at(host),
                 None => self.owner_of(bucket, deadline).await?,
             };
             let sent = RedisCommand { command: &command(in_full), asking: asking.is_some(), replicas };
-            let trouble = match link.send(sent, deadline).await {
+            let trouble = match server.send(sent, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(trouble) => trouble,
             };
-            let redirected = redirect_host(&trouble, &link).filter(|_| hops < MAX_REDIRECTS);
+            let redirected = redirect_host(&trouble, &server).filter(|_| hops < MAX_REDIRECTS);
             hops += 1;
             match redirected {
                 _ if trouble.has_code("NOSCRIPT") && !in_full => in_full = true,
@@ -77,8 +76,8 @@ impl RedisInner {
 
     /// Returns the owner of a bucket, loading the topology if needed.
     async fn owner_of(&self, bucket: u8, deadline: Instant) -> Result<Arc<RedisServer>, RedisCallError> {
-        if let Some(link) = self.topology.server_for(bucket) {
-            return Ok(link);
+        if let Some(server) = self.topology.server_for(bucket) {
+            return Ok(server);
         }
         let asked = timeout_at(deadline, self.topology.ensure_known()).await;
         self.topology.server_for(bucket).ok_or_else(|| {

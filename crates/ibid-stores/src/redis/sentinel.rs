@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use ibid::store::with_jitter;
 use redis::Value;
 use tokio::time::{sleep, timeout};
 
@@ -18,22 +19,21 @@ use super::{
     server::{RedisServer, ServerTarget},
     url::RedisHost,
 };
-use crate::breaker::with_jitter;
 
 /// Interval at which the connected server is compared with the sentinels' answer: an isolated old primary may keep
 /// responding.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Result<RedisConnection, String> {
+pub(super) async fn connect_primary(connector: &RedisConnector, name: &str) -> Result<RedisConnection, String> {
     let mut answers: FuturesUnordered<_> =
-        dialer.url.hosts.iter().map(|sentinel| ask_sentinel(dialer, sentinel, name)).collect();
+        connector.url.hosts.iter().map(|sentinel| ask_sentinel(connector, sentinel, name)).collect();
     let mut tried: Vec<RedisHost> = Vec::new();
     let mut why = Vec::new();
     while let Some(answer) = answers.next().await {
         match answer {
             Ok(host) if tried.contains(&host) => {}
             Ok(host) => {
-                match connect_confirmed(dialer, &host).await {
+                match connect_confirmed(connector, &host).await {
                     Ok(wire) => return Ok(wire),
                     Err(reason) => why.push(reason),
                 }
@@ -45,9 +45,9 @@ pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Resu
     Err(format!("no primary {name:?} was found: {}", why.join("; ")))
 }
 
-async fn ask_sentinel(dialer: &RedisConnector, sentinel: &RedisHost, name: &str) -> Result<RedisHost, String> {
-    let wire = dialer.connect_sentinel(sentinel).await?;
-    query_primary(&wire, dialer.timeout, name).await
+async fn ask_sentinel(connector: &RedisConnector, sentinel: &RedisHost, name: &str) -> Result<RedisHost, String> {
+    let wire = connector.connect_sentinel(sentinel).await?;
+    query_primary(&wire, connector.timeout, name).await
 }
 
 async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -> Result<RedisHost, String> {
@@ -70,10 +70,10 @@ async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -
 }
 
 /// Connects to a server, and verifies that it is a primary.
-async fn connect_confirmed(dialer: &RedisConnector, host: &RedisHost) -> Result<RedisConnection, String> {
-    let wire = dialer.connect(host).await?;
+async fn connect_confirmed(connector: &RedisConnector, host: &RedisHost) -> Result<RedisConnection, String> {
+    let wire = connector.connect(host).await?;
     let answer =
-        timeout(dialer.timeout, wire.ask(&redis::cmd("ROLE"))).await.map_err(|_| format!("{host} is silent"))?;
+        timeout(connector.timeout, wire.ask(&redis::cmd("ROLE"))).await.map_err(|_| format!("{host} is silent"))?;
     match answer.map_err(|error| format!("{host}: {error}")).map(check_reply)? {
         Ok(Value::Array(parts)) => match parts.first() {
             Some(Value::BulkString(role)) if role == b"master" => Ok(wire),
@@ -85,26 +85,26 @@ async fn connect_confirmed(dialer: &RedisConnector, host: &RedisHost) -> Result<
 
 /// Disconnects when a sentinel names another primary than the connected one. Asks one sentinel at a time over a
 /// persistent connection, and switches to the next one on failure. Ends when the server is dropped.
-pub(super) async fn follow_primary(link: Weak<RedisServer>, dialer: Arc<RedisConnector>) {
+pub(super) async fn follow_primary(server: Weak<RedisServer>, connector: Arc<RedisConnector>) {
     let mut asked: Option<RedisConnection> = None;
     let mut nth = 0;
     loop {
         sleep(with_jitter(PRIMARY_CHECK_INTERVAL)).await;
-        let Some(link) = link.upgrade() else { return };
-        let (ServerTarget::Primary(name), Some(current)) = (link.target(), link.host()) else { continue };
+        let Some(server) = server.upgrade() else { return };
+        let (ServerTarget::Primary(name), Some(current)) = (&server.target, server.host()) else { continue };
         let wire = match asked.take().filter(RedisConnection::is_open) {
             Some(wire) => wire,
             None => {
-                nth = (nth + 1) % dialer.url.hosts.len();
-                let Ok(wire) = dialer.connect_sentinel(&dialer.url.hosts[nth]).await else { continue };
+                nth = (nth + 1) % connector.url.hosts.len();
+                let Ok(wire) = connector.connect_sentinel(&connector.url.hosts[nth]).await else { continue };
                 wire
             }
         };
-        let Ok(named) = query_primary(&wire, dialer.timeout, name).await else { continue };
+        let Ok(named) = query_primary(&wire, connector.timeout, name).await else { continue };
         asked = Some(wire);
-        if named != current && connect_confirmed(&dialer, &named).await.is_ok() {
+        if named != current && connect_confirmed(&connector, &named).await.is_ok() {
             tracing::warn!(from = %current, to = %named, "redis: the sentinels name another primary");
-            link.hang_up();
+            server.hang_up();
         }
     }
 }

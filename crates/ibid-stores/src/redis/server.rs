@@ -24,7 +24,7 @@ const MAX_WAIT_CONNECTIONS: usize = 32;
 
 pub(super) struct RedisServer {
     connector: Arc<RedisConnector>,
-    target: ServerTarget,
+    pub(super) target: ServerTarget,
     breaker: CircuitBreaker,
     /// The connection for calls. Replaced only under `connect_lock`.
     wire: Mutex<Option<Arc<RedisConnection>>>,
@@ -91,10 +91,6 @@ impl RedisServer {
             wait_connections: Mutex::default(),
             wait_permits: Semaphore::new(MAX_WAIT_CONNECTIONS),
         }
-    }
-
-    pub(super) fn target(&self) -> &ServerTarget {
-        &self.target
     }
 
     pub(super) fn host(&self) -> Option<RedisHost> {
@@ -262,15 +258,6 @@ impl fmt::Display for ServerTarget {
             Self::Host(host) => host.fmt(f),
             Self::Primary(name) => write!(f, "the primary {name:?}"),
         }
-    }
-}
-
-impl fmt::Debug for RedisServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisServer")
-            .field("target", &self.target)
-            .field("connected_to", &self.host())
-            .finish_non_exhaustive()
     }
 }
 

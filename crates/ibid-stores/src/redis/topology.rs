@@ -14,6 +14,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use ibid::store::with_jitter;
 use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::{Instant, sleep};
@@ -23,25 +24,21 @@ use super::{
     server::{RedisCommand, RedisServer, ServerTarget},
     url::{RedisDeployment, RedisHost},
 };
-use crate::breaker::with_jitter;
 
 pub(super) const BUCKET_COUNT: usize = 256;
 /// Minimum interval between two refreshes.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
 pub(super) struct RedisTopology {
     pub(super) connector: Arc<RedisConnector>,
     kind: TopologyKind,
 }
 
-#[derive(Debug)]
 enum TopologyKind {
     Single(Arc<RedisServer>),
     Cluster(Arc<ClusterTopology>),
 }
 
-#[derive(Debug)]
 struct ClusterTopology {
     connector: Arc<RedisConnector>,
     table: Mutex<BucketTable>,
@@ -50,7 +47,6 @@ struct ClusterTopology {
     first_refresh: tokio::sync::Mutex<()>,
 }
 
-#[derive(Debug)]
 struct BucketTable {
     owners: Vec<Option<RedisHost>>,
     servers: HashMap<RedisHost, Arc<RedisServer>>,
@@ -58,10 +54,10 @@ struct BucketTable {
 
 impl RedisTopology {
     pub(super) fn new(connector: Arc<RedisConnector>) -> Self {
-        let link = |target| Arc::new(RedisServer::new(connector.clone(), target));
+        let server = |target| Arc::new(RedisServer::new(connector.clone(), target));
         let kind = match &connector.url.deployment {
-            RedisDeployment::Single => TopologyKind::Single(link(ServerTarget::Host(connector.url.hosts[0].clone()))),
-            RedisDeployment::Sentinel(name) => TopologyKind::Single(link(ServerTarget::Primary(name.clone()))),
+            RedisDeployment::Single => TopologyKind::Single(server(ServerTarget::Host(connector.url.hosts[0].clone()))),
+            RedisDeployment::Sentinel(name) => TopologyKind::Single(server(ServerTarget::Primary(name.clone()))),
             RedisDeployment::Cluster => TopologyKind::Cluster(Arc::new(ClusterTopology {
                 connector: connector.clone(),
                 table: Mutex::new(BucketTable { owners: vec![None; BUCKET_COUNT], servers: HashMap::new() }),
@@ -79,7 +75,7 @@ impl RedisTopology {
     /// Returns the owner of a bucket, or `None` if it is not known yet.
     pub(super) fn server_for(&self, bucket: u8) -> Option<Arc<RedisServer>> {
         match &self.kind {
-            TopologyKind::Single(link) => Some(link.clone()),
+            TopologyKind::Single(server) => Some(server.clone()),
             TopologyKind::Cluster(cluster) => cluster.owner(bucket).map(|host| cluster.server(&host)),
         }
     }
@@ -87,14 +83,14 @@ impl RedisTopology {
     /// Returns the cluster node at this address, or the only server.
     pub(super) fn server_at(&self, host: &RedisHost) -> Arc<RedisServer> {
         match &self.kind {
-            TopologyKind::Single(link) => link.clone(),
+            TopologyKind::Single(server) => server.clone(),
             TopologyKind::Cluster(cluster) => cluster.server(host),
         }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<RedisServer>> {
         match &self.kind {
-            TopologyKind::Single(link) => vec![link.clone()],
+            TopologyKind::Single(server) => vec![server.clone()],
             TopologyKind::Cluster(cluster) => cluster.owners().iter().map(|host| cluster.server(host)).collect(),
         }
     }
@@ -149,8 +145,8 @@ impl ClusterTopology {
 
     fn server(&self, host: &RedisHost) -> Arc<RedisServer> {
         let mut table = self.table.lock();
-        let link = || Arc::new(RedisServer::new(self.connector.clone(), ServerTarget::Host(host.clone())));
-        table.servers.entry(host.clone()).or_insert_with(link).clone()
+        let server = || Arc::new(RedisServer::new(self.connector.clone(), ServerTarget::Host(host.clone())));
+        table.servers.entry(host.clone()).or_insert_with(server).clone()
     }
 
     /// Asks all known nodes for the table and uses the first valid reply. Returns whether there was one.
@@ -170,10 +166,10 @@ impl ClusterTopology {
         while let Some(answer) = answers.next().await {
             if let Some(owners) = answer {
                 let mut table = self.table.lock();
-                table.servers.retain(|host, link| {
+                table.servers.retain(|host, server| {
                     owners.contains(&Some(host.clone()))
                         || self.connector.url.hosts.contains(host)
-                        || Arc::strong_count(link) > 1
+                        || Arc::strong_count(server) > 1
                 });
                 table.owners = owners;
                 return true;

@@ -68,10 +68,9 @@ impl BlindIndex {
     }
 
     pub(super) fn encipher(&self, at: &Address, plain: &Fingerprint) -> Fingerprint {
-        let (mut left, mut right) = split_halves(&plain.digest);
+        let [mut left, mut right] = halves(&plain.digest);
         for round in 0..FEISTEL_ROUNDS {
-            let mask = self.round_mask(round, plain.version, at, &right);
-            (left, right) = (right, xor(left, mask));
+            (left, right) = (right, left ^ self.round_mask(round, plain.version, at, right));
         }
         Fingerprint { version: plain.version | ENCIPHERED_FLAG, digest: join_halves(left, right) }
     }
@@ -82,21 +81,20 @@ impl BlindIndex {
             return None;
         }
         let version = hidden.version & !ENCIPHERED_FLAG;
-        let (mut left, mut right) = split_halves(&hidden.digest);
+        let [mut left, mut right] = halves(&hidden.digest);
         for round in (0..FEISTEL_ROUNDS).rev() {
-            let mask = self.round_mask(round, version, at, &left);
-            (left, right) = (xor(right, mask), left);
+            (left, right) = (right ^ self.round_mask(round, version, at, left), left);
         }
         Some(Fingerprint { version, digest: join_halves(left, right) })
     }
 
-    fn round_mask(&self, round: u8, version: u8, at: &Address, half: &[u8; 16]) -> [u8; 16] {
+    fn round_mask(&self, round: u8, version: u8, at: &Address, half: u128) -> u128 {
         let mut mac = self.fingerprints.clone();
         mac.update(&[round, version]);
         mac.update(&at.0);
-        mac.update(half);
+        mac.update(&half.to_be_bytes());
         let mac: [u8; 32] = mac.finalize().into_bytes().into();
-        split_halves(&mac).0
+        halves(&mac)[0]
     }
 }
 
@@ -109,20 +107,15 @@ fn truncate_tag(tag: &str) -> &str {
     &tag[..tag.floor_char_boundary(1024)]
 }
 
-fn split_halves(digest: &[u8; 32]) -> ([u8; 16], [u8; 16]) {
-    let (left, right) = digest.split_at(16);
-    (left.try_into().expect("a half"), right.try_into().expect("a half"))
+fn halves(digest: &[u8; 32]) -> [u128; 2] {
+    [&digest[..16], &digest[16..]].map(|half| u128::from_be_bytes(half.try_into().expect("a half")))
 }
 
-fn join_halves(left: [u8; 16], right: [u8; 16]) -> [u8; 32] {
+fn join_halves(left: u128, right: u128) -> [u8; 32] {
     let mut digest = [0; 32];
-    digest[..16].copy_from_slice(&left);
-    digest[16..].copy_from_slice(&right);
+    digest[..16].copy_from_slice(&left.to_be_bytes());
+    digest[16..].copy_from_slice(&right.to_be_bytes());
     digest
-}
-
-fn xor(half: [u8; 16], mask: [u8; 16]) -> [u8; 16] {
-    std::array::from_fn(|at| half[at] ^ mask[at])
 }
 
 #[cfg(test)]

@@ -29,9 +29,9 @@ const TAG_LEN: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SealedKind {
-    Record,
-    Label,
-    Journal,
+    Record = 1,
+    Label = 2,
+    Journal = 3,
 }
 
 /// The context that encrypted bytes are bound to.
@@ -121,16 +121,6 @@ impl AssociatedData<'_> {
     }
 }
 
-impl SealedKind {
-    fn code(self) -> u8 {
-        match self {
-            Self::Record => 1,
-            Self::Label => 2,
-            Self::Journal => 3,
-        }
-    }
-}
-
 impl Sealer {
     /// Encrypts with the first key.
     ///
@@ -144,7 +134,7 @@ impl Sealer {
         let content = squeezed.as_deref().unwrap_or(plain);
         let mut out = BytesMut::with_capacity(MAGIC.len() + 12 + MAX_KEY_ID_LEN + NONCE_LEN + content.len() + TAG_LEN);
         out.put_slice(&MAGIC);
-        out.put_slice(&[VERSION, place.kind.code(), if squeezed.is_some() { COMPRESSED_FLAG } else { 0 }]);
+        out.put_slice(&[VERSION, place.kind as u8, if squeezed.is_some() { COMPRESSED_FLAG } else { 0 }]);
         out.put_u32_le(place.attempt);
         out.put_u32_le(u32::try_from(plain.len()).expect("bounded by max_response"));
         out.put_u8(id.len() as u8);
@@ -173,7 +163,7 @@ impl Sealer {
         };
         let Some(cipher) = with.find_cipher(&head.key_id) else { return Err(UnsealError::UnknownKey(head.key_id)) };
         let is_its_attempt = head.attempt == 0 || head.attempt == place.attempt;
-        if head.kind != place.kind.code() || head.flags & !COMPRESSED_FLAG != 0 || !is_its_attempt {
+        if head.kind != place.kind as u8 || head.flags & !COMPRESSED_FLAG != 0 || !is_its_attempt {
             return Err(UnsealError::Altered);
         }
         let nonce: [u8; NONCE_LEN] = bytes.split_to(NONCE_LEN).as_ref().try_into().expect("its length was checked");

@@ -3,7 +3,7 @@
 //! A forget that cannot reach Redis raises the number in PostgreSQL. Entries of earlier generations in Redis are then
 //! ignored.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use ibid::store::StoreError;
@@ -39,11 +39,5 @@ impl GenerationCounter for PostgresGeneration {
             *applied = generation;
             self.front.set_generation(generation);
         }
-    }
-}
-
-impl fmt::Debug for PostgresGeneration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresGeneration").field("applied", &*self.highest_applied.lock()).finish_non_exhaustive()
     }
 }

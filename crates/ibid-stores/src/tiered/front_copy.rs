@@ -37,18 +37,11 @@ pub(super) struct FrontSettlement {
 }
 
 impl FrontSettlement {
-    /// Copies the settlement of `lease` that was sent to the authority at `told` or later.
-    pub(super) fn from_settlement(lease: &Lease, end: &Settlement, told: Instant) -> Self {
-        Self::new(lease, end, told, None)
-    }
-
-    /// Copies the settlement of a front-only lease while the authority is unreachable.
-    pub(super) fn from_front_only(lease: &Lease, end: &Settlement, told: Instant) -> Self {
-        Self::new(lease, end, told, Some(lease.request.token))
-    }
-
-    fn new(lease: &Lease, end: &Settlement, sent_at: Instant, solo: Option<ClaimToken>) -> Self {
-        let head = |record: &Bytes| encode(lease.fence, lease.attempt, lease.request.fingerprint, solo, record);
+    /// Copies the settlement of `lease` that was sent to the authority at `sent_at` or later. `front_only`: the authority
+    /// is unreachable, and does not have it.
+    pub(super) fn new(lease: &Lease, end: &Settlement, sent_at: Instant, front_only: bool) -> Self {
+        let token = front_only.then_some(lease.request.token);
+        let head = |record: &Bytes| encode(lease.fence, lease.attempt, lease.request.fingerprint, token, record);
         Self { settlement: end.map_record(head), sent_at }
     }
 

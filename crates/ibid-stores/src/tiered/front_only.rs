@@ -63,16 +63,15 @@ impl TieredInner {
     /// holder.
     async fn write_marker(&self, mine: &Lease) -> Result<(), StoreError> {
         let ask = &mine.request;
-        let keep = ask.lease.saturating_add(ask.ttl).saturating_mul(4).max(MIN_MARKER_TTL);
         let marker = ClaimRequest {
             address: marker_address(&ask.address),
-            token: ask.token,
             fingerprint: FrontOnlyMarker { token: ask.token, fence: mine.fence }.encode(),
             tags: Tags::default(),
             label: Bytes::new(),
             lease: MARKER_LEASE,
-            ttl: keep,
+            ttl: ask.lease.saturating_add(ask.ttl).saturating_mul(4).max(MIN_MARKER_TTL),
             take_over: None,
+            ..ClaimRequest::clone(ask)
         };
         let mut found = self.front.claim(&Arc::new(marker.clone())).await?;
         if let ClaimOutcome::OutcomeUnknown(before) = found {
@@ -82,10 +81,7 @@ impl TieredInner {
         }
         match found {
             ClaimOutcome::Granted(_) => Ok(()),
-            ClaimOutcome::InProgress(_)
-            | ClaimOutcome::OutcomeUnknown(_)
-            | ClaimOutcome::Completed(_)
-            | ClaimOutcome::TokenSpent => {
+            _ => {
                 let why = "somebody else marks the same key as run without the store that decides";
                 Err(StoreError::new(ErrorKind::NotApplied, "tiered", why))
             }

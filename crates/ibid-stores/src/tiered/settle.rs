@@ -73,9 +73,7 @@ impl TieredInner {
             {
                 None
             }
-            SettleOutcome::Applied | SettleOutcome::Restored => {
-                Some(FrontSettlement::from_settlement(lease, end, told))
-            }
+            SettleOutcome::Applied | SettleOutcome::Restored => Some(FrontSettlement::new(lease, end, told, false)),
             SettleOutcome::ClaimLost(found) => match &**found {
                 ClaimOutcome::Completed(finished) => Some(FrontSettlement::from_completed(finished, told)),
                 ClaimOutcome::TokenSpent => Some(FrontSettlement::release()),
@@ -129,7 +127,7 @@ impl TieredInner {
         let ended = match end {
             Settlement::Release => self.abandon_in_front(&in_first).await,
             _ => {
-                let copied = FrontSettlement::from_front_only(lease, end, Instant::now());
+                let copied = FrontSettlement::new(lease, end, Instant::now(), true);
                 self.front.settle(&in_first, &copied.adjusted_for_delay()).await
             }
         };

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::store::ClaimToken;
+use crate::store::with_jitter;
 
 /// The final reply to the broker about a delivery. Send it only after the outcome is recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +51,7 @@ impl RedeliveryBackoff {
     /// are not delivered together.
     pub fn after(&self, attempt: u32) -> Duration {
         let doubled = self.first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
-        let span = doubled.min(self.most).min(MAX_REDELIVERY_DELAY);
-        let [byte, ..] = ClaimToken::mint().0;
-        span / 2 + span.mul_f64(f64::from(byte) / 512.0)
+        with_jitter(doubled.min(self.most).min(MAX_REDELIVERY_DELAY))
     }
 }
 

@@ -76,17 +76,14 @@ where
     }
 }
 
+impl<O: Operation> Claimant for &mut Option<O> {}
+
 /// Lends an operation to the engine, which takes it when the run starts.
-pub(super) struct BorrowedOperation<'a, O>(pub(super) &'a mut Option<O>);
-
-impl<O: Operation> Claimant for BorrowedOperation<'_, O> {}
-
-impl<O: Operation> Operation for BorrowedOperation<'_, O> {
+impl<O: Operation> Operation for &mut Option<O> {
     type Answer = O::Answer;
 
     async fn run(&mut self, lease: Option<&Lease>) -> RunOutcome<O::Answer> {
-        let mut run = self.0.take().expect("an event is handled once per delivery");
-        run.run(lease).await
+        self.take().expect("an event is handled once per delivery").run(lease).await
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -50,7 +50,7 @@ impl<K: Copy + Eq + Hash, V> SharedMap<K, V> {
 
     /// Returns the number of values.
     pub fn len(&self) -> usize {
-        self.len.load(Relaxed)
+        self.len.load(SeqCst)
     }
 
     /// Returns `true` if there are no values.
@@ -62,7 +62,7 @@ impl<K: Copy + Eq + Hash, V> SharedMap<K, V> {
     pub fn join(&self, key: K, create: impl FnOnce() -> V) -> SharedValue<'_, K, V> {
         let mut shard = self.shard(&key).lock();
         let slot = shard.entry(key).or_insert_with(|| {
-            self.len.fetch_add(1, Relaxed);
+            self.len.fetch_add(1, SeqCst);
             SharedSlot { value: Arc::new(create()), users: 0 }
         });
         slot.users += 1;
@@ -75,7 +75,7 @@ impl<K: Copy + Eq + Hash, V> SharedMap<K, V> {
             return None;
         }
         let slot = self.shard(key).lock().remove(key)?;
-        self.len.fetch_sub(1, Relaxed);
+        self.len.fetch_sub(1, SeqCst);
         Some(slot.value)
     }
 
@@ -107,7 +107,7 @@ impl<K: Copy + Eq + Hash, V> SharedValue<'_, K, V> {
             slot.users = slot.users.saturating_sub(users);
             if slot.users == 0 {
                 shard.remove(&self.key);
-                self.map.len.fetch_sub(1, Relaxed);
+                self.map.len.fetch_sub(1, SeqCst);
             }
         }
     }
@@ -135,7 +135,7 @@ impl<K, V> Default for SharedMap<K, V> {
 
 impl<K, V> fmt::Debug for SharedMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedMap({})", self.len.load(Relaxed))
+        write!(f, "SharedMap({})", self.len.load(SeqCst))
     }
 }
 

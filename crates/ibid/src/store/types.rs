@@ -1,6 +1,7 @@
-use std::{cell::RefCell, fmt, str};
+use std::{cell::RefCell, fmt, str, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use data_encoding::HEXLOWER_PERMISSIVE;
 use sha2::{Digest as _, Sha256};
 
 use crate::key::hex;
@@ -34,14 +35,8 @@ pub struct Tags(Bytes);
 impl Address {
     /// Parses 64 hex digits.
     pub fn from_hex(hex: &str) -> Option<Self> {
-        if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(Self(bytes))
+        let bytes = HEXLOWER_PERMISSIVE.decode(hex.as_bytes()).ok()?;
+        bytes.try_into().ok().map(Self)
     }
 }
 
@@ -160,6 +155,12 @@ impl Tags {
         }
         ""
     }
+}
+
+/// Returns a random duration between half of `pause` and all of it, so that many processes do not retry together.
+pub fn with_jitter(pause: Duration) -> Duration {
+    let [random, ..] = ClaimToken::mint().0;
+    pause / 2 + pause / 2 * u32::from(random) / 255
 }
 
 /// Hashes a key, so that operators can find it although only a part is displayed: 16 hex digits of a SHA-256 with its
