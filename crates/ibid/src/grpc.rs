@@ -50,8 +50,8 @@ use crate::{
 mod code;
 mod framing;
 mod header_encoding;
+mod messages;
 mod methods;
-mod proto;
 mod reflection;
 mod refusal;
 mod timeout;

@@ -17,6 +17,7 @@
 
 use std::{fmt, str::FromStr};
 
+use data_encoding::HEXLOWER;
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
@@ -198,14 +199,8 @@ pub fn derive_key(parts: &[&str]) -> String {
 fn format_uuid4(mut bytes: [u8; 16]) -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut text = String::with_capacity(36);
-    for (at, byte) in bytes.iter().enumerate() {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        push_hex(&mut text, *byte);
-    }
-    text
+    let hex = hex(&bytes);
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 /// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
@@ -225,15 +220,7 @@ pub fn mask(key: &str) -> String {
 
 /// Formats bytes as lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * 2);
-    bytes.iter().for_each(|byte| push_hex(&mut text, *byte));
-    text
-}
-
-fn push_hex(text: &mut String, byte: u8) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-    text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    HEXLOWER.encode(bytes)
 }
 
 impl KeyFormat {

@@ -14,6 +14,7 @@
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
     fingerprint::JsonPointer,
@@ -448,14 +449,8 @@ impl ResolveProbe {
 
     /// The target of the probe, with the percent-encoded key filled in.
     pub fn target(&self, key: &str) -> String {
-        let mut encoded = String::with_capacity(key.len());
-        for byte in key.bytes() {
-            match byte {
-                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-                _ => encoded.push_str(&format!("%{byte:02X}")),
-            }
-        }
-        self.target.replace("{key}", &encoded)
+        const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+        self.target.replace("{key}", &utf8_percent_encode(key, ESCAPED).to_string())
     }
 }
 

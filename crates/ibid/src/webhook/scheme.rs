@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, HeaderName};
 
 use super::{
@@ -126,11 +127,8 @@ impl WebhookScheme {
         }
         let encoded = shown.strip_prefix("whsec_").unwrap_or(shown);
         // Some senders display it without padding.
-        let encoded = encoded.trim_end_matches('=');
-        let padding = &"==="[..(4 - encoded.len() % 4) % 4];
-        let secret = SignatureEncoding::Base64
-            .decode(format!("{encoded}{padding}").as_bytes())
-            .filter(|secret| !secret.is_empty());
+        let secret = BASE64_NOPAD.decode(encoded.trim_end_matches('=').as_bytes());
+        let secret = secret.ok().filter(|secret| !secret.is_empty());
         secret
             .map(SigningSecret)
             .ok_or_else(|| "it is no secret of this sender; allowed is \"whsec_\" and base64".into())
