@@ -161,11 +161,7 @@ fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), 
         Protocol::Http => policy.check(),
         Protocol::Grpc => policy.check_grpc(),
     };
-    checked.map_err(|sentence| {
-        // The message starts with the dial.
-        let (dial, what) = sentence.split_once(' ').unwrap_or(("", &sentence));
-        (format!("{place}.{dial}"), what.to_owned())
-    })
+    checked.map_err(|invalid| (format!("{place}.{}", invalid.setting()), invalid.message().to_owned()))
 }
 
 impl RawDials {

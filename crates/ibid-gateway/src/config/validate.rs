@@ -66,9 +66,8 @@ pub(super) fn validate(
     }
     let trusted_proxies = match &file.trusted_proxies {
         None => TrustedProxies::loopback(),
-        Some(list) => {
-            TrustedProxies::parse(list.0.iter().map(String::as_str)).map_err(|what| wrong("trusted_proxies", &what))?
-        }
+        Some(list) => TrustedProxies::parse(list.0.iter().map(String::as_str))
+            .map_err(|why| wrong("trusted_proxies", why.message()))?,
     };
     let credentials = build_credentials(file.credentials, file.credential_schemes, &wrong)?;
     let pem = |key: &str, written: &Secret| load_pem(key, written, lookup).map_err(|what| wrong(key, &what));
@@ -189,9 +188,9 @@ fn build_credentials(
     headers: Option<List<HeaderName>>, schemes: Option<List<String>>, wrong: ErrorForKey<'_>,
 ) -> Result<Credentials, ConfigError> {
     let credentials = headers.map_or_else(|| Ok(Credentials::default()), |list| Credentials::new(list.0));
-    let credentials = credentials.map_err(|what| wrong("credentials", &what))?;
+    let credentials = credentials.map_err(|why| wrong("credentials", why.message()))?;
     let schemes = schemes.map(|list| list.0).unwrap_or_default();
-    credentials.and_schemes(schemes).map_err(|what| wrong("credential_schemes", &what))
+    credentials.and_schemes(schemes).map_err(|why| wrong("credential_schemes", why.message()))
 }
 
 fn build_limits(file: raw::RawLimits, wrong: ErrorForKey<'_>) -> Result<LimitSettings, ConfigError> {

@@ -176,10 +176,11 @@ impl Scalar for RememberItem {
     const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\", with ! before it to exclude it";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        match text.strip_prefix('!') {
+        let item = match text.strip_prefix('!') {
             Some(excluded) => excluded.parse().map(Self::Excluded),
             None => text.parse().map(Self::Included),
-        }
+        };
+        item.map_err(|why| why.to_string())
     }
 
     fn from_number(number: i64) -> Option<Result<Self, String>> {
@@ -242,14 +243,6 @@ impl Scalar for Preset {
             None => format!("{text:?} is no preset; allowed are {}", quote_list(names())),
         };
         names().chain([PRESET_OFF]).find(|name| *name == text).map(Self).ok_or_else(wrong)
-    }
-}
-
-impl Scalar for ScopePart {
-    const ALLOWED: &'static str = "part of a scope such as \"credential\"";
-
-    fn from_text(text: &str) -> Result<Self, String> {
-        text.parse()
     }
 }
 
@@ -353,7 +346,7 @@ macro_rules! parsed {
             const ALLOWED: &'static str = $allowed;
 
             fn from_text(text: &str) -> Result<Self, String> {
-                text.parse()
+                text.parse::<Self>().map_err(|why| why.to_string())
             }
         }
     )+};
@@ -368,6 +361,7 @@ parsed! {
     RefusalFormat: "\"problem\" \"stripe\"",
     PolicyMode: "\"enforce\" \"shadow\" \"off\"",
     LabelKeyDisplay: "\"clear\" \"masked\"",
+    ScopePart: "part of a scope such as \"credential\"",
     KeyFormat: "a key format such as \"uuid4\"",
     KeySource: "a source of keys such as \"header:Idempotency-Key\"",
     FingerprintPart: "a part of the fingerprint such as \"body\"",

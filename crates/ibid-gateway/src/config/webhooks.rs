@@ -63,7 +63,9 @@ pub(super) fn apply_webhook_dials(
         None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
         Some(List(secrets)) => {
             let read = |(at, secret): (usize, &Secret)| {
-                scheme.parse_secret(secret.expose()).map_err(|what| wrong(&format!("secrets[{}]", at + 1), what))
+                scheme
+                    .parse_secret(secret.expose())
+                    .map_err(|why| wrong(&format!("secrets[{}]", at + 1), why.to_string()))
             };
             secrets.iter().enumerate().map(read).collect::<Result<_, _>>()?
         }
@@ -112,9 +114,6 @@ fn custom_scheme(written: &RawSignature) -> Result<CustomWebhookScheme, (&'stati
         content: written.content.as_ref().map_or_else(SignedContent::body, |content| content.0.clone()),
         timestamp: written.timestamp.as_ref().map(|timestamp| timestamp.0.clone()),
     };
-    match custom.check() {
-        Ok(()) => Ok(custom),
-        // The message starts with the setting.
-        Err(what) => Err(("timestamp", what.trim_start_matches("signature.timestamp ").to_owned())),
-    }
+    custom.check().map_err(|invalid| ("timestamp", invalid.message().to_owned()))?;
+    Ok(custom)
 }

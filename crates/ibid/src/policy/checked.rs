@@ -1,6 +1,6 @@
 //! A policy whose settings were checked: the only kind that layers and the engine accept.
 
-use std::{fmt, ops::Deref};
+use std::ops::Deref;
 
 use super::Policy;
 
@@ -18,9 +18,45 @@ use super::Policy;
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckedPolicy(Policy);
 
-/// Why a policy is invalid: one sentence that names the setting, the expected range and the actual value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InvalidPolicy(String);
+/// Why a policy is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub struct InvalidPolicy(#[from] InvalidSetting);
+
+/// Why a setting is invalid: one sentence that says what was expected and what was found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{setting}{}{message}", if setting.is_empty() { "" } else { " " })]
+pub struct InvalidSetting {
+    setting: &'static str,
+    message: String,
+}
+
+impl InvalidSetting {
+    pub(crate) fn new(setting: &'static str, message: impl Into<String>) -> Self {
+        Self { setting, message: message.into() }
+    }
+
+    /// The name of the setting, such as `key.from`. Empty if only its value was read.
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+
+    /// The sentence without the name of the setting.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl From<String> for InvalidSetting {
+    fn from(message: String) -> Self {
+        Self::new("", message)
+    }
+}
+
+/// Returns an error about the setting unless the condition holds.
+pub(crate) fn require(holds: bool, setting: &'static str, message: impl Into<String>) -> Result<(), InvalidSetting> {
+    if holds { Ok(()) } else { Err(InvalidSetting::new(setting, message)) }
+}
 
 impl Policy {
     /// Checks the settings.
@@ -28,10 +64,8 @@ impl Policy {
     /// # Errors
     /// A setting is out of range, or settings contradict each other.
     pub fn checked(self) -> Result<CheckedPolicy, InvalidPolicy> {
-        match self.check() {
-            Ok(()) => Ok(CheckedPolicy(self)),
-            Err(why) => Err(InvalidPolicy(why)),
-        }
+        self.check()?;
+        Ok(CheckedPolicy(self))
     }
 
     /// Checks the settings for gRPC calls.
@@ -39,10 +73,8 @@ impl Policy {
     /// # Errors
     /// As [`checked`](Self::checked), and if a setting has no meaning for gRPC calls.
     pub fn checked_for_grpc(self) -> Result<CheckedPolicy, InvalidPolicy> {
-        match self.check_grpc() {
-            Ok(()) => Ok(CheckedPolicy(self)),
-            Err(why) => Err(InvalidPolicy(why)),
-        }
+        self.check_grpc()?;
+        Ok(CheckedPolicy(self))
     }
 }
 
@@ -60,19 +92,3 @@ impl Deref for CheckedPolicy {
         &self.0
     }
 }
-
-impl TryFrom<Policy> for CheckedPolicy {
-    type Error = InvalidPolicy;
-
-    fn try_from(policy: Policy) -> Result<Self, InvalidPolicy> {
-        policy.checked()
-    }
-}
-
-impl fmt::Display for InvalidPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for InvalidPolicy {}

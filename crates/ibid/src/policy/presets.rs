@@ -5,8 +5,8 @@ use std::time::Duration;
 use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
-    FingerprintPart, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy,
-    PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
+    FingerprintPart, InvalidSetting, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown,
+    OnUnknown, Policy, PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
@@ -235,7 +235,9 @@ impl Policy {
     ///
     /// # Errors
     /// One sentence about an invalid secret, without the secret itself.
-    pub fn webhook<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+    pub fn webhook<'a>(
+        scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, InvalidSetting> {
         let verifier = WebhookVerifier::new(scheme, secrets)?;
         Ok(Self { signature: Some(verifier.clone()), ..Self::webhook_base(Some(verifier.scheme)) })
     }
@@ -313,17 +315,17 @@ mod tests {
                 Some(signature) => {
                     assert_eq!(name, format!("webhook:{}", signature.scheme));
                     let secret = signature.scheme.parse_secret("whsec_c2VjcmV0").unwrap();
-                    assert!(policy.check().unwrap_err().starts_with("secrets is missing"), "{name}");
+                    assert!(policy.check().unwrap_err().to_string().starts_with("secrets is missing"), "{name}");
                     policy.signature.as_mut().unwrap().secrets.push(secret);
                 }
             }
             if name == "webhook:custom" {
-                assert!(policy.check().unwrap_err().starts_with("key.from is empty"));
+                assert!(policy.check().unwrap_err().to_string().starts_with("key.from is empty"));
                 continue;
             }
             assert_eq!(policy.check(), Ok(()), "{name}");
             policy.key.required = false;
-            assert!(policy.check().unwrap_err().starts_with("key.required is false"), "{name}");
+            assert!(policy.check().unwrap_err().to_string().starts_with("key.required is false"), "{name}");
         }
     }
 }

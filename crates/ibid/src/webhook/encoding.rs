@@ -1,6 +1,6 @@
-use std::{fmt, str::FromStr};
-
 use data_encoding::{BASE64_NOPAD, HEXLOWER_PERMISSIVE};
+
+use crate::policy::parse::words;
 
 /// The encoding of a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,26 +26,7 @@ impl SignatureEncoding {
     }
 }
 
-impl FromStr for SignatureEncoding {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "hex" => Ok(Self::Hex),
-            "base64" => Ok(Self::Base64),
-            _ => Err(format!("{text:?} is no encoding; allowed are \"hex\" \"base64\"")),
-        }
-    }
-}
-
-impl fmt::Display for SignatureEncoding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Hex => "hex",
-            Self::Base64 => "base64",
-        })
-    }
-}
+words!(SignatureEncoding, "encoding", { "hex" => Hex, "base64" => Base64 });
 
 #[cfg(test)]
 mod tests {
