@@ -288,6 +288,12 @@ pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
     hash.update(bytes);
 }
 
+/// Appends the length of a piece of a canonical form, and the piece.
+fn frame(bytes: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
 /// The format of a body, by its Content-Type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyFormat {

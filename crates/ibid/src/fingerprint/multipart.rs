@@ -17,6 +17,7 @@
 //! ```
 
 pub(super) use self::strict::parse_strict;
+use super::frame;
 
 mod strict;
 
@@ -234,11 +235,6 @@ fn trim_start(mut bytes: &[u8]) -> &[u8] {
 
 fn is_token(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte)
-}
-
-fn frame(bytes: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-    out.extend_from_slice(bytes);
 }
 
 fn frame_option(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
