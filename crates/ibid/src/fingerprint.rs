@@ -20,7 +20,7 @@ use crate::{
     store::Fingerprint,
 };
 
-mod form;
+pub(crate) mod form;
 pub(crate) mod json;
 mod media;
 mod multipart;

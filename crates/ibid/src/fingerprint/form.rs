@@ -86,7 +86,7 @@ fn repeated_names(pairs: &[FormPair<'_>]) -> Vec<Vec<u8>> {
 }
 
 /// Decodes `+` and escapes. Returns `None` if an escape is invalid.
-fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
+pub(crate) fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     let mut escapes = text.split(|&byte| byte == b'%').skip(1);
     let is_escape = |rest: &[u8]| rest.get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit));
     escapes.all(is_escape).then(|| decode_lenient(text))
