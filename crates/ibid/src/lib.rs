@@ -39,7 +39,7 @@ pub use self::{
     policy::{
         CheckedPolicy, FingerprintPart, HeaderTemplate, InvalidPolicy, InvalidSetting, KeyPolicy, LabelKeyDisplay,
         LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy, PolicyMode, RefusalFormat, Remember,
-        ResolveProbe, ResponseEnvelope, StatusRange, presets,
+        ResolveProbe, ResponseEnvelope, StatusRange, Terms, presets,
     },
     quota::{Quota, QuotaLimit},
     record::{Record, RecordBody, RecordError},

@@ -25,7 +25,7 @@ use crate::{
 };
 
 pub(crate) use self::checked::require;
-pub use self::checked::{CheckedPolicy, InvalidPolicy, InvalidSetting};
+pub use self::checked::{CheckedPolicy, InvalidPolicy, InvalidSetting, Terms};
 
 mod checked;
 pub(crate) mod parse;

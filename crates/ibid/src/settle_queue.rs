@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     journal::Journal,
     observe::{EngineEvent, Observer, StoreCall},
-    policy::Policy,
+    policy::Terms,
     record::{Record, RecordBody},
     store::{Address, ErrorKind, Lease, SettleOutcome, Settlement, Store, StoreError},
 };
@@ -135,7 +135,7 @@ impl SettleQueue {
         }
     }
 
-    pub(crate) fn guard_claim(&self, lease: Lease, policy: &Policy) -> AbandonGuard {
+    pub(crate) fn guard_claim(&self, lease: Lease, policy: &Terms) -> AbandonGuard {
         let ttl = policy.ttl.max(policy.lease);
         AbandonGuard { queue: self.clone(), lease: Some(lease), ttl, retry_in: policy.lease }
     }

@@ -1,8 +1,8 @@
-//! A policy whose settings were checked: the only kind that layers and the engine accept.
+//! A policy whose settings were checked: the only kind that layers accept. The engine needs its [`Terms`] only.
 
-use std::ops::Deref;
+use std::{ops::Deref, time::Duration};
 
-use super::Policy;
+use super::{OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy};
 
 /// A policy whose settings were [checked](Policy::check). It is immutable.
 ///
@@ -16,7 +16,24 @@ use super::Policy;
 /// assert!(policy.checked().unwrap_err().to_string().starts_with("lease is zero"));
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct CheckedPolicy(Policy);
+pub struct CheckedPolicy {
+    policy: Policy,
+    terms: Terms,
+}
+
+/// The settings that the engine needs. They are part of a [`CheckedPolicy`], so they are always valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) wait_timeout: Duration,
+    pub(crate) on_mismatch: OnMismatch,
+    pub(crate) on_concurrent: OnConcurrent,
+    pub(crate) on_unknown: OnUnknown,
+    pub(crate) on_store_down: OnStoreDown,
+    /// Whether the app can be asked about an unknown outcome.
+    pub(crate) can_probe: bool,
+}
 
 /// Why a policy is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +82,7 @@ impl Policy {
     /// A setting is out of range, or settings contradict each other.
     pub fn checked(self) -> Result<CheckedPolicy, InvalidPolicy> {
         self.check()?;
-        Ok(CheckedPolicy(self))
+        Ok(CheckedPolicy::new(self))
     }
 
     /// Checks the settings for gRPC calls.
@@ -74,14 +91,27 @@ impl Policy {
     /// As [`checked`](Self::checked), and if a setting has no meaning for gRPC calls.
     pub fn checked_for_grpc(self) -> Result<CheckedPolicy, InvalidPolicy> {
         self.check_grpc()?;
-        Ok(CheckedPolicy(self))
+        Ok(CheckedPolicy::new(self))
     }
 }
 
 impl CheckedPolicy {
+    fn new(policy: Policy) -> Self {
+        let Policy { ttl, lease, wait_timeout, on_mismatch, on_concurrent, on_unknown, on_store_down, .. } = policy;
+        let can_probe = policy.resolve.is_some();
+        let terms =
+            Terms { ttl, lease, wait_timeout, on_mismatch, on_concurrent, on_unknown, on_store_down, can_probe };
+        Self { policy, terms }
+    }
+
+    /// Returns the settings that the engine needs.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
     /// Returns the policy, to be changed and checked again.
     pub fn into_policy(self) -> Policy {
-        self.0
+        self.policy
     }
 }
 
@@ -89,6 +119,6 @@ impl Deref for CheckedPolicy {
     type Target = Policy;
 
     fn deref(&self) -> &Policy {
-        &self.0
+        &self.policy
     }
 }
