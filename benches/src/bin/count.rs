@@ -228,7 +228,7 @@ impl EngineBench {
             ttl: self.policy.ttl,
             take_over: None,
         };
-        self.engine.execute(&self.policy, ask, CompletedOperation(self.record.clone())).await
+        self.engine.execute(self.policy.terms(), ask, CompletedOperation(self.record.clone())).await
     }
 }
 

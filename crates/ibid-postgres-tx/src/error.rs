@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ibid::{InvalidSetting, KeyError};
+
 use crate::driver::DriverError;
 
 pub(crate) type TxBoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -13,10 +15,10 @@ pub(crate) type TxBoxError = Box<dyn std::error::Error + Send + Sync>;
 pub enum TxError {
     /// The policy does not allow the key.
     #[error("the key is not valid: {0}")]
-    KeyInvalid(String),
+    KeyInvalid(KeyError),
     /// The policy contradicts itself, or a setting is out of range.
     #[error("the policy cannot be used: {0}")]
-    PolicyInvalid(String),
+    PolicyInvalid(InvalidSetting),
     /// The key belongs to a different request.
     #[error("this key was first used for a different request; a new operation needs a fresh key")]
     KeyReused,

@@ -38,11 +38,16 @@ async fn main() {
     let (before, began) = (resident_kib(), Instant::now());
     let (mut ran, mut others) = (0, 0);
     for key in 0..keys {
-        ran += u64::from(matches!(engine.execute(&policy, ask("flood", key), FloodPayment).await, Decision::Ran(..)));
+        ran += u64::from(matches!(
+            engine.execute(policy.terms(), ask("flood", key), FloodPayment).await,
+            Decision::Ran(..)
+        ));
         if key % 1000 == 0 {
             let tenant = format!("tenant {key}");
-            others +=
-                u64::from(matches!(engine.execute(&policy, ask(&tenant, key), FloodPayment).await, Decision::Ran(..)));
+            others += u64::from(matches!(
+                engine.execute(policy.terms(), ask(&tenant, key), FloodPayment).await,
+                Decision::Ran(..)
+            ));
         }
     }
     let bytes = store.admin().counts().await.expect("memory answers").bytes;

@@ -15,7 +15,7 @@ use crate::{
     fingerprint::FingerprintComparison,
     journal::Journal,
     observe::{EngineEvent, NoopObserver, Observer, StoreCall},
-    policy::{CheckedPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
+    policy::{OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Terms},
     quota::Quota,
     refusal::Refusal,
     running::RunningOperations,
@@ -141,7 +141,7 @@ pub enum UnknownCause {
 
 impl UnknownCause {
     /// Returns the delay until a takeover is allowed: one lease if the operation may still be running.
-    fn retry_in(self, policy: &Policy) -> Duration {
+    fn retry_in(self, policy: &Terms) -> Duration {
         match self {
             Self::ConnectionLost | Self::TimedOut => policy.lease,
             Self::AppSaidSo | Self::NoLateAnswer => Duration::ZERO,
@@ -243,7 +243,7 @@ impl Engine {
 
     /// Decides what happens to one request, and runs `operation` if the claim is granted.
     pub async fn execute<O: Operation>(
-        &self, policy: &CheckedPolicy, request: ClaimRequest, mut operation: O,
+        &self, policy: &Terms, request: ClaimRequest, mut operation: O,
     ) -> Decision<O::Answer> {
         match self.begin(policy, request, &mut operation).await {
             BeginOutcome::Run(run) => {
@@ -262,9 +262,7 @@ impl Engine {
     ///
     /// Boxes the branches that only some requests take: futures are moved as a whole, and a replay should not pay for
     /// them.
-    pub async fn begin<C: Claimant>(
-        &self, policy: &CheckedPolicy, request: ClaimRequest, claimant: &mut C,
-    ) -> BeginOutcome {
+    pub async fn begin<C: Claimant>(&self, policy: &Terms, request: ClaimRequest, claimant: &mut C) -> BeginOutcome {
         let mut ask = Arc::new(request);
         let own = ask.fingerprint;
         let patience = from_now(policy.wait_timeout.min(claimant.max_wait()));
@@ -325,7 +323,7 @@ impl Engine {
                 ClaimOutcome::OutcomeUnknown(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
                     let ripe = holder.takeover_in.is_zero();
-                    if ripe && policy.resolve.is_some() && !probed {
+                    if ripe && policy.can_probe && !probed {
                         probed = true;
                         if self.probe_and_resolve(policy, &ask, &holder, claimant).await {
                             continue;
@@ -334,7 +332,7 @@ impl Engine {
                     match policy.on_unknown {
                         // The earlier run may still be going on. Once its takeover time has come, probe the app or run
                         // again.
-                        _ if !ripe && (policy.on_unknown == OnUnknown::Retry || policy.resolve.is_some()) => {
+                        _ if !ripe && (policy.on_unknown == OnUnknown::Retry || policy.can_probe) => {
                             if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
                                 return BeginOutcome::Refused(in_progress(holder.takeover_in.max(RETRY_SOON)));
                             }
@@ -380,7 +378,7 @@ impl Engine {
     /// Probes the app about an unknown outcome. Returns `true` if the entry was resolved and another claim is
     /// worthwhile.
     async fn probe_and_resolve<C: Claimant>(
-        &self, policy: &Policy, ask: &ClaimRequest, holder: &Holder, claimant: &mut C,
+        &self, policy: &Terms, ask: &ClaimRequest, holder: &Holder, claimant: &mut C,
     ) -> bool {
         let end = match Box::pin(claimant.probe()).await {
             ProbeOutcome::Happened(CompletedAnswer { failed, record, summary }) => {
@@ -475,7 +473,7 @@ fn stored_fingerprint(claim: &ClaimOutcome) -> Option<&Fingerprint> {
 
 /// Returns a refusal if the stored fingerprint belongs to a different request or cannot be compared.
 fn mismatch(
-    policy: &Policy, own: &Fingerprint, stored: &Fingerprint, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+    policy: &Terms, own: &Fingerprint, stored: &Fingerprint, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
 ) -> Option<Refusal> {
     if policy.on_mismatch != OnMismatch::Reject {
         return None;

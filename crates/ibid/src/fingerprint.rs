@@ -20,7 +20,7 @@ use crate::{
     store::Fingerprint,
 };
 
-mod form;
+pub(crate) mod form;
 pub(crate) mod json;
 mod media;
 mod multipart;
@@ -286,6 +286,12 @@ pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
     head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
     hash.update(head);
     hash.update(bytes);
+}
+
+/// Appends the length of a piece of a canonical form, and the piece.
+fn frame(bytes: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    out.extend_from_slice(bytes);
 }
 
 /// The format of a body, by its Content-Type.

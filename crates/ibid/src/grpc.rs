@@ -40,7 +40,7 @@ use crate::{
     fingerprint::{FingerprintInput, PartDigests},
     http::{Ibid, IbidLayer, RequestContext, Route, RouteMatch, Routing, WholeBody, carries_key, match_uncovered},
     key::KeySource,
-    policy::{InvalidPolicy, Policy},
+    policy::{InvalidPolicy, InvalidSetting, Policy, require},
     protocol::{AppReply, Protocol, ProtocolRules, ReplyMeaning},
     record::{Record, RecordBody},
     refusal::Refusal,
@@ -50,8 +50,8 @@ use crate::{
 mod code;
 mod framing;
 mod header_encoding;
+mod messages;
 mod methods;
-mod proto;
 mod reflection;
 mod refusal;
 mod timeout;
@@ -90,26 +90,24 @@ impl Policy {
     /// Runs [`check`](Self::check), and checks that all settings are meaningful for gRPC calls.
     ///
     /// # Errors
-    /// One sentence that names the setting, the expected range and the actual value.
-    pub fn check_grpc(&self) -> Result<(), String> {
+    /// Names the first invalid setting, the expected range and the actual value.
+    pub fn check_grpc(&self) -> Result<(), InvalidSetting> {
         self.check()?;
         for source in &self.key.from {
-            if matches!(source, KeySource::Json(_) | KeySource::Query(_)) {
-                return Err(format!("key.from has \"{source}\", which a gRPC call does not have; use \"header:NAME\""));
-            }
+            let message = format!("has \"{source}\", which a gRPC call does not have; use \"header:NAME\"");
+            require(!matches!(source, KeySource::Json(_) | KeySource::Query(_)), "key.from", message)?;
         }
         if let Some(probe) = &self.resolve {
-            return Err(format!(
-                "resolve is \"{probe}\", an HTTP request; a gRPC route cannot ask by one, leave it out"
-            ));
+            let message = format!("is \"{probe}\", an HTTP request; a gRPC route cannot ask by one, leave it out");
+            return Err(InvalidSetting::new("resolve", message));
         }
-        let told = [("first_headers", &self.first_headers), ("replay_headers", &self.replay_headers)];
-        for (dial, headers) in told {
-            if let Some((name, _)) = headers.iter().find(|(name, _)| !is_metadata(name.as_str())) {
-                return Err(format!(
-                    "{dial} has \"{name}\", which is no gRPC metadata; allowed are names of a to z, 0 to 9, \"_\" \"-\" \
-                     \".\" that neither start with \"grpc-\" nor end with \"-bin\""
-                ));
+        for (setting, headers) in [("first_headers", &self.first_headers), ("replay_headers", &self.replay_headers)] {
+            for (name, _) in headers {
+                let message = format!(
+                    "has \"{name}\", which is no gRPC metadata; allowed are names of a to z, 0 to 9, \"_\" \"-\" \".\" \
+                     that neither start with \"grpc-\" nor end with \"-bin\""
+                );
+                require(is_metadata(name.as_str()), setting, message)?;
             }
         }
         Ok(())
@@ -262,7 +260,7 @@ mod tests {
         let told = |turn: &dyn Fn(&mut Policy)| {
             let mut policy = Policy::ietf();
             turn(&mut policy);
-            policy.check_grpc().unwrap_err()
+            policy.check_grpc().unwrap_err().to_string()
         };
         let key = told(&|policy| policy.key.from = vec!["json:/id".parse().unwrap()]);
         assert!(key.starts_with("key.from has \"json:/id\""), "{key}");

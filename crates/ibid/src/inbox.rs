@@ -319,7 +319,7 @@ impl Inbox {
         for _ in 0..MAX_RERUN_ATTEMPTS {
             let ask = self.claim_request(event);
             let address = ask.address;
-            let verdict = self.engine.execute(&self.policy, ask, &mut run).await;
+            let verdict = self.engine.execute(self.policy.terms(), ask, &mut run).await;
             let Decision::Replay(finished, _) = &verdict else { return verdict };
             // The handler ran here and lost its claim: the record decides.
             let Some(run) = &mut run else { return verdict };

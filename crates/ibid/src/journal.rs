@@ -89,19 +89,17 @@ impl Journal {
         let mut unreadable = Vec::new();
         for file in fs::read_dir(&folder)? {
             let path = file?.path();
-            if path.extension().is_some_and(|extension| extension == "part") {
-                fs::remove_file(&path)?;
-            } else if path.extension().is_some_and(|extension| extension == "answer") {
-                match read_entry(&path, seal.as_deref())? {
-                    Some(entry) => {
-                        entries.insert(entry.lease.request.address, entry);
-                    }
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("part") => fs::remove_file(&path)?,
+                Some("answer") => match read_entry(&path, seal.as_deref())? {
+                    Some(entry) => drop(entries.insert(entry.lease.request.address, entry)),
                     None => {
                         let aside = path.with_extension("unreadable");
                         fs::rename(&path, &aside)?;
                         unreadable.push(aside);
                     }
-                }
+                },
+                _ => {}
             }
         }
         let probe = folder.join("writable.part");
@@ -156,16 +154,11 @@ impl Journal {
 
     /// Returns once the answer is synced to disk. Only for answers that are remembered.
     pub(crate) async fn append(self: &Arc<Self>, lease: &Lease, end: &Settlement) -> io::Result<()> {
-        let Settlement::Complete { failed, record, summary: outline, ttl: keep } = end else {
+        let Settlement::Complete { failed, record, summary, ttl } = end.clone() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "only remembered answers are journaled"));
         };
-        let entry = JournalEntry {
-            lease: lease.clone(),
-            failed: *failed,
-            record: record.clone(),
-            summary: *outline,
-            expires_at_ms: now_ms() + keep.as_millis() as u64,
-        };
+        let expires_at_ms = now_ms() + ttl.as_millis() as u64;
+        let entry = JournalEntry { lease: lease.clone(), failed, record, summary, expires_at_ms };
         let journal = self.clone();
         spawn_blocking(move || {
             let address = entry.lease.request.address;
@@ -263,17 +256,17 @@ fn decode(bytes: Bytes) -> Option<JournalEntry> {
         return None;
     }
     let flags = reader.u8()?;
-    let (failed, solo) = (flags & FAILED_FLAG != 0, flags & FRONT_ONLY_FLAG != 0);
+    let (failed, front_only) = (flags & FAILED_FLAG != 0, flags & FRONT_ONLY_FLAG != 0);
     let address = Address(reader.array()?);
     let token = ClaimToken(reader.array()?);
     let fingerprint = Fingerprint { version: reader.u8()?, digest: reader.array()? };
     let fence = Fence(reader.u64()?);
     let attempt = reader.u32()?;
-    let hold = Duration::from_millis(reader.u64()?);
-    let keep = Duration::from_millis(reader.u64()?);
-    let over = Some(Fence(reader.u64()?)).filter(|fence| fence.0 != 0);
-    let answers_until_ms = reader.u64()?;
-    let outline = RecordSummary {
+    let lease = Duration::from_millis(reader.u64()?);
+    let ttl = Duration::from_millis(reader.u64()?);
+    let take_over = Some(Fence(reader.u64()?)).filter(|fence| fence.0 != 0);
+    let expires_at_ms = reader.u64()?;
+    let summary = RecordSummary {
         status: reader.u16()?,
         requested_at_ms: reader.u64()?,
         completed_at_ms: reader.u64()?,
@@ -282,15 +275,9 @@ fn decode(bytes: Bytes) -> Option<JournalEntry> {
     let tags = Tags::from_bytes(reader.framed()?)?;
     let label = reader.framed()?;
     let record = reader.framed()?;
-    let ask = ClaimRequest { address, token, fingerprint, tags, label, lease: hold, ttl: keep, take_over: over };
-    let lease = Lease { request: Arc::new(ask), fence, attempt, front_only: solo };
-    reader.is_empty().then_some(JournalEntry {
-        lease,
-        failed,
-        record,
-        summary: outline,
-        expires_at_ms: answers_until_ms,
-    })
+    let request = Arc::new(ClaimRequest { address, token, fingerprint, tags, label, lease, ttl, take_over });
+    let lease = Lease { request, fence, attempt, front_only };
+    reader.is_empty().then_some(JournalEntry { lease, failed, record, summary, expires_at_ms })
 }
 
 impl fmt::Debug for Journal {

@@ -17,10 +17,15 @@
 
 use std::{fmt, str::FromStr};
 
+use data_encoding::HEXLOWER;
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
-use crate::{fingerprint::JsonPointer, policy::KeyPolicy, store::Fingerprint};
+use crate::{
+    fingerprint::JsonPointer,
+    policy::{InvalidSetting, KeyPolicy, parse::words},
+    store::Fingerprint,
+};
 
 #[cfg(test)]
 mod tests;
@@ -61,6 +66,29 @@ pub enum KeyFormat {
     Regex(KeyFormatPattern),
 }
 
+/// Why a key is not valid: one sentence with the rule that it violates.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct KeyError(String);
+
+impl From<&str> for KeyError {
+    fn from(message: &str) -> Self {
+        Self(message.into())
+    }
+}
+
+impl KeyError {
+    fn bad_byte(byte: u8) -> Self {
+        Self(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed"))
+    }
+}
+
+impl From<KeyError> for String {
+    fn from(error: KeyError) -> Self {
+        error.0
+    }
+}
+
 /// A regular expression that must match the whole key.
 #[derive(Debug, Clone)]
 pub struct KeyFormatPattern {
@@ -73,7 +101,7 @@ impl IdempotencyKey {
     ///
     /// # Errors
     /// One sentence with the rule that the key violates.
-    pub fn from_header(rules: &KeyPolicy, value: &[u8]) -> Result<Self, String> {
+    pub fn from_header(rules: &KeyPolicy, value: &[u8]) -> Result<Self, KeyError> {
         match rules.format {
             KeyFormat::Raw => Self::new(rules, value.trim_ascii()),
             _ => Self::checked(rules, extract_key(value)?),
@@ -84,14 +112,14 @@ impl IdempotencyKey {
     ///
     /// # Errors
     /// One sentence with the rule that the key violates.
-    pub fn new(rules: &KeyPolicy, key: impl Into<Vec<u8>>) -> Result<Self, String> {
+    pub fn new(rules: &KeyPolicy, key: impl Into<Vec<u8>>) -> Result<Self, KeyError> {
         let key = key.into();
         let first = if rules.format == KeyFormat::Raw { b' ' } else { b'!' };
         match key.iter().find(|byte| !(first..=b'~').contains(*byte)) {
             None if key.is_empty() => Err("the key is empty".into()),
             None if key.trim_ascii().is_empty() => Err("the key is blank".into()),
             None => Self::checked(rules, String::from_utf8(key).expect("just seen to be ASCII")),
-            Some(byte) => Err(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed")),
+            Some(byte) => Err(KeyError::bad_byte(*byte)),
         }
     }
 
@@ -100,9 +128,10 @@ impl IdempotencyKey {
         Self(hex(&fingerprint.digest))
     }
 
-    fn checked(rules: &KeyPolicy, mut key: String) -> Result<Self, String> {
+    fn checked(rules: &KeyPolicy, mut key: String) -> Result<Self, KeyError> {
         if key.len() > rules.max_length {
-            return Err(format!("the key has {} characters; at most {} are allowed", key.len(), rules.max_length));
+            let (length, most) = (key.len(), rules.max_length);
+            return Err(KeyError(format!("the key has {length} characters; at most {most} are allowed")));
         }
         rules.format.check(&key)?;
         if rules.format.folds_case() {
@@ -132,7 +161,7 @@ impl fmt::Debug for IdempotencyKey {
 ///
 /// # Errors
 /// One sentence with the rule that the value violates.
-pub fn extract_key(value: &[u8]) -> Result<String, String> {
+pub fn extract_key(value: &[u8]) -> Result<String, KeyError> {
     let value = value.trim_ascii();
     let Some((first, rest)) = value.split_first() else {
         return Err("the key is empty".into());
@@ -151,7 +180,7 @@ pub fn extract_key(value: &[u8]) -> Result<String, String> {
                 _ => return Err("in a quoted key a backslash may only stand before \" or another backslash".into()),
             },
             Some(byte @ 0x20..=0x7e) => key.push(char::from(*byte)),
-            Some(byte) => return Err(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed")),
+            Some(byte) => return Err(KeyError::bad_byte(*byte)),
         }
     }
     match bytes.as_slice().trim_ascii() {
@@ -164,7 +193,7 @@ pub fn extract_key(value: &[u8]) -> Result<String, String> {
     }
 }
 
-fn parse_bare_key(value: &[u8]) -> Result<String, String> {
+fn parse_bare_key(value: &[u8]) -> Result<String, KeyError> {
     for byte in value {
         match byte {
             b',' => return Err("the header has a comma; send one key, and quote it if it has a comma in it".into()),
@@ -172,7 +201,7 @@ fn parse_bare_key(value: &[u8]) -> Result<String, String> {
             b'"' => return Err("a quote stands inside a key that is not quoted".into()),
             0x21..=0x7e => {}
             b' ' => return Err("the key has a space in it; only visible ASCII is allowed".into()),
-            _ => return Err(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed")),
+            _ => return Err(KeyError::bad_byte(*byte)),
         }
     }
     Ok(String::from_utf8(value.to_vec()).expect("just seen to be ASCII"))
@@ -198,14 +227,8 @@ pub fn derive_key(parts: &[&str]) -> String {
 fn format_uuid4(mut bytes: [u8; 16]) -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut text = String::with_capacity(36);
-    for (at, byte) in bytes.iter().enumerate() {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        push_hex(&mut text, *byte);
-    }
-    text
+    let hex = hex(&bytes);
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 /// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
@@ -225,15 +248,7 @@ pub fn mask(key: &str) -> String {
 
 /// Formats bytes as lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * 2);
-    bytes.iter().for_each(|byte| push_hex(&mut text, *byte));
-    text
-}
-
-fn push_hex(text: &mut String, byte: u8) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-    text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    HEXLOWER.encode(bytes)
 }
 
 impl KeyFormat {
@@ -241,29 +256,25 @@ impl KeyFormat {
     ///
     /// # Errors
     /// A description of the format, for the sender.
-    pub fn check(&self, key: &str) -> Result<(), String> {
-        let (fits, what) = match self {
-            Self::Any | Self::Raw => (true, ""),
-            Self::Uuid => (is_uuid(key), "a UUID with hyphens, such as 550e8400-e29b-41d4-a716-446655440000"),
+    pub fn check(&self, key: &str) -> Result<(), KeyError> {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        let (fits, must, what) = match self {
+            Self::Any | Self::Raw => return Ok(()),
+            Self::Uuid => (is_uuid(key), "be", "a UUID with hyphens, such as 550e8400-e29b-41d4-a716-446655440000"),
             Self::Uuid4 => {
-                (is_uuid4(key), "a UUID of version 4 with hyphens, such as 550e8400-e29b-41d4-a716-446655440000")
+                let fits = is_uuid(key) && key.as_bytes()[14] == b'4' && b"89abAB".contains(&key.as_bytes()[19]);
+                (fits, "be", "a UUID of version 4 with hyphens, such as 550e8400-e29b-41d4-a716-446655440000")
             }
             Self::Token => {
-                let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-                let fits = is_uuid(key) || (16..=255).contains(&key.len()) && key.bytes().all(plain);
-                (fits, "a UUID, or 16 to 255 letters, digits, _ and -")
+                let fits = is_uuid(key) || (16..=255).contains(&key.len()) && key.bytes().all(is_word);
+                (fits, "be", "a UUID, or 16 to 255 letters, digits, _ and -")
             }
             Self::Operation => {
-                (is_operation(key), "user:operation:resource:timestamp, the timestamp in 1 to 20 digits")
+                (is_operation(key), "be", "user:operation:resource:timestamp, the timestamp in 1 to 20 digits")
             }
-            Self::Regex(pattern) => {
-                if pattern.matches(key) {
-                    return Ok(());
-                }
-                return Err(format!("the key must match {}", pattern.source));
-            }
+            Self::Regex(pattern) => (pattern.regex.is_match(key), "match", &*pattern.source),
         };
-        if fits { Ok(()) } else { Err(format!("the key must be {what}")) }
+        if fits { Ok(()) } else { Err(KeyError(format!("the key must {must} {what}"))) }
     }
 
     /// Whether keys are lower-cased before the address is computed.
@@ -280,21 +291,11 @@ fn is_uuid(key: &str) -> bool {
         })
 }
 
-fn is_uuid4(key: &str) -> bool {
-    is_uuid(key) && key.as_bytes()[14] == b'4' && matches!(key.as_bytes()[19], b'8' | b'9' | b'a' | b'b' | b'A' | b'B')
-}
-
 fn is_operation(key: &str) -> bool {
     let parts: Vec<_> = key.split(':').collect();
     let [user, operation, resource, timestamp] = parts[..] else { return false };
     let digits = timestamp.bytes().all(|byte| byte.is_ascii_digit());
     ![user, operation, resource].contains(&"") && (1..=20).contains(&timestamp.len()) && digits
-}
-
-impl KeyFormatPattern {
-    fn matches(&self, key: &str) -> bool {
-        self.regex.is_match(key)
-    }
 }
 
 impl PartialEq for KeyFormatPattern {
@@ -303,68 +304,41 @@ impl PartialEq for KeyFormatPattern {
     }
 }
 
-impl FromStr for KeyFormat {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Ok(match text {
-            "any" => Self::Any,
-            "raw" => Self::Raw,
-            "uuid" => Self::Uuid,
-            "uuid4" => Self::Uuid4,
-            "token" => Self::Token,
-            "operation" => Self::Operation,
-            _ => match text.strip_prefix("regex:") {
-                Some(pattern) => {
-                    let regex = regex_lite::Regex::new(&format!("^(?:{pattern})$"))
-                        .map_err(|why| format!("{pattern:?} is no regular expression: {why}"))?;
-                    Self::Regex(KeyFormatPattern { source: pattern.into(), regex })
-                }
-                None => {
-                    return Err(format!(
-                        "{text:?} is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"token\" \"operation\" \
-                         \"regex:PATTERN\""
-                    ));
-                }
-            },
-        })
-    }
-}
-
-impl fmt::Display for KeyFormat {
+impl fmt::Display for KeyFormatPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Any => f.write_str("any"),
-            Self::Raw => f.write_str("raw"),
-            Self::Uuid => f.write_str("uuid"),
-            Self::Uuid4 => f.write_str("uuid4"),
-            Self::Token => f.write_str("token"),
-            Self::Operation => f.write_str("operation"),
-            Self::Regex(pattern) => write!(f, "regex:{}", pattern.source),
-        }
+        f.write_str(&self.source)
     }
 }
+
+fn parse_pattern(pattern: &str) -> Result<Option<KeyFormatPattern>, InvalidSetting> {
+    let regex = regex_lite::Regex::new(&format!("^(?:{pattern})$"))
+        .map_err(|why| format!("{pattern:?} is no regular expression: {why}"))?;
+    Ok(Some(KeyFormatPattern { source: pattern.into(), regex }))
+}
+
+words!(
+    KeyFormat, "key format",
+    {
+        "any" => Any, "raw" => Raw, "uuid" => Uuid, "uuid4" => Uuid4, "token" => Token, "operation" => Operation,
+    },
+    "regex:" "PATTERN" => Regex by parse_pattern
+);
 
 impl FromStr for KeySource {
-    type Err = String;
+    type Err = InvalidSetting;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!(
-                "{text:?} is no source of a key; allowed are \"header:NAME\" \"json:/pointer\" \"query:NAME\" \"body\""
-            )
-        };
-        if text == "body" {
-            return Ok(Self::Body);
-        }
-        match text.split_once(':') {
-            Some(("header", name)) => HeaderName::from_str(name).map(Self::Header).map_err(|_| wrong()),
+    fn from_str(text: &str) -> Result<Self, InvalidSetting> {
+        let source = match text.split_once(':') {
+            None if text == "body" => Some(Self::Body),
+            Some(("header", name)) => HeaderName::from_str(name).ok().map(Self::Header),
             Some(("json", pointer)) => {
-                JsonPointer::parse(pointer).map(Self::Json).map_err(|why| format!("{text:?}: {why}"))
+                Some(Self::Json(JsonPointer::parse(pointer).map_err(|why| format!("{text:?}: {why}"))?))
             }
-            Some(("query", name)) if !name.is_empty() => Ok(Self::Query(name.into())),
-            _ => Err(wrong()),
-        }
+            Some(("query", name)) if !name.is_empty() => Some(Self::Query(name.into())),
+            _ => None,
+        };
+        let allowed = "\"header:NAME\" \"json:/pointer\" \"query:NAME\" \"body\"";
+        source.ok_or_else(|| format!("{text:?} is no source of a key; allowed are {allowed}").into())
     }
 }
 

@@ -14,19 +14,13 @@ use crate::{
 /// Receives reports. Methods are called on the request's path: they must not block and should not allocate.
 pub trait Observer: Send + Sync + 'static {
     /// Called when a covered request was answered.
-    fn answered(&self, request: &RequestReport<'_>) {
-        let _ = request;
-    }
+    fn answered(&self, _request: &RequestReport<'_>) {}
 
     /// Called after each attempt at a store call, successful or not, with its duration.
-    fn asked(&self, call: StoreCall, took: Duration) {
-        let _ = (call, took);
-    }
+    fn asked(&self, _call: StoreCall, _took: Duration) {}
 
     /// Called for events that operators may want to know about.
-    fn on_event(&self, notice: &EngineEvent<'_>) {
-        let _ = notice;
-    }
+    fn on_event(&self, _event: &EngineEvent<'_>) {}
 }
 
 /// Ignores all reports.
@@ -208,44 +202,33 @@ impl RequestOutcome {
 
 impl fmt::Display for EngineEvent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let short = |address: &Address| {
-            let hex = address.to_string();
-            crate::mask(&hex)
-        };
-        match self {
-            Self::ClaimLost(at) => {
-                write!(f, "{}: the claim was taken over while the operation ran; it may have run twice", short(at))
-            }
-            Self::EntryRestored(at) => {
-                write!(f, "{}: the store had forgotten a running claim; it was put back", short(at))
-            }
-            Self::StoreFailed { call, error } => write!(f, "{call}: {error}"),
-            Self::Fallback { call, error } => write!(f, "{call}: decided by the fallback store: {error}"),
-            Self::FrontOnlyClaim(at) => write!(f, "{}: claimed without the store that decides; degraded", short(at)),
-            Self::Journaled(at) => write!(f, "{}: the answer could not be stored and waits in the journal", short(at)),
-            Self::JournalDrained(at) => write!(f, "{}: the journal's answer has reached the store", short(at)),
-            Self::JournalFailed(why) => write!(f, "the journal could not be written: {why}"),
-            Self::BodyNotStored(at) => {
-                write!(f, "{}: the store refused the whole answer, so only its digest is recorded", short(at))
-            }
+        let (address, what) = match self {
+            Self::ClaimLost(at) => (at, "the claim was taken over while the operation ran; it may have run twice"),
+            Self::EntryRestored(at) => (at, "the store had forgotten a running claim; it was put back"),
+            Self::FrontOnlyClaim(at) => (at, "claimed without the store that decides; degraded"),
+            Self::Journaled(at) => (at, "the answer could not be stored and waits in the journal"),
+            Self::JournalDrained(at) => (at, "the journal's answer has reached the store"),
+            Self::BodyNotStored(at) => (at, "the store refused the whole answer, so only its digest is recorded"),
             Self::SettlementDropped(at) => {
-                write!(f, "{}: the result could not be stored and is given up; its outcome will be unknown", short(at))
+                (at, "the result could not be stored and is given up; its outcome will be unknown")
             }
-            Self::SharedKey(at) => {
-                write!(f, "{}: two callers sent the same key with the same request; each has its own answer", short(at))
-            }
-            Self::RecordUnreadable(at) => {
-                write!(f, "{}: the record cannot be read and was not answered from", short(at))
-            }
+            Self::SharedKey(at) => (at, "two callers sent the same key with the same request; each has its own answer"),
+            Self::RecordUnreadable(at) => (at, "the record cannot be read and was not answered from"),
             Self::LateAnswer { address, outcome: RequestOutcome::Unknown } => {
-                write!(f, "{}: no answer came during late_answer either; the outcome is unknown", short(address))
+                (address, "no answer came during late_answer either; the outcome is unknown")
             }
             Self::LateAnswer { address, outcome } => {
-                write!(f, "{}: the answer came after timeout; {}", short(address), outcome.name())
+                let at = crate::mask(&address.to_string());
+                return write!(f, "{at}: the answer came after timeout; {}", outcome.name());
             }
+            Self::StoreFailed { call, error } => return write!(f, "{call}: {error}"),
+            Self::Fallback { call, error } => return write!(f, "{call}: decided by the fallback store: {error}"),
+            Self::JournalFailed(why) => return write!(f, "the journal could not be written: {why}"),
             Self::UncoveredKey { method, path } => {
-                write!(f, "{method} {path}: a request carried a key, but no policy covers it; it is not protected")
+                let what = "a request carried a key, but no policy covers it; it is not protected";
+                return write!(f, "{method} {path}: {what}");
             }
-        }
+        };
+        write!(f, "{}: {what}", crate::mask(&address.to_string()))
     }
 }

@@ -14,6 +14,7 @@
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
     fingerprint::JsonPointer,
@@ -23,10 +24,11 @@ use crate::{
     webhook::WebhookVerifier,
 };
 
-pub use self::checked::{CheckedPolicy, InvalidPolicy};
+pub(crate) use self::checked::require;
+pub use self::checked::{CheckedPolicy, InvalidPolicy, InvalidSetting, Terms};
 
 mod checked;
-mod parse;
+pub(crate) mod parse;
 pub mod presets;
 #[cfg(test)]
 mod tests;
@@ -266,65 +268,39 @@ impl Policy {
     /// Checks that no settings are out of range or contradict each other.
     ///
     /// # Errors
-    /// One sentence that names the setting, the expected range and the actual value.
-    pub fn check(&self) -> Result<(), String> {
+    /// Names the first invalid setting, the expected range and the actual value.
+    pub fn check(&self) -> Result<(), InvalidSetting> {
         let positive = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
-        for (dial, duration) in positive {
-            if duration.is_zero() {
-                return Err(format!("{dial} is zero; it must be longer, such as \"30s\""));
-            }
+        for (setting, duration) in positive {
+            require(!duration.is_zero(), setting, "is zero; it must be longer, such as \"30s\"")?;
         }
-        let longest = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
         let may_be_zero = [("wait_timeout", self.wait_timeout), ("late_answer", self.late_answer_or_lease())];
-        for (dial, duration) in longest.into_iter().chain(may_be_zero) {
-            if duration > MAX_DURATION {
-                return Err(format!("{dial} is {duration:?}; it must be at most a hundred years, \"36600d\""));
-            }
+        for (setting, duration) in positive.into_iter().chain(may_be_zero) {
+            let message = format!("is {duration:?}; it must be at most a hundred years, \"36600d\"");
+            require(duration <= MAX_DURATION, setting, message)?;
         }
-        if self.lease < Duration::from_millis(100) {
-            return Err(format!(
-                "lease is {:?}; it must be at least \"100ms\", or the heartbeat cannot keep up",
-                self.lease
-            ));
-        }
-        if self.methods.is_empty() {
-            return Err("methods is empty; name at least one, or use mode = \"off\"".into());
-        }
-        if self.key.from.is_empty() {
-            return Err("key.from is empty; name at least one source, such as \"header:Idempotency-Key\"".into());
-        }
-        if !(1..=255).contains(&self.key.max_length) {
-            return Err(format!("key.max_length is {}; allowed is 1 to 255", self.key.max_length));
-        }
-        if self.scope.is_empty() {
-            return Err("scope is empty; say [\"global\"] if keys are shared by all callers".into());
-        }
-        if self.scope.contains(&ScopePart::Global) && self.scope.len() > 1 {
-            return Err("scope has \"global\" beside other parts; use it alone".into());
-        }
-        let body_is_key = self.key.from.contains(&KeySource::Body);
-        if self.fingerprint.is_empty() && self.on_mismatch != OnMismatch::Ignore {
-            return Err(
-                "fingerprint is empty, so nothing can mismatch; set on_mismatch = \"ignore\" or add parts".into()
-            );
-        }
+        let message = format!("is {:?}; it must be at least \"100ms\", or the heartbeat cannot keep up", self.lease);
+        require(self.lease >= Duration::from_millis(100), "lease", message)?;
+        let message = "is empty; name at least one, or use mode = \"off\"";
+        require(!self.methods.is_empty(), "methods", message)?;
+        let message = "is empty; name at least one source, such as \"header:Idempotency-Key\"";
+        require(!self.key.from.is_empty(), "key.from", message)?;
+        let message = format!("is {}; allowed is 1 to 255", self.key.max_length);
+        require((1..=255).contains(&self.key.max_length), "key.max_length", message)?;
+        let message = "is empty; say [\"global\"] if keys are shared by all callers";
+        require(!self.scope.is_empty(), "scope", message)?;
+        let is_mixed = self.scope.contains(&ScopePart::Global) && self.scope.len() > 1;
+        require(!is_mixed, "scope", "has \"global\" beside other parts; use it alone")?;
+        let message = "is empty, so nothing can mismatch; set on_mismatch = \"ignore\" or add parts";
+        require(!self.fingerprint.is_empty() || self.on_mismatch == OnMismatch::Ignore, "fingerprint", message)?;
         let [has_body, has_raw] =
             [FingerprintPart::Body, FingerprintPart::Raw].map(|part| self.fingerprint.contains(&part));
-        if body_is_key && !has_body && !has_raw {
-            return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
-        }
-        if has_body && has_raw {
-            return Err("fingerprint has \"body\" and \"raw\"; name the one or the other".into());
-        }
-        self.signature.as_ref().map_or(Ok(()), |signature| self.check_signature(signature))
-    }
-
-    fn check_signature(&self, signature: &WebhookVerifier) -> Result<(), String> {
-        if !self.key.required {
-            let what = "key.required is false; where deliveries are signed it must be true, because what has no key passes \
-                        unchecked";
-            return Err(what.into());
-        }
+        let message = "has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint";
+        require(!self.key.from.contains(&KeySource::Body) || has_body || has_raw, "key.from", message)?;
+        require(!(has_body && has_raw), "fingerprint", "has \"body\" and \"raw\"; name the one or the other")?;
+        let Some(signature) = &self.signature else { return Ok(()) };
+        let message = "is false; where deliveries are signed it must be true, because what has no key passes unchecked";
+        require(self.key.required, "key.required", message)?;
         signature.check()
     }
 
@@ -448,14 +424,8 @@ impl ResolveProbe {
 
     /// The target of the probe, with the percent-encoded key filled in.
     pub fn target(&self, key: &str) -> String {
-        let mut encoded = String::with_capacity(key.len());
-        for byte in key.bytes() {
-            match byte {
-                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-                _ => encoded.push_str(&format!("%{byte:02X}")),
-            }
-        }
-        self.target.replace("{key}", &encoded)
+        const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+        self.target.replace("{key}", &utf8_percent_encode(key, ESCAPED).to_string())
     }
 }
 
@@ -476,14 +446,13 @@ impl HeaderTemplate {
 }
 
 impl FromStr for HeaderTemplate {
-    type Err = String;
+    type Err = InvalidSetting;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidSetting> {
         let plain = text.replace("{request_id}", "").replace("{original_time}", "");
-        if HeaderValue::from_str(&plain).is_err() || plain.contains(['{', '}']) {
-            return Err(format!("{text:?} is no header value; {{request_id}} and {{original_time}} are filled in"));
-        }
-        Ok(Self(text.into()))
+        let fits = HeaderValue::from_str(&plain).is_ok() && !plain.contains(['{', '}']);
+        let wrong = || format!("{text:?} is no header value; {{request_id}} and {{original_time}} are filled in");
+        if fits { Ok(Self(text.into())) } else { Err(wrong().into()) }
     }
 }
 

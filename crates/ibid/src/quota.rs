@@ -78,7 +78,7 @@ impl Quota {
     /// Changes the limits. Earlier use still counts, so a change grants no second allowance. A window that has started
     /// ends as planned.
     pub fn set(&self, new_keys: Option<QuotaLimit>, rate: Option<QuotaLimit>) {
-        self.new_keys.lock().set(new_keys.map(clamped));
+        self.new_keys.lock().limit = new_keys.map(clamped);
         self.rates.lock().set(rate.map(clamped));
         self.update_is_set();
     }
@@ -86,14 +86,18 @@ impl Quota {
     /// Limits the bytes that a tenant's new answers may take up in the store: record, headers, tags and label. As with
     /// [`set`](Self::set), earlier use still counts.
     pub fn set_bytes(&self, new_bytes: Option<QuotaLimit>) {
-        self.new_bytes.lock().set(new_bytes.map(clamped));
+        self.new_bytes.lock().limit = new_bytes.map(clamped);
         self.update_is_set();
     }
 
     fn update_is_set(&self) {
-        let (places, bytes, buckets) = (self.new_keys.lock(), self.new_bytes.lock(), self.rates.lock());
-        let is_set = places.limit().or(bytes.limit()).or(buckets.rate()).is_some();
+        let is_set = self.limits().into_iter().any(|limit| limit.is_some());
         self.is_set.store(is_set, Relaxed);
+    }
+
+    /// The limits of new keys, new bytes and the rate.
+    fn limits(&self) -> [Option<QuotaLimit>; 3] {
+        [self.new_keys.lock().limit, self.new_bytes.lock().limit, self.rates.lock().rate]
     }
 
     /// Whether any limit is set.
@@ -103,7 +107,7 @@ impl Quota {
 
     /// Checks whether one more operation may start. `Err` contains the time until a retry makes sense.
     pub(crate) async fn check(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
-        self.take_from_bucket(tags, false)?;
+        self.rates.lock().take(&rate_counter(tags), false)?;
         self.check_allowance(&self.new_bytes, store, &bytes_counter(tags)).await?;
         self.check_allowance(&self.new_keys, store, &counter_address(&[tags.tenant()])).await
     }
@@ -129,7 +133,7 @@ impl Quota {
     /// Spends one key. `Err` if concurrent requests were faster: the operation must not start.
     pub(crate) async fn spend(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         // The rate first: a token taken in vain is refilled soon.
-        self.take_from_bucket(tags, true)?;
+        self.rates.lock().take(&rate_counter(tags), true)?;
         let who = counter_address(&[tags.tenant()]);
         for _ in 0..=MAX_RESERVE_ATTEMPTS {
             let room = self.new_keys.lock().check(&who, true);
@@ -153,7 +157,7 @@ impl Quota {
         }
         let (limit, room) = {
             let mut bytes = self.new_bytes.lock();
-            (bytes.limit(), bytes.check(&who, false))
+            (bytes.limit, bytes.check(&who, false))
         };
         let Some(QuotaLimit { per, .. }) = limit else { return };
         // Also reserves a batch for later requests, if the limit allows.
@@ -173,15 +177,14 @@ impl Quota {
             Err(_) => places.add_uncounted(who),
         }
     }
-
-    fn take_from_bucket(&self, tags: &Tags, spend: bool) -> Result<(), Duration> {
-        let who = counter_address(&[tags.tenant(), tags.user()]);
-        self.rates.lock().take(&who, spend)
-    }
 }
 
 fn clamped(limit: QuotaLimit) -> QuotaLimit {
     QuotaLimit { most: limit.most.max(1), per: limit.per.min(MAX_PERIOD) }
+}
+
+fn rate_counter(tags: &Tags) -> Address {
+    counter_address(&[tags.tenant(), tags.user()])
 }
 
 fn bytes_counter(tags: &Tags) -> Address {
@@ -199,13 +202,8 @@ fn counter_address(parts: &[&str]) -> Address {
 
 impl fmt::Debug for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (new_keys, new_bytes) = (self.new_keys.lock().limit(), self.new_bytes.lock().limit());
-        let rate = self.rates.lock().rate();
-        f.debug_struct("Quota")
-            .field("new_keys", &new_keys)
-            .field("new_bytes", &new_bytes)
-            .field("rate", &rate)
-            .finish_non_exhaustive()
+        let [new_keys, new_bytes, rate] = self.limits();
+        write!(f, "Quota {{ new_keys: {new_keys:?}, new_bytes: {new_bytes:?}, rate: {rate:?}, .. }}")
     }
 }
 

@@ -115,7 +115,7 @@ where
         late_sender: Some(late),
         marker: std::marker::PhantomData,
     };
-    let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
+    let task = tokio::spawn(async move { engine.execute(policy.terms(), ask, operation).await });
     let late = || {
         let detail = format!("the operation did not end in time; whether it took place is not known ({})", mask(&key));
         Err(RunError::Refused(Refusal::new(RefusalReason::UpstreamTimeout, detail)))
@@ -152,7 +152,7 @@ where
 {
     let (started, requested_at_ms, own) = (Instant::now(), now_ms(), ask.fingerprint);
     let by_version = move |version| (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..own });
-    let observation = engine.observe(policy, ask, by_version, None, |_| {});
+    let observation = engine.observe(*policy.terms(), ask, by_version, None, |_| {});
     match tokio::spawn(operation(1)).await.map_err(RunError::Aborted)? {
         Ok(bytes) => {
             let outline =

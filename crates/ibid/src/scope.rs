@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 pub(crate) use self::credentials::{cookies, cookies_set};
 pub use self::{credentials::Credentials, trusted::TrustedProxies};
 use crate::{
+    policy::InvalidSetting,
     refusal::{Refusal, RefusalReason},
     store::{Address, Fingerprint},
 };
@@ -49,6 +50,16 @@ pub enum ScopePart {
     /// A cookie, header or claim that may be missing. Missing is a distinct value.
     Optional(Box<ScopePart>),
 }
+
+/// The parts without a name of their own, as in settings.
+const PLAIN_PARTS: [(&str, ScopePart); 6] = [
+    ("credential", ScopePart::Credential),
+    ("host", ScopePart::Host),
+    ("method", ScopePart::Method),
+    ("path", ScopePart::Path),
+    ("route", ScopePart::Route),
+    ("global", ScopePart::Global),
+];
 
 /// A secret that turns addresses into HMACs, so that readers of the store cannot guess keys. It cannot be rotated while
 /// records are live.
@@ -393,35 +404,27 @@ impl fmt::Debug for AddressSecret {
 }
 
 impl FromStr for ScopePart {
-    type Err = String;
+    type Err = InvalidSetting;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidSetting> {
         if let Some(part) = text.strip_suffix('?') {
             return match part.parse()? {
                 part @ (Self::Cookie(_) | Self::Header(_) | Self::Jwt(_)) => Ok(Self::Optional(Box::new(part))),
                 _ => {
-                    Err(format!("{text:?}: {part:?} is never missing; only a cookie, a header or a claim is optional"))
+                    Err(format!("{text:?}: {part:?} is never missing; only a cookie, a header or a claim is optional"))?
                 }
             };
         }
-        Ok(match (text, text.split_once(':')) {
-            ("credential", _) => Self::Credential,
-            ("host", _) => Self::Host,
-            ("method", _) => Self::Method,
-            ("path", _) => Self::Path,
-            ("route", _) => Self::Route,
-            ("global", _) => Self::Global,
-            (_, Some(("cookie", name))) if !name.is_empty() => Self::Cookie(name.into()),
-            (_, Some(("jwt", claim))) if !claim.is_empty() => Self::Jwt(claim.into()),
-            (_, Some(("header", name))) if HeaderName::from_str(name).is_ok() => {
-                Self::Header(HeaderName::from_str(name).expect("just seen"))
-            }
-            _ => {
-                return Err(format!(
-                    "{text:?} is no part of a scope; allowed are \"credential\" \"cookie:NAME\" \"header:NAME\" \
-                     \"jwt:CLAIM\" \"host\" \"method\" \"path\" \"route\" \"global\""
-                ));
-            }
+        let part = match text.split_once(':').unwrap_or((text, "")) {
+            ("cookie", name) if !name.is_empty() => Some(Self::Cookie(name.into())),
+            ("jwt", claim) if !claim.is_empty() => Some(Self::Jwt(claim.into())),
+            ("header", name) => HeaderName::from_str(name).ok().map(Self::Header),
+            _ => PLAIN_PARTS.into_iter().find(|(name, _)| *name == text).map(|(_, part)| part),
+        };
+        part.ok_or_else(|| {
+            let allowed = "\"credential\" \"cookie:NAME\" \"header:NAME\" \"jwt:CLAIM\" \"host\" \"method\" \"path\" \
+                           \"route\" \"global\"";
+            format!("{text:?} is no part of a scope; allowed are {allowed}").into()
         })
     }
 }
@@ -429,16 +432,11 @@ impl FromStr for ScopePart {
 impl fmt::Display for ScopePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Credential => f.write_str("credential"),
             Self::Cookie(name) => write!(f, "cookie:{name}"),
             Self::Header(name) => write!(f, "header:{name}"),
             Self::Jwt(claim) => write!(f, "jwt:{claim}"),
-            Self::Host => f.write_str("host"),
-            Self::Method => f.write_str("method"),
-            Self::Path => f.write_str("path"),
-            Self::Route => f.write_str("route"),
-            Self::Global => f.write_str("global"),
             Self::Optional(part) => write!(f, "{part}?"),
+            plain => f.write_str(PLAIN_PARTS.iter().find(|(_, part)| part == plain).expect("a plain part").0),
         }
     }
 }

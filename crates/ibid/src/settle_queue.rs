@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     journal::Journal,
     observe::{EngineEvent, Observer, StoreCall},
-    policy::Policy,
+    policy::Terms,
     record::{Record, RecordBody},
     store::{Address, ErrorKind, Lease, SettleOutcome, Settlement, Store, StoreError},
 };
@@ -53,7 +53,7 @@ struct SettleQueueState {
     store: Arc<dyn Store>,
     observer: Arc<dyn Observer>,
     journal: Option<Arc<Journal>>,
-    queue: Mutex<PendingSettlements>,
+    pending: Mutex<PendingSettlements>,
     added: Notify,
 }
 
@@ -98,21 +98,16 @@ pub(crate) struct AbandonGuard {
 
 impl SettleQueue {
     pub(crate) fn new(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
-        let later = Self(Arc::new(SettleQueueState {
-            store,
-            observer,
-            journal,
-            queue: Mutex::default(),
-            added: Notify::new(),
-        }));
-        later.wake();
-        later
+        let (pending, added) = (Mutex::default(), Notify::new());
+        let queue = Self(Arc::new(SettleQueueState { store, observer, journal, pending, added }));
+        queue.wake();
+        queue
     }
 
     /// Queues a settlement and starts the worker if it is idle.
     pub(crate) fn push(&self, lease: Lease, mut end: Settlement) {
         {
-            let mut queue = self.0.queue.lock();
+            let mut queue = self.0.pending.lock();
             if queue.bytes + record_bytes(&end) > MAX_QUEUED_BYTES
                 && let Some(short) = without_body(&end)
             {
@@ -133,26 +128,22 @@ impl SettleQueue {
     pub(crate) fn wake(&self) {
         self.0.added.notify_one();
         let Ok(runtime) = Handle::try_current() else { return };
-        let mut queue = self.0.queue.lock();
+        let mut queue = self.0.pending.lock();
         if !queue.has_worker && (!queue.entries.is_empty() || self.0.has_journaled()) {
             queue.has_worker = true;
             runtime.spawn(run_worker(self.0.clone()));
         }
     }
 
-    pub(crate) fn guard_claim(&self, lease: Lease, policy: &Policy) -> AbandonGuard {
-        AbandonGuard {
-            queue: self.clone(),
-            lease: Some(lease),
-            ttl: policy.ttl.max(policy.lease),
-            retry_in: policy.lease,
-        }
+    pub(crate) fn guard_claim(&self, lease: Lease, policy: &Terms) -> AbandonGuard {
+        let ttl = policy.ttl.max(policy.lease);
+        AbandonGuard { queue: self.clone(), lease: Some(lease), ttl, retry_in: policy.lease }
     }
 
     /// The number of settlements that wait in the queue and the journal.
     pub fn pending(&self) -> usize {
         let journaled = self.0.journal.as_ref().map_or(0, |journal| journal.len());
-        self.0.queue.lock().entries.len() + journaled
+        self.0.pending.lock().entries.len() + journaled
     }
 
     /// Returns once the queue and the journal are empty. The caller sets a time limit.
@@ -194,7 +185,7 @@ impl SettleQueueState {
     async fn settle_next(&self) -> Option<SettleAttempt> {
         let now = Instant::now();
         let (at, lease, end) = {
-            let queue = self.queue.lock();
+            let queue = self.pending.lock();
             let (at, waiting) = queue.entries.iter().enumerate().find(|(_, waiting)| waiting.retry.due_at <= now)?;
             (at, waiting.lease.clone(), waiting.settlement.clone())
         };
@@ -205,12 +196,13 @@ impl SettleQueueState {
             self.observer.on_event(&EngineEvent::ClaimLost(&lease.request.address));
         }
         let (told, given_up) = {
-            let mut queue = self.queue.lock();
-            let told = answer
-                .as_ref()
-                .map_or_else(|error| queue.entries[at].retry.record_failure(error), |_| SettleAttempt::Settled);
-            let given_up = queue.entries[at].retry.should_give_up();
-            let waiting = queue.entries.remove(at).expect("only this task removes");
+            let mut queue = self.pending.lock();
+            let mut waiting = queue.entries.remove(at).expect("only this task removes");
+            let told = match &answer {
+                Ok(_) => SettleAttempt::Settled,
+                Err(error) => waiting.retry.record_failure(error),
+            };
+            let given_up = waiting.retry.should_give_up();
             if given_up || matches!(told, SettleAttempt::Settled) {
                 queue.bytes -= record_bytes(&end);
             } else {
@@ -274,7 +266,7 @@ impl SettleQueueState {
 
     /// Returns whether the queue and the journal are empty, and if so marks the worker as stopped.
     fn stop_if_idle(&self) -> bool {
-        let mut queue = self.queue.lock();
+        let mut queue = self.pending.lock();
         let done = queue.entries.is_empty() && !self.has_journaled();
         // Changed under the lock, so that a later push sees no worker and starts one.
         queue.has_worker = !done;
@@ -282,7 +274,7 @@ impl SettleQueueState {
     }
 
     fn next_due_at(&self, journaled: &HashMap<Address, SettleRetry>) -> Instant {
-        let queue = self.queue.lock();
+        let queue = self.pending.lock();
         let queued = queue.entries.iter().map(|waiting| waiting.retry.due_at);
         queued.chain(journaled.values().map(|retry| retry.due_at)).min().unwrap_or_else(Instant::now)
     }
@@ -325,11 +317,11 @@ fn is_expired(end: &Settlement) -> bool {
 
 /// Replaces a large body with its digest. Returns `None` if there is no large body.
 fn without_body(end: &Settlement) -> Option<Settlement> {
-    let Settlement::Complete { failed, record, summary: outline, ttl: keep } = end else { return None };
+    let &Settlement::Complete { failed, ref record, summary, ttl } = end else { return None };
     let mut record = Record::decode(record.clone()).ok().filter(|_| record.len() >= MIN_SHORTENED_RECORD_BYTES)?;
     let RecordBody::Whole(body) = &record.body else { return None };
     record.body = RecordBody::Digest { length: body.len() as u64, sha256: Sha256::digest(body).into() };
-    Some(Settlement::Complete { failed: *failed, record: record.encode(), summary: *outline, ttl: *keep })
+    Some(Settlement::Complete { failed, record: record.encode(), summary, ttl })
 }
 
 /// Clears `has_worker` even if the task is dropped with its runtime.
@@ -337,7 +329,7 @@ struct WorkerGuard(Arc<SettleQueueState>);
 
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
-        self.0.queue.lock().has_worker = false;
+        self.0.pending.lock().has_worker = false;
     }
 }
 

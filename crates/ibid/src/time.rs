@@ -34,17 +34,16 @@ pub fn rfc3339(ms: u64) -> String {
 
 /// Parses `2025-11-27T10:30:00Z`, with any fraction of a second and any offset.
 pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
-    let number = |from: usize, to: usize| -> Option<i64> {
-        let digits = text.get(from..to)?;
-        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+    let number = |digits: &[u8]| {
+        let digit = |byte: u8| byte.is_ascii_digit().then(|| i64::from(byte - b'0'));
+        digits.iter().try_fold(0, |sum, &byte| Some(sum * 10 + digit(byte)?))
     };
-    let marks = text.as_bytes();
-    let is = |at: usize, mark: &[u8]| marks.get(at).is_some_and(|byte| mark.contains(byte));
-    if !(is(4, b"-") && is(7, b"-") && is(10, b"Tt ") && is(13, b":") && is(16, b":")) {
+    let (head, rest) = text.as_bytes().split_at_checked(19)?;
+    let [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b't' | b' ', _, _, b':', _, _, b':', _, _] = head else {
         return None;
-    }
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    };
+    let (year, month, day) = (number(&head[..4])?, number(&head[5..7])?, number(&head[8..10])?);
+    let (hour, minute, second) = (number(&head[11..13])?, number(&head[14..16])?, number(&head[17..])?);
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let length = match month {
         2 => 28 + i64::from(leap),
@@ -56,23 +55,16 @@ pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     if !(1..=length).contains(&day) || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
-    let rest = &text[19..];
-    let fraction =
-        rest.strip_prefix('.').map_or("", |rest| &rest[..rest.bytes().take_while(u8::is_ascii_digit).count()]);
-    if rest.starts_with('.') && fraction.is_empty() {
-        return None;
-    }
-    let nanos = fraction
-        .bytes()
-        .chain(std::iter::repeat(b'0'))
-        .take(9)
-        .fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0'));
-    let zone = &rest[if fraction.is_empty() { 0 } else { fraction.len() + 1 }..];
-    let offset = match zone.as_bytes() {
+    let (fraction, zone) = match rest {
+        [b'.', rest @ ..] => rest.split_at(rest.iter().take_while(|byte| byte.is_ascii_digit()).count()),
+        zone => (&b"0"[..], zone),
+    };
+    let first_nine: Vec<_> = fraction.iter().copied().chain([b'0'; 9]).take(9).collect();
+    let nanos = number(&first_nine).filter(|_| !fraction.is_empty())?;
+    let offset = match zone {
         b"Z" | b"z" => 0,
-        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
-            let at = text.len() - 5;
-            let (hours, minutes) = (number(at, at + 2)?, number(at + 3, at + 5)?);
+        [sign @ (b'+' | b'-'), hours @ .., b':', _, _] if hours.len() == 2 => {
+            let (hours, minutes) = (number(hours)?, number(&zone[4..])?);
             if hours > 23 || minutes > 59 {
                 return None;
             }
@@ -88,7 +80,7 @@ pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let whole = Duration::from_secs(seconds.unsigned_abs());
     let at =
         if seconds < 0 { SystemTime::UNIX_EPOCH.checked_sub(whole) } else { SystemTime::UNIX_EPOCH.checked_add(whole) };
-    at?.checked_add(Duration::from_nanos(nanos.into()))
+    at?.checked_add(Duration::from_nanos(nanos as u64))
 }
 
 #[cfg(test)]

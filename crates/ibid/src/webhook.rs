@@ -37,6 +37,7 @@ pub use self::{
     encoding::SignatureEncoding,
     scheme::{CustomWebhookScheme, WebhookScheme},
 };
+use crate::policy::{InvalidSetting, require};
 
 mod content;
 mod encoding;
@@ -98,7 +99,7 @@ impl WebhookVerifier {
     ///
     /// # Errors
     /// One sentence about an invalid secret, without the secret itself.
-    pub fn new<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+    pub fn new<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, InvalidSetting> {
         let secrets = secrets.into_iter().map(|secret| scheme.parse_secret(secret)).collect::<Result<_, _>>()?;
         Ok(Self { scheme, secrets, tolerance: DEFAULT_TOLERANCE })
     }
@@ -107,16 +108,13 @@ impl WebhookVerifier {
     ///
     /// # Errors
     /// One sentence that names the setting, the expected value and the actual value.
-    pub fn check(&self) -> Result<(), String> {
-        if self.secrets.is_empty() {
-            let what = "secrets is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say \
-                        unsigned = true to take deliveries from anybody";
-            return Err(what.into());
-        }
-        if self.scheme.has_timestamp() && self.tolerance < Duration::from_secs(1) {
-            let what = "tolerance is under a second; timestamps are in seconds, so it must be longer, such as \"5m\"";
-            return Err(what.into());
-        }
+    pub fn check(&self) -> Result<(), InvalidSetting> {
+        let message = "is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say unsigned = true \
+                       to take deliveries from anybody";
+        require(!self.secrets.is_empty(), "secrets", message)?;
+        let is_long_enough = !self.scheme.has_timestamp() || self.tolerance >= Duration::from_secs(1);
+        let message = "is under a second; timestamps are in seconds, so it must be longer, such as \"5m\"";
+        require(is_long_enough, "tolerance", message)?;
         match &self.scheme {
             WebhookScheme::Custom(custom) => custom.check(),
             _ => Ok(()),

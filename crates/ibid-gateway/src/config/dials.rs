@@ -163,11 +163,7 @@ fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), 
         Protocol::Http => policy.check(),
         Protocol::Grpc => policy.check_grpc(),
     };
-    checked.map_err(|sentence| {
-        // The message starts with the dial.
-        let (dial, what) = sentence.split_once(' ').unwrap_or(("", &sentence));
-        ConfigError::at(format!("{place}.{dial}"), what)
-    })
+    checked.map_err(|invalid| ConfigError::at(format!("{place}.{}", invalid.setting()), invalid.message()))
 }
 
 impl RawDials {

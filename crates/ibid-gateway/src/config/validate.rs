@@ -44,7 +44,7 @@ pub(super) fn validate(
     let trusted_proxies = match &file.trusted_proxies {
         None => TrustedProxies::loopback(),
         Some(list) => {
-            TrustedProxies::parse(list.iter().map(String::as_str)).map_err(|what| wrong("trusted_proxies", what))?
+            TrustedProxies::parse(list.iter().map(String::as_str)).map_err(|why| wrong("trusted_proxies", why.message()))?
         }
     };
     let jwt = file.jwt.map(|jwt| jwt::build_jwt(jwt, lookup)).transpose()?;
@@ -132,8 +132,8 @@ fn path_or_off(
 
 fn build_credentials(headers: Option<Vec<HeaderName>>, schemes: Vec<String>) -> Result<Credentials, ConfigError> {
     let credentials = headers.map_or_else(|| Ok(Credentials::default()), Credentials::new);
-    let credentials = credentials.map_err(|what| wrong("credentials", what))?;
-    credentials.and_schemes(schemes).map_err(|what| wrong("credential_schemes", what))
+    let credentials = credentials.map_err(|why| wrong("credentials", why.message()))?;
+    credentials.and_schemes(schemes).map_err(|why| wrong("credential_schemes", why.message()))
 }
 
 /// Builds the certificate of a port. `table` is its table in the file.

@@ -253,6 +253,7 @@ parsed! {
     RefusalFormat: "\"problem\" \"stripe\"",
     PolicyMode: "\"enforce\" \"shadow\" \"off\"",
     LabelKeyDisplay: "\"clear\" \"masked\"",
+    ScopePart: "part of a scope such as \"credential\"",
     KeyFormat: "a key format such as \"uuid4\"",
     KeySource: "a source of keys such as \"header:Idempotency-Key\"",
     FingerprintPart: "a part of the fingerprint such as \"body\"",

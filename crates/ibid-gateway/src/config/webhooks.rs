@@ -50,7 +50,9 @@ pub(super) fn apply_webhook_dials(
         None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
         Some(secrets) => {
             let read = |(at, secret): (usize, &Secret)| {
-                scheme.parse_secret(secret.expose()).map_err(|what| wrong(&format!("secrets[{}]", at + 1), what))
+                scheme
+                    .parse_secret(secret.expose())
+                    .map_err(|why| wrong(&format!("secrets[{}]", at + 1), why.to_string()))
             };
             secrets.iter().enumerate().map(read).collect::<Result<_, _>>()?
         }
@@ -97,8 +99,6 @@ fn custom_scheme(written: &RawSignature) -> Result<CustomWebhookScheme, (&'stati
         content: content.clone(),
         timestamp: timestamp.clone(),
     };
-    // The message starts with the setting.
-    let checked = custom.check();
-    checked.map_err(|what| ("signature.timestamp", what.trim_start_matches("signature.timestamp ").to_owned()))?;
+    custom.check().map_err(|invalid| ("signature.timestamp", invalid.message().to_owned()))?;
     Ok(custom)
 }

@@ -57,7 +57,9 @@ fn record(tenant: &str, key: u64) -> Bytes {
 }
 
 async fn pay(engine: &Engine, tenant: &str, key: u64) -> Decision<()> {
-    engine.execute(&Policy::ietf().checked().unwrap(), ask(tenant, key), FloodOperation(record(tenant, key))).await
+    engine
+        .execute(Policy::ietf().checked().unwrap().terms(), ask(tenant, key), FloodOperation(record(tenant, key)))
+        .await
 }
 
 /// What a flood came to.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     observe::{EngineEvent, StoreCall},
-    policy::Policy,
+    policy::Terms,
     refusal::Refusal,
     settle_queue::AbandonGuard,
     store::{ClaimOutcome, ClaimRequest, Fingerprint, Lease, SettleOutcome, Settlement, StoreError},
@@ -34,7 +34,7 @@ impl ClaimedRun {
     }
 
     /// Whether most of the lease passed before the run could start.
-    fn is_late(&self, policy: &Policy) -> bool {
+    fn is_late(&self, policy: &Terms) -> bool {
         self.claimed_at.elapsed() > policy.lease * 2 / 3
     }
 }
@@ -57,14 +57,14 @@ enum Ending<A> {
 impl Engine {
     /// Starts a run at once, if no quota applies and the claim took little time.
     pub(super) fn try_start_run(
-        &self, policy: &Policy, lease: Lease, claimed_at: Instant,
+        &self, policy: &Terms, lease: Lease, claimed_at: Instant,
     ) -> Result<ClaimedRun, ClaimedRun> {
         let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at };
         if self.quota.is_none() && !run.is_late(policy) { Ok(run) } else { Err(run) }
     }
 
     /// Spends quota and extends a lease that has nearly expired before the run starts.
-    pub(super) async fn start_run(&self, policy: &Policy, run: ClaimedRun) -> BeginOutcome {
+    pub(super) async fn start_run(&self, policy: &Terms, run: ClaimedRun) -> BeginOutcome {
         if let Some(refusal) = self.spend_quota(run.lease()).await {
             if self.settle(run.lease(), &Settlement::Release, Instant::now()).await.is_err() {
                 self.settle_queue.push(run.lease().clone(), Settlement::Release);
@@ -80,12 +80,12 @@ impl Engine {
     }
 
     /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
-    pub async fn keep_alive<T>(&self, policy: &Policy, run: &ClaimedRun, work: impl Future<Output = T>) -> T {
+    pub async fn keep_alive<T>(&self, policy: &Terms, run: &ClaimedRun, work: impl Future<Output = T>) -> T {
         self.keep_lease_alive(policy, run.lease(), pin!(work)).await
     }
 
     pub(super) async fn keep_lease_alive<T>(
-        &self, policy: &Policy, lease: &Lease, mut work: Pin<&mut impl Future<Output = T>>,
+        &self, policy: &Terms, lease: &Lease, mut work: Pin<&mut impl Future<Output = T>>,
     ) -> T {
         let beat = sleep(policy.lease / 3);
         tokio::pin!(beat);
@@ -111,7 +111,7 @@ impl Engine {
         }
     }
 
-    async fn extend(&self, lease: &Lease, policy: &Policy) -> HeartbeatOutcome {
+    async fn extend(&self, lease: &Lease, policy: &Terms) -> HeartbeatOutcome {
         let sent = Instant::now();
         let answer = self.store.extend(lease, policy.lease).await;
         self.observer.asked(StoreCall::Extend, sent.elapsed());
@@ -132,7 +132,7 @@ impl Engine {
     /// Settles the claim and decides what the caller gets. `by_version` computes the request's fingerprint by the rules
     /// of other versions, see [`Claimant::fingerprint`](super::Claimant::fingerprint).
     pub async fn end<A>(
-        &self, policy: &Policy, run: ClaimedRun, outcome: RunOutcome<A>,
+        &self, policy: &Terms, run: ClaimedRun, outcome: RunOutcome<A>,
         by_version: impl FnOnce(u8) -> Option<Fingerprint>,
     ) -> Decision<A> {
         let (lease, now) = (run.lease(), Instant::now());
@@ -215,7 +215,7 @@ impl Engine {
     /// Decides what the caller gets after its claim was lost: the recorded answer, never its own response. If the
     /// record belongs to a different request (the key was forgotten and reused), the caller is refused.
     fn decide_lost_claim<A>(
-        &self, policy: &Policy, lease: &Lease, entry: ClaimOutcome, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+        &self, policy: &Terms, lease: &Lease, entry: ClaimOutcome, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
     ) -> Decision<A> {
         self.observer.on_event(&EngineEvent::ClaimLost(&lease.request.address));
         if let Some(stored) = stored_fingerprint(&entry)

@@ -16,7 +16,7 @@ use super::{CompletedAnswer, Engine, mismatch, stored_fingerprint};
 use crate::{
     http::UnderRequestId,
     observe::{RequestOutcome, ShadowOutcome},
-    policy::CheckedPolicy,
+    policy::Terms,
     refusal::RefusalReason,
     running::RunSlot,
     store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, SettleOutcome, Settlement},
@@ -98,7 +98,7 @@ impl Engine {
     /// Observes a request that runs in any case. `by_version` computes the request's fingerprint by the rules of other
     /// versions. `report` is called once, after the run has ended and is recorded.
     pub fn observe(
-        &self, policy: CheckedPolicy, ask: ClaimRequest,
+        &self, policy: Terms, ask: ClaimRequest,
         by_version: impl Fn(u8) -> Option<Fingerprint> + Send + Sync + 'static, slot: Option<RunSlot>,
         report: impl FnOnce(ShadowResult) + Send + 'static,
     ) -> ShadowClaim {
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     async fn run_shadow_claim(
-        &self, policy: &CheckedPolicy, ask: Arc<ClaimRequest>, by_version: impl Fn(u8) -> Option<Fingerprint>,
+        &self, policy: &Terms, ask: Arc<ClaimRequest>, by_version: impl Fn(u8) -> Option<Fingerprint>,
         ended: oneshot::Receiver<ShadowRunOutcome>,
     ) -> ShadowResult {
         match self.shadow_claim(policy, ask, by_version).await {
@@ -136,7 +136,7 @@ impl Engine {
 
     /// Claims the address. `Err` contains what enforcement would have done instead of running the operation.
     async fn shadow_claim(
-        &self, policy: &CheckedPolicy, mut ask: Arc<ClaimRequest>, by_version: impl Fn(u8) -> Option<Fingerprint>,
+        &self, policy: &Terms, mut ask: Arc<ClaimRequest>, by_version: impl Fn(u8) -> Option<Fingerprint>,
     ) -> Result<Lease, ShadowOutcome> {
         let refusal = |reason| Err(ShadowOutcome::Refusal(reason));
         let compare =
@@ -184,7 +184,7 @@ impl Engine {
 
     /// Records the outcome of a run. A lost claim records nothing.
     async fn record_shadow_outcome(
-        &self, policy: &CheckedPolicy, lease: &Lease, finish: Option<ShadowRunOutcome>,
+        &self, policy: &Terms, lease: &Lease, finish: Option<ShadowRunOutcome>,
     ) -> RequestOutcome {
         let (end, outcome) = match finish {
             Some(ShadowRunOutcome::Complete(CompletedAnswer { failed, record, summary })) => {

@@ -14,6 +14,10 @@
 
 use std::borrow::Cow;
 
+use percent_encoding::percent_decode;
+
+use super::frame;
+
 /// The order of the pairs in a canonical form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PairOrder {
@@ -81,25 +85,20 @@ fn repeated_names(pairs: &[FormPair<'_>]) -> Vec<Vec<u8>> {
     repeated
 }
 
-fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
-    let Some(mut at) = text.iter().position(|byte| matches!(byte, b'%' | b'+')) else {
-        return Some(Cow::Borrowed(text));
-    };
-    let mut plain = text[..at].to_vec();
-    while let Some(&byte) = text.get(at) {
-        at += 1;
-        plain.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let digit = |at: usize| char::from(*text.get(at)?).to_digit(16);
-                let byte = digit(at)? << 4 | digit(at + 1)?;
-                at += 2;
-                byte as u8
-            }
-            byte => byte,
-        });
+/// Decodes `+` and escapes. Returns `None` if an escape is invalid.
+pub(crate) fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let mut escapes = text.split(|&byte| byte == b'%').skip(1);
+    let is_escape = |rest: &[u8]| rest.get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+    escapes.all(is_escape).then(|| decode_lenient(text))
+}
+
+/// Decodes `+` and escapes. Invalid escapes stay as written.
+pub(super) fn decode_lenient(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.iter().any(|byte| matches!(byte, b'%' | b'+')) {
+        return Cow::Borrowed(text);
     }
-    Some(Cow::Owned(plain))
+    let spaced: Vec<_> = text.iter().map(|&byte| if byte == b'+' { b' ' } else { byte }).collect();
+    Cow::Owned(percent_decode(&spaced).collect())
 }
 
 fn write_in_sent_order(pairs: &[FormPair<'_>], out: &mut Vec<u8>) {
@@ -108,11 +107,6 @@ fn write_in_sent_order(pairs: &[FormPair<'_>], out: &mut Vec<u8>) {
         out.push(u8::from(value.is_some()));
         frame(value.as_deref().unwrap_or_default(), out);
     }
-}
-
-fn frame(bytes: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-    out.extend_from_slice(bytes);
 }
 
 #[cfg(test)]

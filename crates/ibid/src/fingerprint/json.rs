@@ -45,7 +45,7 @@ pub(crate) enum NameEquality {
 /// An ignored member counts as absent, and an ignored array element is removed; several pointers into one array count
 /// positions in the array as sent. An ignored member still counts as a duplicate of another with its name.
 pub(crate) fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) -> Option<Cow<'a, [u8]>> {
-    let mut document = JsonDocument::read_for(body, !ignore.is_empty(), names)?;
+    let mut document = JsonDocument::read(body, !ignore.is_empty(), names)?;
     for pointer in ignore {
         if let Some(at) = document.find_node(pointer) {
             document.nodes[at].value = JsonValue::DROPPED;
@@ -75,7 +75,7 @@ pub(crate) enum JsonLookup<'a> {
 /// Looks up the string or number at a pointer. Returns `None` if the body has no canonical form, so that a key is never
 /// read from an ambiguous document.
 pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
-    let document = JsonDocument::read_every_node(body)?;
+    let document = JsonDocument::read(body, true, NameEquality::Exact)?;
     let Some(node) = document.find_node(at) else {
         return Some(JsonLookup::Absent);
     };
@@ -100,7 +100,7 @@ pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a
 /// An existing member keeps its position; a new one is added after the last member. No other byte changes. Returns
 /// `None` if the body is not a JSON object with a canonical form, or `value` is not JSON.
 pub(crate) fn splice_member(body: &[u8], name: &str, value: &[u8]) -> Option<Vec<u8>> {
-    JsonDocument::read(value)?;
+    JsonDocument::read(value, false, NameEquality::Exact)?;
     let place = reader::find_member(body, &text::quoted(name))?;
     let mut out = Vec::with_capacity(body.len() + name.len() + value.len() + 8);
     match place {

@@ -17,6 +17,7 @@
 //! ```
 
 pub(super) use self::strict::parse_strict;
+use super::frame;
 
 mod strict;
 
@@ -72,11 +73,16 @@ fn write_parts(boundary: &[u8], body: &[u8], out: &mut Vec<u8>) -> Option<()> {
 /// Linear: a carriage return can only be the first byte of the delimiter, so no byte is compared for more than one
 /// candidate.
 fn split_at_delimiter<'a>(bytes: &'a [u8], delimiter: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let at = find_sequence(bytes, delimiter)?;
+    Some((&bytes[..at], &bytes[at + delimiter.len()..]))
+}
+
+fn find_sequence(bytes: &[u8], sequence: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {
-        let at = from + find(&bytes[from..], b'\r')?;
-        if let Some(after) = bytes[at..].strip_prefix(delimiter) {
-            return Some((&bytes[..at], after));
+        let at = from + find(&bytes[from..], sequence[0])?;
+        if bytes[at..].starts_with(sequence) {
+            return Some(at);
         }
         from = at + 1;
     }
@@ -234,11 +240,6 @@ fn trim_start(mut bytes: &[u8]) -> &[u8] {
 
 fn is_token(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte)
-}
-
-fn frame(bytes: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-    out.extend_from_slice(bytes);
 }
 
 fn frame_option(bytes: Option<&[u8]>, out: &mut Vec<u8>) {

@@ -30,44 +30,35 @@ pub enum GrpcStatusCode {
     Unauthenticated,
 }
 
-/// What a code says about the outcome, if the server uses codes as specified.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CodeMeaning {
-    /// The same call would get the same answer again.
-    Final,
-    /// The call was rejected before it had any effect and may succeed later.
-    Retryable,
-    /// The call may have taken effect.
-    OutcomeUnknown,
-}
-
 struct CodeInfo {
     code: GrpcStatusCode,
     name: &'static str,
     http: u16,
-    meaning: CodeMeaning,
+    /// What happens to a call under [`Remember::Final`], if the server uses codes as specified: the same call would get
+    /// the same answer again, it was rejected before it had any effect, or it may have taken effect.
+    outcome: CallOutcome,
 }
 
 #[rustfmt::skip]
 const CODES: [CodeInfo; 17] = [
-    CodeInfo { code: GrpcStatusCode::Ok,                 name: "OK",                  http: 200, meaning: CodeMeaning::Final },
-    CodeInfo { code: GrpcStatusCode::Cancelled,          name: "CANCELLED",           http: 499, meaning: CodeMeaning::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::Unknown,            name: "UNKNOWN",             http: 500, meaning: CodeMeaning::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::InvalidArgument,    name: "INVALID_ARGUMENT",    http: 400, meaning: CodeMeaning::Final },
-    CodeInfo { code: GrpcStatusCode::DeadlineExceeded,   name: "DEADLINE_EXCEEDED",   http: 504, meaning: CodeMeaning::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::NotFound,           name: "NOT_FOUND",           http: 404, meaning: CodeMeaning::Final },
-    CodeInfo { code: GrpcStatusCode::AlreadyExists,      name: "ALREADY_EXISTS",      http: 409, meaning: CodeMeaning::Final },
-    CodeInfo { code: GrpcStatusCode::PermissionDenied,   name: "PERMISSION_DENIED",   http: 403, meaning: CodeMeaning::Retryable },
-    CodeInfo { code: GrpcStatusCode::ResourceExhausted,  name: "RESOURCE_EXHAUSTED",  http: 429, meaning: CodeMeaning::Retryable },
-    CodeInfo { code: GrpcStatusCode::FailedPrecondition, name: "FAILED_PRECONDITION", http: 400, meaning: CodeMeaning::Final },
-    CodeInfo { code: GrpcStatusCode::Aborted,            name: "ABORTED",             http: 409, meaning: CodeMeaning::Retryable },
-    CodeInfo { code: GrpcStatusCode::OutOfRange,         name: "OUT_OF_RANGE",        http: 400, meaning: CodeMeaning::Final },
+    CodeInfo { code: GrpcStatusCode::Ok,                 name: "OK",                  http: 200, outcome: CallOutcome::Remembered },
+    CodeInfo { code: GrpcStatusCode::Cancelled,          name: "CANCELLED",           http: 499, outcome: CallOutcome::OutcomeUnknown },
+    CodeInfo { code: GrpcStatusCode::Unknown,            name: "UNKNOWN",             http: 500, outcome: CallOutcome::OutcomeUnknown },
+    CodeInfo { code: GrpcStatusCode::InvalidArgument,    name: "INVALID_ARGUMENT",    http: 400, outcome: CallOutcome::Remembered },
+    CodeInfo { code: GrpcStatusCode::DeadlineExceeded,   name: "DEADLINE_EXCEEDED",   http: 504, outcome: CallOutcome::OutcomeUnknown },
+    CodeInfo { code: GrpcStatusCode::NotFound,           name: "NOT_FOUND",           http: 404, outcome: CallOutcome::Remembered },
+    CodeInfo { code: GrpcStatusCode::AlreadyExists,      name: "ALREADY_EXISTS",      http: 409, outcome: CallOutcome::Remembered },
+    CodeInfo { code: GrpcStatusCode::PermissionDenied,   name: "PERMISSION_DENIED",   http: 403, outcome: CallOutcome::Released },
+    CodeInfo { code: GrpcStatusCode::ResourceExhausted,  name: "RESOURCE_EXHAUSTED",  http: 429, outcome: CallOutcome::Released },
+    CodeInfo { code: GrpcStatusCode::FailedPrecondition, name: "FAILED_PRECONDITION", http: 400, outcome: CallOutcome::Remembered },
+    CodeInfo { code: GrpcStatusCode::Aborted,            name: "ABORTED",             http: 409, outcome: CallOutcome::Released },
+    CodeInfo { code: GrpcStatusCode::OutOfRange,         name: "OUT_OF_RANGE",        http: 400, outcome: CallOutcome::Remembered },
     // The call did not run; the next release of the server may support it.
-    CodeInfo { code: GrpcStatusCode::Unimplemented,      name: "UNIMPLEMENTED",       http: 501, meaning: CodeMeaning::Retryable },
-    CodeInfo { code: GrpcStatusCode::Internal,           name: "INTERNAL",            http: 500, meaning: CodeMeaning::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::Unavailable,        name: "UNAVAILABLE",         http: 503, meaning: CodeMeaning::Retryable },
-    CodeInfo { code: GrpcStatusCode::DataLoss,           name: "DATA_LOSS",           http: 500, meaning: CodeMeaning::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::Unauthenticated,    name: "UNAUTHENTICATED",     http: 401, meaning: CodeMeaning::Retryable },
+    CodeInfo { code: GrpcStatusCode::Unimplemented,      name: "UNIMPLEMENTED",       http: 501, outcome: CallOutcome::Released },
+    CodeInfo { code: GrpcStatusCode::Internal,           name: "INTERNAL",            http: 500, outcome: CallOutcome::OutcomeUnknown },
+    CodeInfo { code: GrpcStatusCode::Unavailable,        name: "UNAVAILABLE",         http: 503, outcome: CallOutcome::Released },
+    CodeInfo { code: GrpcStatusCode::DataLoss,           name: "DATA_LOSS",           http: 500, outcome: CallOutcome::OutcomeUnknown },
+    CodeInfo { code: GrpcStatusCode::Unauthenticated,    name: "UNAUTHENTICATED",     http: 401, outcome: CallOutcome::Released },
 ];
 
 impl GrpcStatusCode {
@@ -137,18 +128,18 @@ impl CallOutcome {
     /// Classifies a complete response by the policy. `unknown_status` takes precedence over `remember`. A call that is
     /// not remembered and may have taken effect has an unknown outcome under every policy.
     pub fn of(policy: &Policy, code: GrpcStatusCode) -> Self {
-        let says = code.info().meaning;
+        let outcome = code.info().outcome;
         let remembered = match &policy.remember {
             Remember::All => true,
-            Remember::Final => says == CodeMeaning::Final,
+            Remember::Final => outcome == Self::Remembered,
             Remember::Success => code == GrpcStatusCode::Ok,
             list @ Remember::List { .. } => list.matches(code.status()),
         };
-        match says {
+        match outcome {
             _ if policy.unknown_status.contains(&code.status()) => Self::OutcomeUnknown,
             _ if remembered => Self::Remembered,
-            CodeMeaning::OutcomeUnknown => Self::OutcomeUnknown,
-            CodeMeaning::Final | CodeMeaning::Retryable => Self::Released,
+            Self::OutcomeUnknown => Self::OutcomeUnknown,
+            Self::Remembered | Self::Released => Self::Released,
         }
     }
 }

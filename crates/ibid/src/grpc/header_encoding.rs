@@ -1,34 +1,17 @@
 //! Encodes text and bytes for headers: percent-encoding and base64.
 
+use data_encoding::BASE64_NOPAD;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
 /// Encodes `grpc-message`: visible ASCII except `%` stays, everything else is escaped as UTF-8 bytes.
 pub(super) fn percent_encode(text: &str) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b' '..=b'~' if byte != b'%' => out.push(byte.into()),
-            _ => {
-                out.push('%');
-                out.push(DIGITS[usize::from(byte >> 4)].into());
-                out.push(DIGITS[usize::from(byte & 15)].into());
-            }
-        }
-    }
-    out
+    const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+    utf8_percent_encode(text, ESCAPED).to_string()
 }
 
 /// Encodes a `-bin` header: standard base64 without padding, as the protocol requires.
 pub(super) fn base64_encode(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let at = |nth: usize| u32::from(three.get(nth).copied().unwrap_or(0));
-        let bits = at(0) << 16 | at(1) << 8 | at(2);
-        for nth in 0..=three.len() {
-            out.push(LETTERS[(bits >> (18 - 6 * nth) & 63) as usize].into());
-        }
-    }
-    out
+    BASE64_NOPAD.encode(bytes)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::{
     fmt,
 };
 
-use super::proto::{ProtoFields, ProtoValue};
+use prost::Message;
+use prost_types::{FileDescriptorSet, MethodDescriptorProto, method_options::IdempotencyLevel};
 
 /// The unary methods of a server: one request message, one response message. Only these are covered.
 ///
@@ -70,17 +71,15 @@ impl UnaryMethods {
     /// # Errors
     /// If the bytes are not such a set, or contain no service.
     pub fn from_descriptor_set(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let set = FileDescriptorSet::decode(bytes).map_err(|_| DescriptorError::Malformed)?;
         let mut methods = BTreeMap::new();
-        for file in message_fields(bytes, 1)? {
-            let package = text_field(file, 2)?;
-            for service in message_fields(file, 6)? {
-                let name = text_field(service, 1)?;
-                let dot = if package.is_empty() { "" } else { "." };
-                for method in message_fields(service, 2)? {
-                    let path = format!("/{package}{dot}{name}/{}", text_field(method, 1)?);
-                    let kind = method_kind(method, package)?;
-                    methods.insert(path, kind);
-                }
+        for file in &set.file {
+            let package = file.package();
+            let dot = if package.is_empty() { "" } else { "." };
+            for service in &file.service {
+                let path =
+                    |method: &MethodDescriptorProto| format!("/{package}{dot}{}/{}", service.name(), method.name());
+                methods.extend(service.method.iter().map(|method| (path(method), method_kind(method, package))));
             }
         }
         if methods.is_empty() { Err(DescriptorError::NoService) } else { Ok(Self { methods }) }
@@ -135,11 +134,7 @@ impl UnaryMethods {
     /// Whether the method with this path is known, covered or not. Methods of `grpc.health.*` and `grpc.reflection.*`
     /// always are.
     pub fn is_known(&self, path: &str) -> bool {
-        let of_server = SERVER_INTERNAL_PACKAGES.iter().any(|own| {
-            let rest = path.strip_prefix('/').and_then(|name| name.strip_prefix(own));
-            rest.is_some_and(|rest| rest.starts_with('.'))
-        });
-        of_server || self.methods.contains_key(path)
+        path.strip_prefix('/').is_some_and(is_server_internal) || self.methods.contains_key(path)
     }
 
     /// Whether the method with this path is known to stream.
@@ -192,61 +187,24 @@ fn method_path(name: &str) -> Result<String, String> {
     }
 }
 
-/// Reads a MethodDescriptorProto: `client_streaming = 5`, `server_streaming = 6`, and in `options = 4`
-/// `idempotency_level = 34`.
-fn method_kind(method: &[u8], package: &str) -> Result<MethodKind, DescriptorError> {
-    const NO_SIDE_EFFECTS: u64 = 1;
-    if number_field(method, 5)? != 0 || number_field(method, 6)? != 0 {
-        return Ok(MethodKind::Streaming);
+fn method_kind(method: &MethodDescriptorProto, package: &str) -> MethodKind {
+    let declares_none = || {
+        method.options.as_ref().is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects)
+    };
+    match method {
+        method if method.client_streaming() || method.server_streaming() => MethodKind::Streaming,
+        _ if is_server_internal(&format!("{package}.")) || declares_none() => MethodKind::NoSideEffects,
+        _ => MethodKind::Covered,
     }
-    let about_itself =
-        SERVER_INTERNAL_PACKAGES.iter().any(|own| package.strip_prefix(own).is_some_and(is_name_boundary));
-    let mut harmless = about_itself;
-    for options in message_fields(method, 4)? {
-        harmless |= number_field(options, 34)? == NO_SIDE_EFFECTS;
-    }
-    Ok(if harmless { MethodKind::NoSideEffects } else { MethodKind::Covered })
 }
 
-fn is_name_boundary(rest: &str) -> bool {
-    rest.is_empty() || rest.starts_with('.')
-}
-
-/// The values of all message or text fields with this number.
-fn message_fields(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorError> {
-    let mut found = Vec::new();
-    for field in ProtoFields(bytes) {
-        match field.ok_or(DescriptorError::Malformed)? {
-            (field, ProtoValue::Bytes(bytes)) if field == wanted => found.push(bytes),
-            (field, _) if field == wanted => return Err(DescriptorError::Malformed),
-            _ => {}
-        }
-    }
-    Ok(found)
-}
-
-/// The last occurrence wins, as everywhere in protobuf.
-fn text_field(bytes: &[u8], wanted: u32) -> Result<&str, DescriptorError> {
-    let last = message_fields(bytes, wanted)?.pop().unwrap_or_default();
-    std::str::from_utf8(last).map_err(|_| DescriptorError::Malformed)
-}
-
-fn number_field(bytes: &[u8], wanted: u32) -> Result<u64, DescriptorError> {
-    let mut last = 0;
-    for field in ProtoFields(bytes) {
-        match field.ok_or(DescriptorError::Malformed)? {
-            (field, ProtoValue::Number(number)) if field == wanted => last = number,
-            (field, _) if field == wanted => return Err(DescriptorError::Malformed),
-            _ => {}
-        }
-    }
-    Ok(last)
+/// Whether a full name, such as `grpc.health.v1.Health`, belongs to a service about the server itself.
+fn is_server_internal(name: &str) -> bool {
+    SERVER_INTERNAL_PACKAGES.iter().any(|own| name.strip_prefix(own).is_some_and(|rest| rest.starts_with('.')))
 }
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
     use super::*;
 
     const SHOP: &str = r#"

@@ -2,22 +2,21 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, Response, Version, header};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use prost::Message;
 use tower_service::Service;
 
 use super::{
     code::GrpcStatusCode,
-    proto::{ProtoFields, ProtoValue, ProtoWriter},
+    messages::{RawFileDescriptors, ReflectionRequest, ReflectionResponse},
 };
 
 const REFLECTION_VERSIONS: [&str; 2] = ["v1", "v1alpha"];
 /// The maximum size of one response.
 const MAX_RESPONSE_BYTES: usize = 32 << 20;
-/// Flag and length of a message.
-const FRAME_HEADER_BYTES: usize = 5;
 
 /// Why a server's descriptors could not be fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,29 +47,30 @@ where
     B: Body<Error: fmt::Display>,
 {
     for version in REFLECTION_VERSIONS {
-        let listed = match call_reflection(server, version, [ProtoWriter::default().bytes(7, b"*").finish()]).await {
+        let list = ReflectionRequest { list_services: Some("*".into()), ..Default::default() };
+        let listed = match call_reflection(server, version, [list]).await {
             Err(ReflectionError::Unimplemented) => continue,
             listed => listed?,
         };
-        let services = services(&listed)?;
-        if services.is_empty() {
+        let services = listed.into_iter().filter_map(|answer| answer.services).flat_map(|list| list.services);
+        let mut names: BTreeSet<_> = services.map(|service| service.name).collect();
+        names.retain(|name| !name.starts_with("grpc.reflection."));
+        if names.is_empty() {
             return Err(ReflectionError::Refused("that there is no service".into()));
         }
-        let files = call_reflection(
-            server,
-            version,
-            services.iter().map(|name| ProtoWriter::default().bytes(4, name).finish()),
-        )
-        .await?;
-        return descriptor_set(&files);
+        let ask = |name| ReflectionRequest { file_containing_symbol: Some(name), ..Default::default() };
+        let answers = call_reflection(server, version, names.into_iter().map(ask)).await?;
+        let files: BTreeSet<_> =
+            answers.into_iter().filter_map(|answer| answer.files).flat_map(|files| files.files).collect();
+        return Ok(RawFileDescriptors { files: files.into_iter().collect() }.encode_to_vec().into());
     }
     Err(ReflectionError::Unimplemented)
 }
 
-/// Sends all these requests in one call and returns the responses.
+/// Sends all these requests in one call and returns the responses, none of which is an error.
 async fn call_reflection<S, B>(
-    server: &mut S, version: &str, requests: impl IntoIterator<Item = Vec<u8>>,
-) -> Result<Vec<Bytes>, ReflectionError>
+    server: &mut S, version: &str, requests: impl IntoIterator<Item = ReflectionRequest>,
+) -> Result<Vec<ReflectionResponse>, ReflectionError>
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error: fmt::Display>,
     B: Body<Error: fmt::Display>,
@@ -100,31 +100,32 @@ where
         None if head.headers.contains_key("grpc-status") => {}
         None => return Err(ReflectionError::Unreachable("the answer broke off".into())),
     }
-    unframe(body.to_bytes())
+    let answers: Vec<ReflectionResponse> = unframe(body.to_bytes())?;
+    match answers.iter().find_map(|answer| answer.error.as_ref()) {
+        Some(error) => Err(ReflectionError::Refused(format!("an error: {:?}", error.message))),
+        None => Ok(answers),
+    }
 }
 
-fn frame(messages: impl IntoIterator<Item = Vec<u8>>) -> Bytes {
+fn frame(messages: impl IntoIterator<Item = impl Message>) -> Bytes {
     let mut frames = BytesMut::new();
     for message in messages {
-        frames.extend_from_slice(&[0]);
-        frames.extend_from_slice(&u32::try_from(message.len()).expect("a name is short").to_be_bytes());
-        frames.extend_from_slice(&message);
+        frames.put_u8(0);
+        frames.put_u32(u32::try_from(message.encoded_len()).expect("a name is short"));
+        message.encode(&mut frames).expect("the buffer grows");
     }
     frames.freeze()
 }
 
-fn unframe(mut frames: Bytes) -> Result<Vec<Bytes>, ReflectionError> {
+fn unframe<M: Message + Default>(mut frames: Bytes) -> Result<Vec<M>, ReflectionError> {
+    let malformed = || ReflectionError::Refused("what is no answer to that".into());
     let mut messages = Vec::new();
     while !frames.is_empty() {
-        if frames.len() < FRAME_HEADER_BYTES || frames[0] != 0 {
+        let (0, Ok(length)) = (frames.get_u8(), frames.try_get_u32()) else { return Err(malformed()) };
+        if frames.len() < length as usize {
             return Err(malformed());
         }
-        let length = u32::from_be_bytes([frames[1], frames[2], frames[3], frames[4]]) as usize;
-        if frames.len() - FRAME_HEADER_BYTES < length {
-            return Err(malformed());
-        }
-        let mut frame = frames.split_to(FRAME_HEADER_BYTES + length);
-        messages.push(frame.split_off(FRAME_HEADER_BYTES));
+        messages.push(M::decode(frames.split_to(length as usize)).map_err(|_| malformed())?);
     }
     Ok(messages)
 }
@@ -139,56 +140,6 @@ fn check_status(fields: &HeaderMap) -> Result<(), ReflectionError> {
     }
 }
 
-fn malformed() -> ReflectionError {
-    ReflectionError::Refused("what is no answer to that".into())
-}
-
-/// The values of all message or text fields with this number.
-fn message_fields(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionError> {
-    let mut found = Vec::new();
-    for field in ProtoFields(message) {
-        match field.ok_or_else(malformed)? {
-            (number, ProtoValue::Bytes(bytes)) if number == wanted => found.push(bytes),
-            _ => {}
-        }
-    }
-    Ok(found)
-}
-
-/// Reads a `ListServiceResponse`: `service = 1`, and in it `name = 1`. Skips the reflection service.
-fn services(answers: &[Bytes]) -> Result<BTreeSet<Vec<u8>>, ReflectionError> {
-    let mut names = BTreeSet::new();
-    for answer in answers {
-        check_no_error(answer)?;
-        for list in message_fields(answer, 6)? {
-            for service in message_fields(list, 1)? {
-                names.extend(message_fields(service, 1)?.into_iter().map(<[u8]>::to_vec));
-            }
-        }
-    }
-    names.retain(|name| !name.starts_with(b"grpc.reflection."));
-    Ok(names)
-}
-
-/// Reads each `FileDescriptorResponse` (`file_descriptor_proto = 1`) and writes each file once, as `file = 1` of a set.
-fn descriptor_set(answers: &[Bytes]) -> Result<Bytes, ReflectionError> {
-    let mut files = BTreeSet::new();
-    for answer in answers {
-        check_no_error(answer)?;
-        for response in message_fields(answer, 4)? {
-            files.extend(message_fields(response, 1)?);
-        }
-    }
-    Ok(files.into_iter().fold(ProtoWriter::default(), |set, file| set.bytes(1, file)).finish().into())
-}
-
-/// Checks for `error_response = 7`, and in it `error_message = 2`.
-fn check_no_error(answer: &[u8]) -> Result<(), ReflectionError> {
-    let Some(error) = message_fields(answer, 7)?.pop() else { return Ok(()) };
-    let message = message_fields(error, 2)?.pop().map(String::from_utf8_lossy).unwrap_or_default();
-    Err(ReflectionError::Refused(format!("an error: {message:?}")))
-}
-
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -196,20 +147,27 @@ mod tests {
     use http_body_util::combinators::BoxBody;
     use tower::service_fn;
 
-    use super::*;
-    use crate::grpc::UnaryMethods;
+    use prost_types::{FileDescriptorProto, MethodDescriptorProto, ServiceDescriptorProto};
 
-    fn answer(status: &str, messages: Vec<Vec<u8>>) -> Response<BoxBody<Bytes, Infallible>> {
+    use super::*;
+    use crate::grpc::{
+        UnaryMethods,
+        messages::{ReflectionErrorDetail, ServiceList, ServiceName},
+    };
+
+    fn answer(status: &str, frames: Bytes) -> Response<BoxBody<Bytes, Infallible>> {
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", status.parse().unwrap());
-        Response::new(Full::new(frame(messages)).with_trailers(async { Some(Ok(trailers)) }).boxed())
+        Response::new(Full::new(frames).with_trailers(async { Some(Ok(trailers)) }).boxed())
     }
 
     /// A file with one service, `a.B`, and one method, `Do`.
-    fn file() -> Vec<u8> {
-        let method = ProtoWriter::default().text(1, "Do").finish();
-        let service = ProtoWriter::default().text(1, "B").bytes(2, &method).finish();
-        ProtoWriter::default().text(1, "a.proto").text(2, "a").bytes(6, &service).finish()
+    fn file() -> Bytes {
+        let method = MethodDescriptorProto { name: Some("Do".into()), ..Default::default() };
+        let service = ServiceDescriptorProto { name: Some("B".into()), method: vec![method], ..Default::default() };
+        let (name, package) = (Some("a.proto".into()), Some("a".into()));
+        let file = FileDescriptorProto { name, package, service: vec![service], ..Default::default() };
+        file.encode_to_vec().into()
     }
 
     #[tokio::test]
@@ -220,23 +178,21 @@ mod tests {
             asked.push(path.clone());
             async move {
                 if !path.contains("v1alpha") {
-                    return Ok::<_, Infallible>(answer("12", vec![]));
+                    return Ok::<_, Infallible>(answer("12", Bytes::new()));
                 }
                 let Ok(body) = request.into_body().collect().await;
-                let requests = unframe(body.to_bytes()).unwrap();
+                let requests: Vec<ReflectionRequest> = unframe(body.to_bytes()).unwrap();
                 let answers = requests.iter().map(|request| {
-                    if !message_fields(request, 7).unwrap().is_empty() {
-                        let named = ["a.B", "grpc.reflection.v1alpha.ServerReflection"]
-                            .iter()
-                            .fold(ProtoWriter::default(), |list, name| {
-                                list.bytes(1, &ProtoWriter::default().text(1, name).finish())
-                            });
-                        return ProtoWriter::default().bytes(6, &named.finish()).finish();
+                    if request.list_services.is_some() {
+                        let named = ["a.B", "grpc.reflection.v1alpha.ServerReflection"];
+                        let services = named.map(|name| ServiceName { name: name.into() }).into();
+                        return ReflectionResponse { services: Some(ServiceList { services }), ..Default::default() };
                     }
-                    assert_eq!(message_fields(request, 4).unwrap(), [b"a.B"]);
-                    ProtoWriter::default().bytes(4, &ProtoWriter::default().bytes(1, &file()).finish()).finish()
+                    assert_eq!(request.file_containing_symbol.as_deref(), Some("a.B"));
+                    let files = Some(RawFileDescriptors { files: vec![file()] });
+                    ReflectionResponse { files, ..Default::default() }
                 });
-                Ok(answer("0", answers.collect()))
+                Ok(answer("0", frame(answers)))
             }
         });
         let set = fetch_descriptors(&mut server).await.unwrap();
@@ -247,16 +203,18 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_answer_is_told_apart() {
         let refused = |what: &str| ReflectionError::Refused(what.into());
-        let error = ProtoWriter::default().number(1, 5).text(2, "nope").finish();
-        for (status, messages, expected) in [
-            ("12", vec![], ReflectionError::Unimplemented),
-            ("7", vec![], refused("grpc-status 7")),
-            ("0", vec![], refused("that there is no service")),
-            ("0", vec![vec![0xff]], refused("what is no answer to that")),
-            ("0", vec![ProtoWriter::default().bytes(7, &error).finish()], refused("an error: \"nope\"")),
+        let error = Some(ReflectionErrorDetail { message: "nope".into() });
+        let error = frame([ReflectionResponse { error, ..Default::default() }]);
+        let garbage = Bytes::from_static(&[0, 0, 0, 0, 1, 0xff]);
+        for (status, frames, expected) in [
+            ("12", Bytes::new(), ReflectionError::Unimplemented),
+            ("7", Bytes::new(), refused("grpc-status 7")),
+            ("0", Bytes::new(), refused("that there is no service")),
+            ("0", garbage, refused("what is no answer to that")),
+            ("0", error, refused("an error: \"nope\"")),
         ] {
             let mut server = service_fn(|_| {
-                let answered = answer(status, messages.clone());
+                let answered = answer(status, frames.clone());
                 async move { Ok::<_, Infallible>(answered) }
             });
             assert_eq!(fetch_descriptors(&mut server).await.unwrap_err(), expected);

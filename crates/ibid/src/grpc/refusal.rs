@@ -8,7 +8,13 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::{GrpcStatusCode, header_encoding, proto::ProtoWriter};
+use prost::Message;
+use prost_types::Any;
+
+use super::{
+    GrpcStatusCode, header_encoding,
+    messages::{BadRequest, ErrorInfo, FieldViolation, RetryInfo, RpcStatus},
+};
 use crate::{
     http::{WholeBody, key_headers, whole_response},
     policy::Policy,
@@ -28,7 +34,9 @@ pub(super) fn refuse(refusal: &Refusal, policy: &Policy, masked: &str) -> Respon
     let reason = refusal.reason;
     let code = GrpcStatusCode::from_number(policy.grpc_status_of(reason).into());
     let place = format!("/.well-known/idempotency#{}", reason.name());
-    let mut details = vec![error_info(&to_upper_snake_case(reason.name()), &[("key", masked), ("type", &place)])];
+    // `in-progress` is `IN_PROGRESS` in gRPC.
+    let name = reason.name().replace('-', "_").to_ascii_uppercase();
+    let mut details = vec![error_info(&name, &[("key", masked), ("type", &place)])];
     if let Some(after) = refusal.retry_after {
         details.push(retry_info(after));
     }
@@ -37,7 +45,7 @@ pub(super) fn refuse(refusal: &Refusal, policy: &Policy, masked: &str) -> Respon
         let field = headers.first().map_or("idempotency-key", HeaderName::as_str);
         details.push(bad_request(field, &refusal.detail));
     }
-    let mut answer = trailers_only(code, &refusal.detail, &details);
+    let mut answer = trailers_only(code, &refusal.detail, details);
     if let (RefusalReason::InProgress, Some(after)) = (reason, refusal.retry_after) {
         let millis = after.as_millis().min(i32::MAX as u128);
         answer.headers_mut().insert(PUSHBACK, HeaderValue::from_str(&millis.to_string()).expect("digits"));
@@ -54,7 +62,7 @@ pub(super) fn fail(status: StatusCode, detail: &str) -> Response<WholeBody> {
         // The handler failed, and it is unknown how far it got.
         _ => (GrpcStatusCode::Unknown, "HANDLER_FAILED"),
     };
-    trailers_only(code, detail, &[error_info(name, &[])])
+    trailers_only(code, detail, vec![error_info(name, &[])])
 }
 
 /// Replaces a response that was too large to store: the call took place, but only its first caller got the response. A
@@ -65,131 +73,47 @@ pub(super) fn body_not_kept(length: u64, sha256: &str) -> Response<WholeBody> {
          look the result up"
     );
     let info = error_info("ANSWER_TOO_LARGE", &[("length", &length.to_string()), ("sha256", sha256)]);
-    trailers_only(GrpcStatusCode::FailedPrecondition, &message, &[info])
+    trailers_only(GrpcStatusCode::FailedPrecondition, &message, vec![info])
 }
 
-fn trailers_only(code: GrpcStatusCode, message: &str, details: &[Vec<u8>]) -> Response<WholeBody> {
-    let mut status = ProtoWriter::default().number(1, code.number().into()).text(2, message);
-    for detail in details {
-        status = status.bytes(3, detail);
-    }
+fn trailers_only(code: GrpcStatusCode, message: &str, details: Vec<Any>) -> Response<WholeBody> {
+    let status = RpcStatus { code: code.number().into(), message: message.into(), details };
     let value = |text: String| HeaderValue::from_str(&text).expect("encoded to visible ASCII");
     let mut headers = HeaderMap::with_capacity(5);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(STATUS, u16::from(code.number()).into());
     headers.insert(MESSAGE, value(header_encoding::percent_encode(message)));
-    headers.insert(DETAILS, value(header_encoding::base64_encode(&status.finish())));
+    headers.insert(DETAILS, value(header_encoding::base64_encode(&status.encode_to_vec())));
     whole_response(StatusCode::OK, headers, "", None)
 }
 
-/// Converts `in-progress` to `IN_PROGRESS`.
-fn to_upper_snake_case(name: &str) -> String {
-    name.replace('-', "_").to_ascii_uppercase()
+fn any(name: &str, message: &impl Message) -> Any {
+    Any { type_url: format!("type.googleapis.com/google.rpc.{name}"), value: message.encode_to_vec() }
 }
 
-/// A `google.protobuf.Any`.
-fn any(name: &str, message: &[u8]) -> Vec<u8> {
-    ProtoWriter::default().text(1, &format!("type.googleapis.com/google.rpc.{name}")).bytes(2, message).finish()
+fn error_info(reason: &str, metadata: &[(&str, &str)]) -> Any {
+    let present = metadata.iter().filter(|(_, value)| !value.is_empty());
+    let metadata = present.map(|(name, value)| (name.to_string(), value.to_string())).collect();
+    any("ErrorInfo", &ErrorInfo { reason: reason.into(), domain: DOMAIN.into(), metadata })
 }
 
-fn error_info(reason: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
-    let mut info = ProtoWriter::default().text(1, reason).text(2, DOMAIN);
-    for (name, value) in metadata.iter().filter(|(_, value)| !value.is_empty()) {
-        info = info.bytes(3, &ProtoWriter::default().text(1, name).text(2, value).finish());
-    }
-    any("ErrorInfo", &info.finish())
-}
-
-fn retry_info(after: Duration) -> Vec<u8> {
+fn retry_info(after: Duration) -> Any {
     // The maximum of google.protobuf.Duration.
-    let seconds = after.as_secs().min(315_576_000_000);
-    let delay = ProtoWriter::default().number(1, seconds).number(2, after.subsec_nanos().into()).finish();
-    any("RetryInfo", &ProtoWriter::default().bytes(1, &delay).finish())
+    let seconds = after.as_secs().min(315_576_000_000) as i64;
+    let delay = prost_types::Duration { seconds, nanos: after.subsec_nanos() as i32 };
+    any("RetryInfo", &RetryInfo { retry_delay: Some(delay) })
 }
 
-fn bad_request(field: &str, description: &str) -> Vec<u8> {
-    let violation = ProtoWriter::default().text(1, field).text(2, description).finish();
-    any("BadRequest", &ProtoWriter::default().bytes(1, &violation).finish())
+fn bad_request(field: &str, description: &str) -> Any {
+    let violation = FieldViolation { field: field.into(), description: description.into() };
+    any("BadRequest", &BadRequest { field_violations: vec![violation] })
 }
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
     use super::*;
 
     type TestGrpcResponse = Response<WholeBody>;
-
-    /// The google.rpc messages, as another implementation encodes them.
-    mod rpc {
-        use std::collections::BTreeMap;
-
-        #[derive(prost::Message)]
-        pub(super) struct Status {
-            #[prost(int32, tag = "1")]
-            pub(super) code: i32,
-            #[prost(string, tag = "2")]
-            pub(super) message: String,
-            #[prost(message, repeated, tag = "3")]
-            pub(super) details: Vec<Any>,
-        }
-
-        #[derive(prost::Message)]
-        pub(super) struct Any {
-            #[prost(string, tag = "1")]
-            pub(super) type_url: String,
-            #[prost(bytes = "vec", tag = "2")]
-            pub(super) value: Vec<u8>,
-        }
-
-        #[derive(prost::Message)]
-        pub(super) struct ErrorInfo {
-            #[prost(string, tag = "1")]
-            pub(super) reason: String,
-            #[prost(string, tag = "2")]
-            pub(super) domain: String,
-            #[prost(btree_map = "string, string", tag = "3")]
-            pub(super) metadata: BTreeMap<String, String>,
-        }
-
-        #[derive(prost::Message)]
-        pub(super) struct Duration {
-            #[prost(int64, tag = "1")]
-            pub(super) seconds: i64,
-            #[prost(int32, tag = "2")]
-            pub(super) nanos: i32,
-        }
-
-        #[derive(prost::Message)]
-        pub(super) struct RetryInfo {
-            #[prost(message, optional, tag = "1")]
-            pub(super) retry_delay: Option<Duration>,
-        }
-
-        #[derive(prost::Message)]
-        pub(super) struct FieldViolation {
-            #[prost(string, tag = "1")]
-            pub(super) field: String,
-            #[prost(string, tag = "2")]
-            pub(super) description: String,
-        }
-
-        #[derive(prost::Message)]
-        pub(super) struct BadRequest {
-            #[prost(message, repeated, tag = "1")]
-            pub(super) field_violations: Vec<FieldViolation>,
-        }
-
-        pub(super) fn any(name: &str, message: &impl prost::Message) -> Any {
-            Any { type_url: format!("type.googleapis.com/google.rpc.{name}"), value: message.encode_to_vec() }
-        }
-
-        pub(super) fn error_info(reason: &str, metadata: &[(&str, &str)]) -> Any {
-            let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
-            let metadata = metadata.iter().map(owned).collect();
-            any("ErrorInfo", &ErrorInfo { reason: reason.into(), domain: "ibid".into(), metadata })
-        }
-    }
 
     fn value<'a>(answer: &'a TestGrpcResponse, name: &str) -> Option<&'a str> {
         answer.headers().get(name).map(|value| value.to_str().unwrap())
@@ -206,41 +130,40 @@ mod tests {
         assert_eq!(value(&answer, "grpc-message"), Some("l%C3%A4uft"));
         assert_eq!(value(&answer, "grpc-retry-pushback-ms"), Some("1500"));
         assert_eq!(answer.headers().len(), 5);
-        let delay = rpc::Duration { seconds: 1, nanos: 500_000_000 };
-        let status = rpc::Status {
+        let delay = prost_types::Duration { seconds: 1, nanos: 500_000_000 };
+        let status = RpcStatus {
             code: 10,
             message: "l\u{e4}uft".into(),
             details: vec![
-                rpc::error_info(
-                    "IN_PROGRESS",
-                    &[("key", "ab****yz"), ("type", "/.well-known/idempotency#in-progress")],
-                ),
-                rpc::any("RetryInfo", &rpc::RetryInfo { retry_delay: Some(delay) }),
+                error_info("IN_PROGRESS", &[("key", "ab****yz"), ("type", "/.well-known/idempotency#in-progress")]),
+                any("RetryInfo", &RetryInfo { retry_delay: Some(delay) }),
             ],
         };
-        assert_eq!(
-            value(&answer, "grpc-status-details-bin"),
-            Some(header_encoding::base64_encode(&status.encode_to_vec()).as_str())
-        );
+        let bytes = "CAoSBmzDpHVmdBp+Cih0eXBlLmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuRXJyb3JJbmZvElIKC0lOX1BST0dSRVNTEgRp\
+             YmlkGg8KA2tleRIIYWIqKioqeXoaLAoEdHlwZRIkLy53ZWxsLWtub3duL2lkZW1wb3RlbmN5I2luLXByb2dyZXNzGjYKKHR5\
+             cGUuZ29vZ2xlYXBpcy5jb20vZ29vZ2xlLnJwYy5SZXRyeUluZm8SCgoICAEQgMq17gE";
+        assert_eq!(header_encoding::base64_encode(&status.encode_to_vec()), bytes);
+        assert_eq!(value(&answer, "grpc-status-details-bin"), Some(bytes));
     }
 
     #[test]
     fn a_key_at_fault_is_a_field_violation() {
         let answer: TestGrpcResponse =
             refuse(&Refusal::new(RefusalReason::KeyMissing, "no key"), &Policy::leads().for_grpc(), "");
-        let violation = rpc::FieldViolation { field: "x-idempotency-key".into(), description: "no key".into() };
-        let status = rpc::Status {
+        let violation = FieldViolation { field: "x-idempotency-key".into(), description: "no key".into() };
+        let status = RpcStatus {
             code: 3,
             message: "no key".into(),
             details: vec![
-                rpc::error_info("KEY_MISSING", &[("type", "/.well-known/idempotency#key-missing")]),
-                rpc::any("BadRequest", &rpc::BadRequest { field_violations: vec![violation] }),
+                error_info("KEY_MISSING", &[("type", "/.well-known/idempotency#key-missing")]),
+                any("BadRequest", &BadRequest { field_violations: vec![violation] }),
             ],
         };
-        assert_eq!(
-            value(&answer, "grpc-status-details-bin"),
-            Some(header_encoding::base64_encode(&status.encode_to_vec()).as_str())
-        );
+        let bytes = "CAMSBm5vIGtleRptCih0eXBlLmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuRXJyb3JJbmZvEkEKC0tFWV9NSVNTSU5HEgRp\
+             YmlkGiwKBHR5cGUSJC8ud2VsbC1rbm93bi9pZGVtcG90ZW5jeSNrZXktbWlzc2luZxpKCil0eXBlLmdvb2dsZWFwaXMuY29t\
+             L2dvb2dsZS5ycGMuQmFkUmVxdWVzdBIdChsKEXgtaWRlbXBvdGVuY3kta2V5EgZubyBrZXk";
+        assert_eq!(header_encoding::base64_encode(&status.encode_to_vec()), bytes);
+        assert_eq!(value(&answer, "grpc-status-details-bin"), Some(bytes));
     }
 
     #[test]

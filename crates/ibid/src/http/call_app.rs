@@ -87,7 +87,7 @@ impl Exchange {
             }
         };
         let outcome = match run {
-            Some(run) => shared.engine.keep_alive(context.policy(), run, work).await,
+            Some(run) => shared.engine.keep_alive(context.policy().terms(), run, work).await,
             None => work.await,
         };
         context.set_run(started.elapsed(), info.map(|run| run.attempt));

@@ -5,6 +5,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts};
 
+use crate::policy::InvalidSetting;
+
 /// Origins whose scripts may read responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cors {
@@ -16,7 +18,7 @@ impl Cors {
     ///
     /// # Errors
     /// Names the invalid origin.
-    pub fn parse<'a>(origins: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+    pub fn parse<'a>(origins: impl IntoIterator<Item = &'a str>) -> Result<Self, InvalidSetting> {
         let origin = |text: &str| {
             let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
             let plain = rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', '?', '#', '@', ' ']));

@@ -153,7 +153,7 @@ where
         deadline,
         body_type: std::marker::PhantomData::<fn(B)>,
     };
-    let run = match shared.engine.begin(context.policy(), request, &mut claimant).await {
+    let run = match shared.engine.begin(context.policy().terms(), request, &mut claimant).await {
         BeginOutcome::Run(run) => Some(run),
         BeginOutcome::RunUnprotected => None,
         BeginOutcome::Replay(entry, stored) => {
@@ -293,7 +293,7 @@ impl Exchange {
             outcome => outcome,
         };
         let decision = match run {
-            Some(run) => shared.engine.end(context.policy(), run, outcome, |_| None).await,
+            Some(run) => shared.engine.end(context.policy().terms(), run, outcome, |_| None).await,
             None => Decision::unprotected(outcome),
         };
         if let Some(anonymous) = anonymous.filter(AnonymousCaller::has_unrecorded) {

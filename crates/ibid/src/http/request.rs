@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     engine::store_unavailable,
-    fingerprint::{BodyFormat, FingerprintInput, PartDigests, json},
+    fingerprint::{BodyFormat, FingerprintInput, PartDigests, form, json},
     key::{IdempotencyKey, KeyFormat, KeySource, hex, mask},
     label,
     policy::{LabelKeyDisplay, OnMismatch, OnStoreDown, Policy, PolicyMode},
@@ -47,7 +47,7 @@ pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> boo
     let in_query = |name: &str| {
         let pairs = uri.query().unwrap_or_default().split('&');
         let mut names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
-        names.any(|given| percent_decode(given).as_deref() == Some(name.as_bytes()))
+        names.any(|given| form::decode(given.as_bytes()).as_deref() == Some(name.as_bytes()))
     };
     policy.key.from.iter().any(|source| match source {
         KeySource::Header(name) => headers.contains_key(name),
@@ -350,33 +350,16 @@ fn key_from_query(policy: &Policy, query: &str, name: &str) -> Result<Option<Ide
     let mut found = None;
     for pair in query.split('&') {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if percent_decode(key).as_deref() != Some(name.as_bytes()) {
+        if form::decode(key.as_bytes()).as_deref() != Some(name.as_bytes()) {
             continue;
         }
-        let bytes =
-            percent_decode(value).ok_or_else(|| key_invalid(format!("the parameter {name} has a broken % escape")))?;
+        let broken = || key_invalid(format!("the parameter {name} has a broken % escape"));
+        let bytes = form::decode(value.as_bytes()).ok_or_else(broken)?;
         if found.replace(bytes).is_some() {
             return Err(key_invalid(format!("the parameter {name} is sent more than once; send one key")));
         }
     }
     found.map(|key| IdempotencyKey::new(&policy.key, key).map_err(key_invalid)).transpose()
-}
-
-fn percent_decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = text.bytes();
-    let mut out = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'%' => {
-                let digits = [bytes.next()?, bytes.next()?];
-                let digit = |byte: u8| char::from(byte).to_digit(16);
-                u8::try_from(digit(digits[0])? * 16 + digit(digits[1])?).ok()?
-            }
-            b'+' => b' ',
-            byte => byte,
-        });
-    }
-    Some(out)
 }
 
 fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
@@ -432,8 +415,8 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
         }
         KeySource::Query(name) => parts.uri.query()?.split('&').find_map(|pair| {
             let (key, value) = pair.split_once('=')?;
-            let is_it = percent_decode(key).as_deref() == Some(name.as_bytes());
-            is_it.then(|| percent_decode(value).unwrap_or_else(|| value.as_bytes().to_vec()))
+            let is_it = form::decode(key.as_bytes()).as_deref() == Some(name.as_bytes());
+            is_it.then(|| form::decode(value.as_bytes()).unwrap_or(value.as_bytes().into()).into_owned())
         }),
         KeySource::Json(pointer) if body_format(&parts.headers) == BodyFormat::Json => match json::find(body, pointer)?
         {

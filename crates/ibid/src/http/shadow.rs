@@ -117,7 +117,7 @@ fn observe(
         let made = request::fingerprint(version, &route, &compared, (&body, trailers.as_ref())).ok()??;
         Some(made.0)
     };
-    let (policy, shared) = (context.policy().clone(), shared.clone());
+    let (terms, shared) = (*context.policy().terms(), shared.clone());
     let engine = shared.engine.clone();
     let report = move |ShadowResult { outcome, attempt }| {
         let (status, took) = run_report.get().copied().unwrap_or((NO_RESPONSE_STATUS, Duration::ZERO));
@@ -125,7 +125,7 @@ fn observe(
         context.report(&shared, outcome, status);
         drop(buffers);
     };
-    engine.observe(policy, request, by_version, Some(slot), report)
+    engine.observe(terms, request, by_version, Some(slot), report)
 }
 
 /// Observes a response and reports its outcome. If it is dropped before the end, the outcome is unknown.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
-    FingerprintPart, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy,
-    PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
+    FingerprintPart, InvalidSetting, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown,
+    OnUnknown, Policy, PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
@@ -91,6 +91,20 @@ impl Policy {
         }
     }
 
+    /// What the presets of existing services share: an unknown outcome runs again, an operation may take five minutes,
+    /// and replays have no marker.
+    fn lenient() -> Self {
+        let five_minutes = Duration::from_secs(5 * SECONDS_PER_MINUTE);
+        Self {
+            on_unknown: OnUnknown::Retry,
+            unknown_status: Vec::new(),
+            lease: five_minutes,
+            timeout: five_minutes,
+            replay_headers: Vec::new(),
+            ..Self::ietf()
+        }
+    }
+
     /// Lead forms: a UUID v4 and the body together identify a submission for five minutes.
     pub fn leads() -> Self {
         Self {
@@ -100,15 +114,10 @@ impl Policy {
             fingerprint: vec![FingerprintPart::Body],
             on_mismatch: OnMismatch::New,
             on_concurrent: OnConcurrent::Wait,
-            on_unknown: OnUnknown::Retry,
             on_store_down: OnStoreDown::Open,
             remember: Remember::All,
-            unknown_status: Vec::new(),
             ttl: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            replay_headers: Vec::new(),
-            ..Self::ietf()
+            ..Self::lenient()
         }
     }
 
@@ -120,16 +129,12 @@ impl Policy {
             scope: vec![ScopePart::Header(HeaderName::from_static("x-tenant-id"))],
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
-            on_unknown: OnUnknown::Retry,
             on_store_down: OnStoreDown::Open,
             remember: Remember::All,
-            unknown_status: Vec::new(),
             max_request: 10 << 20,
             max_response: 10 << 20,
-            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             replay_headers: headers(&[("x-idempotency-replay", "true")]),
-            ..Self::ietf()
+            ..Self::lenient()
         }
     }
 
@@ -141,15 +146,10 @@ impl Policy {
             scope: vec![ScopePart::Global],
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
-            on_unknown: OnUnknown::Retry,
             on_store_down: OnStoreDown::Open,
             remember: Remember::Success,
-            unknown_status: Vec::new(),
-            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             digest_status: Some(StatusCode::OK),
-            replay_headers: Vec::new(),
-            ..Self::ietf()
+            ..Self::lenient()
         }
     }
 
@@ -159,13 +159,8 @@ impl Policy {
             key: header_key("idempotency-key", true, KeyFormat::Any, 255),
             scope: vec![ScopePart::Global],
             fingerprint: vec![FingerprintPart::Method, FingerprintPart::Path, FingerprintPart::Body],
-            on_unknown: OnUnknown::Retry,
             remember: Remember::All,
-            unknown_status: Vec::new(),
-            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            replay_headers: Vec::new(),
-            ..Self::ietf()
+            ..Self::lenient()
         }
     }
 
@@ -178,11 +173,7 @@ impl Policy {
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
             on_concurrent: OnConcurrent::Wait,
-            on_unknown: OnUnknown::Retry,
             remember: Remember::Success,
-            unknown_status: Vec::new(),
-            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
-            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             first_headers: headers(&[("x-idempotency-cached", "false"), ("x-request-id", "{request_id}")]),
             replay_headers: headers(&[
                 ("x-idempotency-cached", "true"),
@@ -190,7 +181,7 @@ impl Policy {
                 ("x-request-id", "{request_id}"),
             ]),
             envelope: ResponseEnvelope::Metadata,
-            ..Self::ietf()
+            ..Self::lenient()
         }
     }
 
@@ -235,7 +226,9 @@ impl Policy {
     ///
     /// # Errors
     /// One sentence about an invalid secret, without the secret itself.
-    pub fn webhook<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+    pub fn webhook<'a>(
+        scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, InvalidSetting> {
         let verifier = WebhookVerifier::new(scheme, secrets)?;
         Ok(Self { signature: Some(verifier.clone()), ..Self::webhook_base(Some(verifier.scheme)) })
     }
@@ -313,17 +306,17 @@ mod tests {
                 Some(signature) => {
                     assert_eq!(name, format!("webhook:{}", signature.scheme));
                     let secret = signature.scheme.parse_secret("whsec_c2VjcmV0").unwrap();
-                    assert!(policy.check().unwrap_err().starts_with("secrets is missing"), "{name}");
+                    assert!(policy.check().unwrap_err().to_string().starts_with("secrets is missing"), "{name}");
                     policy.signature.as_mut().unwrap().secrets.push(secret);
                 }
             }
             if name == "webhook:custom" {
-                assert!(policy.check().unwrap_err().starts_with("key.from is empty"));
+                assert!(policy.check().unwrap_err().to_string().starts_with("key.from is empty"));
                 continue;
             }
             assert_eq!(policy.check(), Ok(()), "{name}");
             policy.key.required = false;
-            assert!(policy.check().unwrap_err().starts_with("key.required is false"), "{name}");
+            assert!(policy.check().unwrap_err().to_string().starts_with("key.required is false"), "{name}");
         }
     }
 }

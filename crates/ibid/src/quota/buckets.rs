@@ -12,7 +12,7 @@ use crate::store::{Address, counters::BoundedTable};
 
 #[derive(Default)]
 pub(super) struct RateBuckets {
-    rate: Option<QuotaLimit>,
+    pub(super) rate: Option<QuotaLimit>,
     /// The rate that `full_at` is based on, kept while no rate is set.
     computed_with: Option<QuotaLimit>,
     full_at: BoundedTable<Instant>,
@@ -33,10 +33,6 @@ impl RateBuckets {
             let taken = (missing * old.most as f64).min(new.most as f64);
             *full = now + new.per.mul_f64(taken / new.most as f64);
         }
-    }
-
-    pub(super) fn rate(&self) -> Option<QuotaLimit> {
-        self.rate
     }
 
     /// Takes a token if `spend`, otherwise only checks. `Err` contains the time until one is available.

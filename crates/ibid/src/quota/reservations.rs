@@ -21,7 +21,7 @@ const WINDOW_END_TOLERANCE: Duration = Duration::from_secs(60);
 pub(super) struct QuotaReservations {
     /// The maximum size of one reservation.
     max_batch: u64,
-    limit: Option<QuotaLimit>,
+    pub(super) limit: Option<QuotaLimit>,
     windows: BoundedTable<ReservationWindow>,
 }
 
@@ -45,14 +45,6 @@ pub(super) enum Allowance {
 impl QuotaReservations {
     pub(super) fn new(max_batch: u64) -> Self {
         Self { max_batch, limit: None, windows: BoundedTable::default() }
-    }
-
-    pub(super) fn set(&mut self, limit: Option<QuotaLimit>) {
-        self.limit = limit;
-    }
-
-    pub(super) fn limit(&self) -> Option<QuotaLimit> {
-        self.limit
     }
 
     /// Looks for a valid number, and uses it if `take`.

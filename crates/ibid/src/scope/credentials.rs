@@ -3,7 +3,10 @@
 use http::{HeaderMap, HeaderName, header};
 
 use super::{frame, scope_missing, single_header};
-use crate::refusal::Refusal;
+use crate::{
+    policy::{InvalidSetting, require},
+    refusal::Refusal,
+};
 
 /// Authorization schemes whose value is the same on every request.
 const STABLE_SCHEMES: [&str; 2] = ["Basic", "Bearer"];
@@ -28,19 +31,14 @@ impl Credentials {
     ///
     /// # Errors
     /// If the list is empty or contains Cookie: the scope `cookie:NAME` reads cookies.
-    pub fn new(headers: impl IntoIterator<Item = HeaderName>) -> Result<Self, String> {
+    pub fn new(headers: impl IntoIterator<Item = HeaderName>) -> Result<Self, InvalidSetting> {
         let mut headers: Vec<_> = headers.into_iter().collect();
         headers.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         headers.dedup();
-        if headers.is_empty() {
-            return Err("it is empty; name at least one header, such as \"Authorization\"".into());
-        }
-        if headers.contains(&header::COOKIE) {
-            return Err(
-                "Cookie is no credential header; name the session's cookie: scope = [\"host\", \"cookie:session\"]"
-                    .into(),
-            );
-        }
+        require(!headers.is_empty(), "", "it is empty; name at least one header, such as \"Authorization\"")?;
+        let message =
+            "Cookie is no credential header; name the session's cookie: scope = [\"host\", \"cookie:session\"]";
+        require(!headers.contains(&header::COOKIE), "", message)?;
         Ok(Self { headers, schemes: Vec::new() })
     }
 
@@ -48,13 +46,14 @@ impl Credentials {
     ///
     /// # Errors
     /// Names the invalid scheme.
-    pub fn and_schemes<S: Into<String>>(mut self, schemes: impl IntoIterator<Item = S>) -> Result<Self, String> {
+    pub fn and_schemes<S: Into<String>>(
+        mut self, schemes: impl IntoIterator<Item = S>,
+    ) -> Result<Self, InvalidSetting> {
         for scheme in schemes {
             let scheme = scheme.into();
             let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-            if scheme.is_empty() || !scheme.bytes().all(is_token) {
-                return Err(format!("{scheme:?} is no scheme of Authorization; write one such as \"Token\""));
-            }
+            let message = format!("{scheme:?} is no scheme of Authorization; write one such as \"Token\"");
+            require(!scheme.is_empty() && scheme.bytes().all(is_token), "", message)?;
             self.schemes.push(scheme);
         }
         Ok(self)
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(of(&one, &[("authorization", "Digest a=1")]).unwrap(), b"");
         assert_ne!(of(&one, &[("x-a", "1")]).unwrap(), of(&one, &[("x-b", "1")]).unwrap());
         assert!(Credentials::new([]).is_err());
-        assert!(Credentials::new([header::COOKIE]).unwrap_err().contains("cookie:session"));
+        assert!(Credentials::new([header::COOKIE]).unwrap_err().to_string().contains("cookie:session"));
     }
 
     /// Examples from the specifications of these schemes.

@@ -1,5 +1,7 @@
 use std::{net::IpAddr, str::FromStr};
 
+use crate::policy::InvalidSetting;
+
 /// The networks whose scope headers are accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TrustedProxies {
@@ -25,7 +27,7 @@ impl TrustedProxies {
     ///
     /// # Errors
     /// Names the invalid network.
-    pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+    pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, InvalidSetting> {
         let network = |text: &str| {
             let (address, bits) = text.split_once('/').unwrap_or((text, ""));
             let address = IpAddr::from_str(address).ok()?;
@@ -33,10 +35,8 @@ impl TrustedProxies {
             let bits = if bits.is_empty() { most } else { bits.parse().ok()? };
             (bits <= most).then_some((address, bits))
         };
-        let networks = networks.into_iter().map(|text| {
-            network(text)
-                .ok_or_else(|| format!("{text:?} is no network; write one such as \"10.0.0.0/8\" or \"::1/128\""))
-        });
+        let wrong = |text| format!("{text:?} is no network; write one such as \"10.0.0.0/8\" or \"::1/128\"");
+        let networks = networks.into_iter().map(|text| network(text).ok_or_else(|| wrong(text)));
         Ok(Self { networks: networks.collect::<Result<_, _>>()?, everyone: false })
     }
 

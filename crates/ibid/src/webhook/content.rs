@@ -8,6 +8,8 @@ use std::{fmt, str::FromStr};
 
 use http::HeaderName;
 
+use crate::policy::InvalidSetting;
+
 /// A template of the signed content: text and headers, then the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignedContent {
@@ -42,11 +44,12 @@ impl SignedContent {
 }
 
 impl FromStr for SignedContent {
-    type Err = String;
+    type Err = InvalidSetting;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidSetting> {
         let wrong = |why: &str| {
-            format!("{text:?} is not what can be signed: {why}; write it such as \"{{X-Timestamp}}.{{body}}\"")
+            let example = "{X-Timestamp}.{body}";
+            InvalidSetting::from(format!("{text:?} is not what can be signed: {why}; write it such as {example:?}"))
         };
         let Some(mut rest) = text.strip_suffix("{body}") else { return Err(wrong("it must end with {body}")) };
         let mut pieces = Vec::new();

@@ -1,4 +1,6 @@
-use std::{fmt, str::FromStr};
+use data_encoding::{BASE64_NOPAD, HEXLOWER_PERMISSIVE};
+
+use crate::policy::parse::words;
 
 /// The encoding of a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,73 +15,18 @@ impl SignatureEncoding {
     /// Decodes the text. Returns `None` unless it is the only valid spelling of its bytes.
     pub fn decode(self, text: &[u8]) -> Option<Vec<u8>> {
         match self {
-            Self::Hex => decode_hex(text),
-            Self::Base64 => decode_base64(text),
+            Self::Hex => HEXLOWER_PERMISSIVE.decode(text).ok(),
+            Self::Base64 => {
+                let bare = text.strip_suffix(b"=").unwrap_or(text);
+                let bare = bare.strip_suffix(b"=").unwrap_or(bare);
+                // Not `BASE64`, which also accepts padding in the middle.
+                text.len().is_multiple_of(4).then(|| BASE64_NOPAD.decode(bare).ok())?
+            }
         }
     }
 }
 
-fn decode_hex(text: &[u8]) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, []) = text.as_chunks::<2>() else { return None };
-    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
-}
-
-/// Decodes strictly, so that every value has one spelling: padding is required, and unused bits must be zero.
-fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
-    let (groups, []) = text.as_chunks::<4>() else { return None };
-    let mut bytes = Vec::with_capacity(groups.len() * 3);
-    for (at, group) in groups.iter().enumerate() {
-        let padding = group.iter().rev().take_while(|byte| **byte == b'=').count();
-        if padding > 2 || padding > 0 && at + 1 < groups.len() {
-            return None;
-        }
-        let mut bits = 0_u32;
-        for byte in &group[..4 - padding] {
-            bits = bits << 6 | sextet(*byte)?;
-        }
-        bits <<= 6 * padding;
-        let [_, decoded @ ..] = bits.to_be_bytes();
-        let (kept, behind) = decoded.split_at(3 - padding);
-        if behind.iter().any(|byte| *byte != 0) {
-            return None;
-        }
-        bytes.extend_from_slice(kept);
-    }
-    Some(bytes)
-}
-
-fn sextet(byte: u8) -> Option<u32> {
-    Some(u32::from(match byte {
-        b'A'..=b'Z' => byte - b'A',
-        b'a'..=b'z' => byte - b'a' + 26,
-        b'0'..=b'9' => byte - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
-    }))
-}
-
-impl FromStr for SignatureEncoding {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "hex" => Ok(Self::Hex),
-            "base64" => Ok(Self::Base64),
-            _ => Err(format!("{text:?} is no encoding; allowed are \"hex\" \"base64\"")),
-        }
-    }
-}
-
-impl fmt::Display for SignatureEncoding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Hex => "hex",
-            Self::Base64 => "base64",
-        })
-    }
-}
+words!(SignatureEncoding, "encoding", { "hex" => Hex, "base64" => Base64 });
 
 #[cfg(test)]
 mod tests {

@@ -2,13 +2,17 @@
 
 use std::fmt;
 
+use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, HeaderName};
 
 use super::{
     DeliverySignature, SignatureEncoding, SignedContent, SigningSecret, WebhookSignatureError,
     content::SignedContentPart,
 };
-use crate::key::KeySource;
+use crate::{
+    key::KeySource,
+    policy::{InvalidSetting, require},
+};
 
 /// The signature scheme of a sender. All schemes use HMAC-SHA256.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,28 +116,19 @@ impl WebhookScheme {
     ///
     /// # Errors
     /// Why the secret is invalid, without the secret itself.
-    pub fn parse_secret(&self, shown: &str) -> Result<SigningSecret, String> {
-        if shown.is_empty() {
-            return Err("it is empty".into());
-        }
+    pub fn parse_secret(&self, shown: &str) -> Result<SigningSecret, InvalidSetting> {
+        require(!shown.is_empty(), "", "it is empty")?;
         if !matches!(self, Self::Standard | Self::Svix) {
             return Ok(SigningSecret(shown.into()));
         }
-        if shown.starts_with("whpk_") || shown.starts_with("whsk_") {
-            return Err(
-                "it is one of a key pair (v1a), which is not supported; ask the sender for a \"whsec_\" one".into()
-            );
-        }
+        let message = "it is one of a key pair (v1a), which is not supported; ask the sender for a \"whsec_\" one";
+        require(!shown.starts_with("whpk_") && !shown.starts_with("whsk_"), "", message)?;
         let encoded = shown.strip_prefix("whsec_").unwrap_or(shown);
         // Some senders display it without padding.
-        let encoded = encoded.trim_end_matches('=');
-        let padding = &"==="[..(4 - encoded.len() % 4) % 4];
-        let secret = SignatureEncoding::Base64
-            .decode(format!("{encoded}{padding}").as_bytes())
-            .filter(|secret| !secret.is_empty());
-        secret
-            .map(SigningSecret)
-            .ok_or_else(|| "it is no secret of this sender; allowed is \"whsec_\" and base64".into())
+        let secret = BASE64_NOPAD.decode(encoded.trim_end_matches('=').as_bytes());
+        let secret = secret.unwrap_or_default();
+        require(!secret.is_empty(), "", "it is no secret of this sender; allowed is \"whsec_\" and base64")?;
+        Ok(SigningSecret(secret))
     }
 
     /// Reads the headers of a delivery.
@@ -229,14 +224,12 @@ impl CustomWebhookScheme {
     ///
     /// # Errors
     /// One sentence that names the setting.
-    pub fn check(&self) -> Result<(), String> {
-        match &self.timestamp {
-            Some(name) if !self.content.headers().any(|signed| signed == name) => Err(format!(
-                "signature.timestamp names {name}, which is not signed, so anybody could change it; add {{{name}}} to \
-                 signature.content"
-            )),
-            _ => Ok(()),
-        }
+    pub fn check(&self) -> Result<(), InvalidSetting> {
+        let Some(name) = &self.timestamp else { return Ok(()) };
+        let message = format!(
+            "names {name}, which is not signed, so anybody could change it; add {{{name}}} to signature.content"
+        );
+        require(self.content.headers().any(|signed| signed == name), "signature.timestamp", message)
     }
 
     fn read<'a>(

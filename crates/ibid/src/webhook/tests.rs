@@ -289,7 +289,7 @@ fn secrets_are_read_as_their_senders_show_them_and_never_shown() {
     assert_eq!(WebhookScheme::Stripe.parse_secret("whsec_Zm9v").unwrap(), SigningSecret(b"whsec_Zm9v".to_vec()));
     assert_ne!(WebhookScheme::GitHub.parse_secret("a").unwrap(), WebhookScheme::GitHub.parse_secret("b").unwrap());
     for wrong in ["whsec_", "whsec_s3cret!", "s3cret", "whpk_Zm9vs3cret", "whsk_s3cret"] {
-        let told = WebhookScheme::Standard.parse_secret(wrong).unwrap_err();
+        let told = WebhookScheme::Standard.parse_secret(wrong).unwrap_err().to_string();
         assert!(!told.contains("s3cret"), "{told}");
     }
     assert!(WebhookScheme::GitHub.parse_secret("").is_err());
@@ -302,7 +302,7 @@ fn a_time_that_is_not_signed_is_refused() {
     let WebhookScheme::Custom(mut custom) = slack() else { unreachable!() };
     assert_eq!(custom.check(), Ok(()));
     custom.content = SignedContent::body();
-    assert!(custom.check().unwrap_err().starts_with("signature.timestamp"));
+    assert!(custom.check().unwrap_err().to_string().starts_with("signature.timestamp"));
     custom.timestamp = None;
     assert_eq!(custom.check(), Ok(()));
 }

@@ -54,13 +54,13 @@ impl<S: Store> EngineFixture<S> {
     pub(crate) async fn execute(&self, policy: &Policy, ask: ClaimRequest, op: TestOperation) -> Decision<()> {
         let store = self.engine.store().clone();
         let policy = policy.clone().checked().unwrap();
-        self.engine.execute(&policy, ask, CountedOperation { op, log: self.log.clone(), store }).await
+        self.engine.execute(policy.terms(), ask, CountedOperation { op, log: self.log.clone(), store }).await
     }
 
     pub(crate) fn spawn(&self, policy: &Policy, ask: ClaimRequest, op: TestOperation) -> JoinHandle<Decision<()>> {
         let (engine, policy, log) = (self.engine.clone(), policy.clone().checked().unwrap(), self.log.clone());
         let store = engine.store().clone();
-        tokio::spawn(async move { engine.execute(&policy, ask, CountedOperation { op, log, store }).await })
+        tokio::spawn(async move { engine.execute(policy.terms(), ask, CountedOperation { op, log, store }).await })
     }
 
     /// A holder that claims and is never heard of again.

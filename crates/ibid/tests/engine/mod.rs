@@ -428,7 +428,7 @@ async fn observe_run_with<S: Store, F: Future<Output = ShadowRunOutcome>>(
     let mut policy = Policy::ietf();
     policy.mode = PolicyMode::Shadow;
     let report = |observed| assert!(sender.send(observed).is_ok());
-    let observation = world.engine.observe(policy.checked().unwrap(), ask, |_| None, None, report);
+    let observation = world.engine.observe(*policy.checked().unwrap().terms(), ask, |_| None, None, report);
     observation.end(run(address).await);
     seen.await.unwrap()
 }

@@ -48,7 +48,7 @@ async fn a_tenant_who_floods_is_stopped_before_anything_is_claimed_and_the_other
     let policy = Policy::ietf().checked().unwrap();
     let (mut ran, mut refused) = (0, 0);
     for key in 0..KEYS {
-        match engine.execute(&policy, ask("flood", key), QuotaPayment).await {
+        match engine.execute(policy.terms(), ask("flood", key), QuotaPayment).await {
             Decision::Ran((), _) => ran += 1,
             Decision::Refused(refusal) => {
                 assert_eq!(refusal.reason, RefusalReason::QuotaExceeded);
@@ -59,7 +59,7 @@ async fn a_tenant_who_floods_is_stopped_before_anything_is_claimed_and_the_other
             Decision::Replay(..) => panic!("every key was new"),
         }
         if key % 100 == 0 {
-            let other = engine.execute(&policy, ask("other", key), QuotaPayment).await;
+            let other = engine.execute(policy.terms(), ask("other", key), QuotaPayment).await;
             assert!(matches!(other, Decision::Ran((), _)), "{other:?}");
         }
     }
@@ -68,7 +68,7 @@ async fn a_tenant_who_floods_is_stopped_before_anything_is_claimed_and_the_other
     assert_eq!(counts.finished, QUOTA + KEYS / 100, "only what ran takes room");
     println!("{KEYS} keys of one tenant: {ran} ran, {refused} refused, {} bytes in the store", counts.bytes);
     // What ran is answered still, however much is over.
-    let again = engine.execute(&policy, ask("flood", 0), QuotaPayment).await;
+    let again = engine.execute(policy.terms(), ask("flood", 0), QuotaPayment).await;
     assert!(matches!(again, Decision::Replay(..)), "{again:?}");
     assert!(matches!(store.get(&ask("flood", 0).address).await, Ok(Some(ClaimOutcome::Completed(_)))));
 }

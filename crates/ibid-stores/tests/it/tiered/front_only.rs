@@ -292,7 +292,7 @@ async fn the_engine_journals_a_solo_answer_and_drains_it() {
     let journal = Arc::new(Journal::open(folder.path()).unwrap());
     let engine = Engine::with_observer(Arc::new(gateway.store.clone()), gateway.log.clone(), Some(journal.clone()));
     let verdict =
-        engine.execute(&Policy::ietf().checked().unwrap(), ClaimRequest::clone(&ask(1)), InstantOperation).await;
+        engine.execute(Policy::ietf().checked().unwrap().terms(), ClaimRequest::clone(&ask(1)), InstantOperation).await;
     assert!(matches!(verdict, Decision::Ran((), StoredAs::FrontOnly)), "{verdict:?}");
     assert_eq!(journal.len(), 1);
     assert_eq!(&done(&other.store, &ask(1)).await.record[..], b"alone", "others have it from the first store");

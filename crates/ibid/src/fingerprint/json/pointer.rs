@@ -25,28 +25,23 @@ pub(super) struct PointerStep {
 }
 
 /// Why a text is not a usable JSON pointer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{written}` is not a usable JSON pointer: {reason}")]
 pub struct JsonPointerError {
-    source: String,
+    written: String,
     reason: &'static str,
 }
 
 impl JsonPointer {
     /// Parses a pointer in the notation of RFC 6901.
     pub fn parse(written: &str) -> Result<JsonPointer, JsonPointerError> {
-        let fail = |reason| JsonPointerError { source: written.to_owned(), reason };
+        let fail = |reason| JsonPointerError { written: written.to_owned(), reason };
         if written.is_empty() {
             return Err(fail("it points at the whole document; name a place inside it"));
         }
-        let Some(path) = written.strip_prefix('/') else {
-            return Err(fail("it has to start with `/`"));
-        };
-        let steps = path
-            .split('/')
-            .map(|step| {
-                PointerStep::parse(step).ok_or_else(|| fail("`~` has to be written `~0`, and `/` in a name `~1`"))
-            })
-            .collect::<Result<_, _>>()?;
+        let path = written.strip_prefix('/').ok_or_else(|| fail("it has to start with `/`"))?;
+        let steps = path.split('/').map(PointerStep::parse).collect::<Option<_>>();
+        let steps = steps.ok_or_else(|| fail("`~` has to be written `~0`, and `/` in a name `~1`"))?;
         Ok(JsonPointer { source: written.to_owned(), steps })
     }
 }
@@ -76,11 +71,3 @@ impl fmt::Display for JsonPointer {
         f.write_str(&self.source)
     }
 }
-
-impl fmt::Display for JsonPointerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a usable JSON pointer: {}", self.source, self.reason)
-    }
-}
-
-impl std::error::Error for JsonPointerError {}

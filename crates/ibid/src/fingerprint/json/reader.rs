@@ -16,19 +16,10 @@ use super::text::{self, SpecialBytes};
 pub(super) const MAX_JSON_DEPTH: usize = 128;
 
 impl<'a> JsonDocument<'a> {
-    /// Reads a document, for writing it.
-    pub(super) fn read(body: &'a [u8]) -> Option<Self> {
-        JsonReader::new(body, false)?.document()
-    }
-
-    /// Reads a document. With `every_node`, each member and element gets a node. `names` defines which names are equal.
-    pub(super) fn read_for(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
-        JsonReader { names, ..JsonReader::new(body, every_node)? }.document()
-    }
-
-    /// Reads a document with a node for every member and element, for looking into it.
-    pub(super) fn read_every_node(body: &'a [u8]) -> Option<Self> {
-        JsonReader::new(body, true)?.document()
+    /// Reads a document. With `every_node`, each member and element gets a node, for looking into it. `names` defines
+    /// which names are equal.
+    pub(super) fn read(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
+        JsonReader::new(body, every_node, names)?.document()
     }
 }
 
@@ -43,8 +34,8 @@ pub(super) enum MemberPosition {
 /// Finds a member of an object by the canonical text of its name.
 pub(super) fn find_member(body: &[u8], name: &[u8]) -> Option<MemberPosition> {
     // Ensures everything that the steps below rely on.
-    JsonDocument::read(body)?;
-    let mut reader = JsonReader::new(body, false)?;
+    JsonDocument::read(body, false, NameEquality::Exact)?;
+    let mut reader = JsonReader::new(body, false, NameEquality::Exact)?;
     reader.skip_space();
     reader.expect(b'{')?;
     let mut place = MemberPosition::Absent { at: reader.pos, first: true };
@@ -86,7 +77,7 @@ struct JsonReader<'a> {
 }
 
 impl<'a> JsonReader<'a> {
-    fn new(body: &'a [u8], every_node: bool) -> Option<Self> {
+    fn new(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
         // The ends of a span have 31 bits, and cover two buffers.
         if body.len() >= 1 << 30 {
             return None;
@@ -101,7 +92,7 @@ impl<'a> JsonReader<'a> {
             closed: Vec::with_capacity(body.len() / 8),
             noncanonical_count: 0,
             every_node,
-            names: NameEquality::Exact,
+            names,
         })
     }
 

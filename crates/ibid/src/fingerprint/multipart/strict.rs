@@ -4,7 +4,7 @@
 //! treat `\\` in a quoted file name as an escape and some do not. The boundary is not part of the fingerprint, so a
 //! body that depends on any of this could have the same fingerprint as one that does not.
 
-use super::{boundary, find};
+use super::{boundary, find_sequence};
 
 /// The content that counts besides the parts.
 pub(in crate::fingerprint) struct StrictMultipart<'a> {
@@ -32,22 +32,11 @@ pub(in crate::fingerprint) fn parse_strict<'a>(content_type: &str, body: &'a [u8
             escaped.push(headers);
         }
         let start = body.len() - part.len();
-        let next = start + find_marker(part, &marker)?;
+        let next = start + find_sequence(part, &marker)?;
         if !body[..next].ends_with(b"\r\n") {
             return None;
         }
         at = next;
-    }
-}
-
-fn find_marker(bytes: &[u8], marker: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    loop {
-        let at = from + find(&bytes[from..], b'-')?;
-        if bytes[at..].starts_with(marker) {
-            return Some(at);
-        }
-        from = at + 1;
     }
 }
 

@@ -12,6 +12,8 @@
 
 use std::borrow::Cow;
 
+use crate::fingerprint::{form::decode_lenient, frame};
+
 /// Appends the canonical form of a form to `out`.
 ///
 /// `a` and `a=` are the same pair, as in servers. Invalid escapes stay as written.
@@ -26,44 +28,8 @@ pub(crate) fn canonical(body: &[u8], out: &mut Vec<u8>) {
 }
 
 fn pair(piece: &[u8]) -> (Cow<'_, [u8]>, Cow<'_, [u8]>) {
-    let equals = piece.iter().position(|&byte| byte == b'=');
-    let (name, value) = match equals {
-        Some(at) => (&piece[..at], &piece[at + 1..]),
-        None => (piece, &[][..]),
-    };
-    (decode(name), decode(value))
-}
-
-fn decode(text: &[u8]) -> Cow<'_, [u8]> {
-    let Some(mut at) = text.iter().position(|byte| matches!(byte, b'%' | b'+')) else {
-        return Cow::Borrowed(text);
-    };
-    let mut plain = text[..at].to_vec();
-    while let Some(&byte) = text.get(at) {
-        at += 1;
-        plain.push(match byte {
-            b'+' => b' ',
-            b'%' => match text.get(at..at + 2).and_then(hex2) {
-                Some(byte) => {
-                    at += 2;
-                    byte
-                }
-                None => b'%',
-            },
-            byte => byte,
-        });
-    }
-    Cow::Owned(plain)
-}
-
-fn hex2(digits: &[u8]) -> Option<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    Some((digit(digits[0])? << 4 | digit(digits[1])?) as u8)
-}
-
-fn frame(bytes: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-    out.extend_from_slice(bytes);
+    let mut halves = piece.splitn(2, |&byte| byte == b'=').map(decode_lenient);
+    (halves.next().unwrap_or_default(), halves.next().unwrap_or_default())
 }
 
 #[cfg(test)]
