@@ -5,9 +5,9 @@ use std::{net::SocketAddr, sync::LazyLock, time::Duration};
 
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
-    FingerprintPart, HeaderTemplate, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent, OnMismatch,
-    OnStoreDown, OnUnknown, PolicyMode, RefusalFormat, RefusalReason, Remember, ResolveProbe, ResponseEnvelope,
-    ScopePart,
+    FingerprintPart, HeaderTemplate, InvalidSetting, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent,
+    OnMismatch, OnStoreDown, OnUnknown, PolicyMode, RefusalFormat, RefusalReason, Remember, ResolveProbe,
+    ResponseEnvelope, ScopePart,
     webhook::{SignatureEncoding, SignedContent},
 };
 use toml::Value;
@@ -223,7 +223,7 @@ impl<T> Default for PerReason<T> {
 impl FromToml for Remember {
     fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
         if let Value::String(text) = node.value {
-            return node.parse_text(text, str::parse);
+            return node.parse_text(text, |text| text.parse().map_err(|why: InvalidSetting| why.to_string()));
         }
         let (mut include, mut exclude) = (Vec::new(), Vec::new());
         for item in node.items("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]")? {

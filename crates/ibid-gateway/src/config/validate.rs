@@ -43,9 +43,8 @@ pub(super) fn validate(
     };
     let trusted_proxies = match &file.trusted_proxies {
         None => TrustedProxies::loopback(),
-        Some(list) => {
-            TrustedProxies::parse(list.iter().map(String::as_str)).map_err(|why| wrong("trusted_proxies", why.message()))?
-        }
+        Some(list) => TrustedProxies::parse(list.iter().map(String::as_str))
+            .map_err(|why| wrong("trusted_proxies", why.message()))?,
     };
     let jwt = file.jwt.map(|jwt| jwt::build_jwt(jwt, lookup)).transpose()?;
     jwt::require_verifier_for_claims(jwt.as_ref(), &routes)?;

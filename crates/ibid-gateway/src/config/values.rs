@@ -4,9 +4,9 @@ use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
-    FingerprintPart, HeaderTemplate, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent, OnMismatch,
-    OnStoreDown, OnUnknown, PolicyMode, QuotaLimit, RefusalFormat, ResolveProbe, ResponseEnvelope, ScopePart,
-    StatusRange,
+    FingerprintPart, HeaderTemplate, InvalidSetting, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent,
+    OnMismatch, OnStoreDown, OnUnknown, PolicyMode, QuotaLimit, RefusalFormat, ResolveProbe, ResponseEnvelope,
+    ScopePart, StatusRange,
     grpc::GrpcStatusCode,
     presets,
     webhook::{SignatureEncoding, SignedContent},
@@ -161,7 +161,8 @@ scalars! {
         |text| match text.strip_prefix('!') {
             Some(excluded) => excluded.parse().map(Self::Excluded),
             None => text.parse().map(Self::Included),
-        },
+        }
+        .map_err(|why: InvalidSetting| why.to_string()),
         number |number| StatusCode::from_number(number)?.map(StatusRange::Code).map(Self::Included);
     GrpcCode: "a gRPC code such as \"ALREADY_EXISTS\", or its number", |text| {
         let code = GrpcStatusCode::from_name(text).map(GrpcStatusCode::number).or_else(|| text.parse().ok());
@@ -239,7 +240,7 @@ fn parse_limit(text: &str, parse_most: impl Fn(&str) -> Option<u64>) -> Option<Q
 /// For types whose own `FromStr` names the allowed values.
 macro_rules! parsed {
     ($($type:ty: $allowed:literal),+ $(,)?) => {
-        scalars! { $($type: $allowed, |text| text.parse();)+ }
+        scalars! { $($type: $allowed, |text| text.parse::<$type>().map_err(|why| why.to_string());)+ }
     };
 }
 
@@ -253,7 +254,6 @@ parsed! {
     RefusalFormat: "\"problem\" \"stripe\"",
     PolicyMode: "\"enforce\" \"shadow\" \"off\"",
     LabelKeyDisplay: "\"clear\" \"masked\"",
-    ScopePart: "part of a scope such as \"credential\"",
     KeyFormat: "a key format such as \"uuid4\"",
     KeySource: "a source of keys such as \"header:Idempotency-Key\"",
     FingerprintPart: "a part of the fingerprint such as \"body\"",
