@@ -15,6 +15,7 @@ pub mod live_config;
 pub mod logs;
 pub mod metrics;
 mod openapi_document;
+mod outbound;
 pub mod proxy;
 pub mod records;
 mod reflection;
