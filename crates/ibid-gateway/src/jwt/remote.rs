@@ -25,7 +25,6 @@ pub(super) struct RemoteJwks {
     url: String,
     path: Uri,
     issuer: OutboundClient,
-    /// Interval of the timer.
     pub(super) refresh_interval: Duration,
     /// When the last fetch ended. Locked during a fetch.
     last_fetch: Mutex<Option<Instant>>,
