@@ -16,6 +16,7 @@ mod listener;
 pub mod logs;
 pub mod metrics;
 mod openapi_document;
+mod outbound;
 pub mod proxy;
 pub mod records;
 mod reflection;

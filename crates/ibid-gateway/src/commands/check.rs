@@ -28,7 +28,6 @@ pub struct CheckArgs {
     pub against: Option<PathBuf>,
 }
 
-/// The result for a valid file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum ConfigComparison {

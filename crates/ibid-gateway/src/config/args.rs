@@ -60,7 +60,6 @@ impl ServeArgs {
         Self { config: Some(file.into()), ..Self::default() }
     }
 
-    /// Overrides the file with flags and variables.
     pub(super) fn apply_to(&self, file: &mut raw::RawFile, env: &Env<'_>) -> Result<(), ConfigError> {
         /// Each line is a setting, its value from the flag or variable, and its syntax.
         macro_rules! override_with {
@@ -107,7 +106,6 @@ pub(super) fn flag_or_variable(
     Ok(non_empty_variable(env, &variable)?.map(|text| (variable, text)))
 }
 
-/// The path of the configuration file, from the flag or the variable.
 pub(super) fn config_path(flag: Option<&PathBuf>, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
     match flag {
         Some(path) => Ok(Some(path.clone())),

@@ -5,7 +5,6 @@ use ibid::{Policy, RefusalReason, grpc::UnaryMethods, http::Protocol};
 use super::{error::ConfigError, raw::RawDials, values::PRESET_OFF, webhooks};
 use crate::routes::{Match, RouteEntry, RouteTable};
 
-/// The preset if none is named.
 const DEFAULT_PRESET: &str = "ietf";
 
 pub(super) fn build_route_table(

@@ -189,7 +189,6 @@ tables! {
         pub(super) key: Option<LabelKeyDisplay>,
     }
 
-    /// The signature of custom webhooks.
     #[derive(Debug)]
     pub(super) struct RawSignature {
         pub(super) header: Option<HeaderName>,

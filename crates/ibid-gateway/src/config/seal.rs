@@ -96,27 +96,26 @@ impl SealSettings {
             |seal: Option<&Self>| seal.filter(|seal| !seal.plain_addresses).map(|seal| seal.address_secret.clone());
         let sealed =
             |seal: Option<&Self>| seal.filter(|seal| !seal.keys.is_empty()).map(|seal| seal.address_secret.clone());
-        let secret = |what: &str, then: &str| vec![format!("seal.address_secret {what}: {then}")];
-        let lost = "every address is another, and nothing that is remembered will be found again";
-        match (keyed(old), keyed(new)) {
-            (None, None) => {}
-            (None, Some(_)) => return secret("keys addresses that were plain", lost),
-            (Some(_), None) => return secret("no longer keys addresses", lost),
-            (Some(old), Some(new)) if old != new => return secret("changed", lost),
-            (Some(_), Some(_)) => {}
-        }
-        match (sealed(old), sealed(new)) {
-            (Some(old), Some(new)) if old != new => {
-                secret("changed", "remembered requests will not be recognised again")
+        let rekeyed = match (keyed(old), keyed(new)) {
+            (None, Some(_)) => Some("keys addresses that were plain"),
+            (Some(_), None) => Some("no longer keys addresses"),
+            (old, new) => (old != new).then_some("changed"),
+        };
+        let lost = match (rekeyed, sealed(old), sealed(new)) {
+            (Some(what), ..) => {
+                let lost = "every address is another, and nothing that is remembered will be found again";
+                format!("seal.address_secret {what}: {lost}")
             }
-            (Some(_), None) => vec!["seal.keys removed: what is sealed will not be opened again".into()],
-            (None, Some(_)) if !new.is_some_and(Self::accepts_plain) => {
-                vec![
-                    "seal.keys added, and seal.accept_plain is off: what is remembered in clear will be refused".into(),
-                ]
+            (None, Some(old), Some(new)) if old != new => {
+                "seal.address_secret changed: remembered requests will not be recognised again".into()
             }
-            _ => Vec::new(),
-        }
+            (None, Some(_), None) => "seal.keys removed: what is sealed will not be opened again".into(),
+            (None, None, Some(_)) if !new.is_some_and(Self::accepts_plain) => {
+                "seal.keys added, and seal.accept_plain is off: what is remembered in clear will be refused".into()
+            }
+            _ => return Vec::new(),
+        };
+        vec![lost]
     }
 }
 

@@ -90,7 +90,6 @@ pub struct TlsSettings {
     pub client_ca: Option<Pem>,
 }
 
-/// A client certificate and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
     pub cert: Pem,
@@ -124,7 +123,6 @@ tables! {
         pub rate: Option<QuotaLimit>,
     }
 
-    /// The limits of client connections and requests.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct LimitSettings {
         /// Maximum time for the head of a request.
@@ -141,11 +139,8 @@ tables! {
         pub reply_timeout: Duration as Positive = Duration::from_secs(300),
         /// Maximum time that both sides of an upgraded connection may be silent.
         pub tunnel_timeout: Duration as Positive = Duration::from_secs(600),
-        /// Maximum number of headers of a request.
         pub max_headers: usize as AtLeastOne = 100,
-        /// Maximum bytes of all headers of a request.
         pub max_header_bytes: u64 as HeaderBytes = 64 << 10,
-        /// Maximum number of client connections.
         pub max_connections: usize as AtLeastOne = 10_000,
         /// How long a shutdown waits for running operations.
         pub shutdown: Duration = Duration::from_secs(30),
@@ -165,7 +160,6 @@ impl QuotaSettings {
     }
 }
 
-/// How callers' tokens are verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JwtSettings {
     pub keys: JwtKeys,
@@ -177,7 +171,6 @@ pub struct JwtSettings {
     pub audience: Vec<String>,
     /// Sources of the token. The first one that is present counts.
     pub from: Vec<TokenSource>,
-    /// Allowed difference between clocks.
     pub leeway: Duration,
     /// Interval between two fetches of the keys.
     pub refresh: Duration,
@@ -192,12 +185,10 @@ pub enum TokenSource {
 
 #[derive(Clone, PartialEq, Eq)]
 pub enum JwtKeys {
-    /// A secret that is shared with the issuer.
     Secret(Secret),
     Pem(Pem),
     /// A JWK set. Never shown, because it may contain a private key by mistake.
     Jwks(Secret),
-    /// The URL of the issuer's JWK set.
     JwksUrl(String),
 }
 
@@ -219,7 +210,6 @@ pub struct AdminSettings {
     pub tls: Option<TlsSettings>,
 }
 
-/// A token of the admin API and its holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminToken {
     pub role: Role,

@@ -14,14 +14,12 @@ use super::{
     values::{ByteSize, Positive},
 };
 
-/// The store if none is configured.
 pub const DEFAULT_STORE: &str = "embedded:ibid-data";
 const DEFAULT_PREFIX: &str = "idempotency";
 /// Maximum of `wait_replicas`. A larger number is a mistake.
 const MAX_WAIT_REPLICAS: usize = 100;
 
 tables! {
-    /// Where records are stored.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct StoreSettings {
         /// Shown without its password.
@@ -32,7 +30,6 @@ tables! {
         pub cache: Option<RedactedStoreUrl>,
         /// Prefix of the names of its keys.
         pub prefix: String = DEFAULT_PREFIX.into(),
-        /// Timeout of one store call.
         pub timeout: Duration as Positive = Duration::from_millis(500),
         /// Number of Redis replicas that must acknowledge a write.
         pub wait_replicas: usize,

@@ -7,7 +7,6 @@ use super::{
     error::{ConfigError, closest_match, quote_list},
 };
 
-/// A value of the file.
 pub(super) struct TomlNode<'a> {
     pub(super) value: &'a Value,
     /// The dotted path of its key; lists count from 1.
@@ -19,7 +18,6 @@ pub(super) struct TomlNode<'a> {
 ///
 /// Every type can be parsed from text, also numbers and booleans, because `env:` and `file:` yield text.
 pub(super) trait Scalar: Sized {
-    /// The allowed values, for error messages.
     const ALLOWED: &'static str;
 
     /// # Errors

@@ -26,7 +26,6 @@ use crate::admin::hosts;
 const DEFAULT_JOURNAL: &str = "ibid-journal";
 /// In the journal's directory.
 const DEFAULT_AUDIT_FILE: &str = "audit.jsonl";
-/// Maximum number of characters of the name of a token's holder.
 const MAX_TOKEN_NAME_CHARS: usize = 100;
 
 /// Validates a file that variables and flags have already overridden.
@@ -104,7 +103,6 @@ fn wrong(key: impl Into<String>, what: impl Into<String>) -> ConfigError {
     ConfigError::at(key, what)
 }
 
-/// Rejects upstreams that are the gateway itself.
 fn check_upstreams(file: &raw::RawFile) -> Result<(), ConfigError> {
     let upstreams = file.route.iter().enumerate().map(|(at, route)| (format!("route[{}].", at + 1), &route.upstream));
     let default = file.policy.iter().map(|policy| ("policy.".to_owned(), &policy.upstream));

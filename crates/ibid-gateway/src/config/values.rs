@@ -58,13 +58,10 @@ syntax! {
     DigestStatus(Option<StatusCode>);
     /// A status that clients interpret as a refusal.
     RefusalStatus(StatusCode);
-    /// The name of an existing preset.
     Preset(&'static str) or Option<&'static str>;
-    /// The origin of a web page.
     Origin(HeaderValue);
     /// A protocol that a connection may be upgraded to, in lower case.
     Upgrade(String);
-    /// The path of an OpenAPI document.
     DocumentPath(String);
     /// An address to listen on, or `off`.
     Listen(Option<SocketAddr>);

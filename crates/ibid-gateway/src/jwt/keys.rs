@@ -38,7 +38,6 @@ pub(super) enum KeyLookup<'a> {
 }
 
 impl KeySet {
-    /// A secret that is shared with the issuer.
     pub(crate) fn from_secret(secret: &str) -> Result<Self, String> {
         if secret.len() < MIN_SECRET_BYTES {
             return Err(format!(

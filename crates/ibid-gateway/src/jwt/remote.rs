@@ -8,19 +8,13 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Limited};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
 };
 
 use super::KeySet;
-use crate::{
-    config::JwtSettings,
-    proxy::UpstreamRequestBody,
-    tls,
-    upstream::{self, Affinity, ReusePolicy, UpstreamClient, UpstreamTarget},
-};
+use crate::{config::JwtSettings, outbound::OutboundClient};
 
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum interval between two fetches, unless the timer's is shorter.
@@ -30,8 +24,7 @@ const MAX_JWKS_BYTES: usize = 1 << 20;
 pub(super) struct RemoteJwks {
     url: String,
     path: Uri,
-    issuer: Arc<UpstreamClient<UpstreamRequestBody>>,
-    /// Interval of the timer.
+    issuer: OutboundClient,
     pub(super) refresh_interval: Duration,
     /// When the last fetch ended. Locked during a fetch.
     last_fetch: Mutex<Option<Instant>>,
@@ -40,19 +33,12 @@ pub(super) struct RemoteJwks {
 impl RemoteJwks {
     pub(super) fn new(url: &str, settings: &JwtSettings) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|why| format!("jwt.jwks: {why}"))?;
-        let mut parts = uri.into_parts();
-        let (scheme, authority) = (parts.scheme.take(), parts.authority.take());
-        let (scheme, authority) = scheme.zip(authority).ok_or("jwt.jwks: it is no URL")?;
-        let target: UpstreamTarget =
-            format!("{scheme}://{authority}").parse().map_err(|why| format!("jwt.jwks: {why}"))?;
-        let path = parts.path_and_query.map_or(Uri::from_static("/"), Uri::from);
-        let client = upstream::UpstreamSettings {
-            max_connections: 1,
-            connect_timeout: FETCH_TIMEOUT,
-            tls: tls::client_config("jwt.", &settings.tls)?,
-            ..upstream::UpstreamSettings::default()
+        let (Some(scheme), Some(authority)) = (uri.scheme(), uri.authority()) else {
+            return Err("jwt.jwks: it is no URL".into());
         };
-        let issuer = UpstreamClient::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;
+        let origin = format!("{scheme}://{authority}");
+        let issuer = OutboundClient::new(&origin, ("jwt", "jwks"), &settings.tls, FETCH_TIMEOUT)?;
+        let path = uri.into_parts().path_and_query.map_or(Uri::from_static("/"), Uri::from);
         Ok(Self {
             url: url.split('?').next().unwrap_or_default().into(),
             path,
@@ -85,17 +71,12 @@ impl RemoteJwks {
     }
 
     async fn fetch(&self) -> Result<KeySet, String> {
-        let mut request =
-            Request::get(self.path.clone()).body(UpstreamRequestBody::complete(Bytes::new(), None)).expect("a request");
+        let mut request = Request::get(self.path.clone()).body(Bytes::new()).expect("a request");
         request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
-        let affinity = Affinity::default();
-        let answer =
-            self.issuer.send(request, ReusePolicy::PassThrough, &affinity).await.map_err(|why| why.to_string())?;
-        if answer.status() != StatusCode::OK {
-            return Err(format!("the answer is {}", answer.status()));
+        let answer = self.issuer.send(request, MAX_JWKS_BYTES).await?;
+        match answer.status() {
+            StatusCode::OK => KeySet::from_jwks(answer.body()),
+            status => Err(format!("the answer is {status}")),
         }
-        let body = Limited::new(answer.into_body(), MAX_JWKS_BYTES).collect().await;
-        let body = body.map_err(|why| format!("its body cannot be read: {why}"))?;
-        KeySet::from_jwks(&body.to_bytes())
     }
 }

@@ -11,7 +11,6 @@ use std::{
 use bytes::Bytes;
 use data_encoding::HEXLOWER;
 use http::{HeaderValue, Request, header};
-use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -21,10 +20,8 @@ use tokio::{
 use super::span_context::SpanContext;
 use crate::{
     config::{Collector, TraceSettings},
-    proxy::UpstreamRequestBody,
-    tls,
-    upstream::{self, Affinity, ReusePolicy, UpstreamClient},
     watch::LiveConfig,
+    outbound::OutboundClient,
 };
 
 /// Spans in the queue; more are dropped.
@@ -133,36 +130,26 @@ async fn run_exporter(live: Arc<LiveConfig>, mut waiting: mpsc::Receiver<ExportI
 
 pub(crate) struct OtlpExporter {
     collector: Collector,
-    server: Arc<UpstreamClient<UpstreamRequestBody>>,
+    server: OutboundClient,
 }
 
 impl OtlpExporter {
     /// Prepares the client; it connects on first use.
     pub(crate) fn new(trace: &TraceSettings) -> Result<Self, String> {
-        let client = upstream::UpstreamSettings {
-            max_connections: 1,
-            connect_timeout: EXPORT_TIMEOUT,
-            tls: tls::client_config("trace.", &trace.tls)?,
-            ..upstream::UpstreamSettings::default()
-        };
-        let target = trace.collector.origin().parse().map_err(|why| format!("trace.otlp: {why}"))?;
-        let server = UpstreamClient::new(target, client).map_err(|why| format!("trace.otlp: {why}"))?;
+        let server = OutboundClient::new(&trace.collector.origin(), ("trace", "otlp"), &trace.tls, EXPORT_TIMEOUT)?;
         Ok(Self { collector: trace.collector.clone(), server })
     }
 
     async fn export(&self, spans: &[Box<FinishedSpan>]) -> Result<(), String> {
-        let body = UpstreamRequestBody::complete(Bytes::from(export_request(spans).to_string()), None);
+        let body = Bytes::from(export_request(spans).to_string());
         let mut request = Request::post(self.collector.path()).body(body).map_err(|why| why.to_string())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let answer = self.server.send(request, ReusePolicy::PassThrough, &Affinity::default()).await;
-        let answer = answer.map_err(|why| why.to_string())?;
-        let status = answer.status();
-        let said = Limited::new(answer.into_body(), 64 << 10).collect().await;
-        if status.is_success() {
+        let answer = self.server.send(request, 1 << 20).await?;
+        if answer.status().is_success() {
             return Ok(());
         }
-        let said = said.map(|said| String::from_utf8_lossy(&said.to_bytes()).into_owned()).unwrap_or_default();
-        Err(format!("it says {status}: {}", said.chars().take(200).collect::<String>()))
+        let said: String = String::from_utf8_lossy(answer.body()).chars().take(200).collect();
+        Err(format!("it says {}: {said}", answer.status()))
     }
 }
 

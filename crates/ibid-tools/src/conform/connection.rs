@@ -55,10 +55,8 @@ pub(super) enum ExchangeError {
 trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
-pub(super) struct RawConnection {
-    stream: Box<dyn IoStream>,
-    timeout: Duration,
-}
+/// An open connection to the server.
+pub(super) struct RawConnection(Box<dyn IoStream>);
 
 impl TestedServer {
     /// Resolves the host once.
@@ -83,7 +81,7 @@ impl TestedServer {
         let mut last = String::new();
         for address in &self.addresses {
             last = match timeout(self.timeout, self.connect_to(*address)).await {
-                Ok(Ok(stream)) => return Ok(RawConnection { stream, timeout: self.timeout }),
+                Ok(Ok(stream)) => return Ok(RawConnection(stream)),
                 Ok(Err(why)) => format!("{address}: {why}"),
                 Err(_) => format!("{address}: no connection within {:?}", self.timeout),
             };
@@ -101,51 +99,51 @@ impl TestedServer {
     }
 
     pub(super) async fn exchange(&self, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
-        self.connect().await?.exchange(bytes).await
+        self.exchange_on(self.connect().await?, bytes).await
+    }
+
+    pub(super) async fn exchange_on(
+        &self, line: RawConnection, bytes: &[u8],
+    ) -> Result<Response<Bytes>, ExchangeError> {
+        let exchange = timeout(self.timeout, exchange_raw(line, bytes)).await;
+        exchange.unwrap_or(Err(ExchangeError::TimedOut(self.timeout)))
     }
 
     /// Sends bytes, waits, and disconnects without reading.
     pub(super) async fn send_and_disconnect(&self, bytes: &[u8], after: Duration) -> Result<(), ExchangeError> {
-        let mut line = self.connect().await?;
-        let sent = timeout(self.timeout, line.stream.write_all(bytes)).await;
+        let RawConnection(mut stream) = self.connect().await?;
+        let sent = timeout(self.timeout, stream.write_all(bytes)).await;
         sent.map_err(|_| ExchangeError::TimedOut(self.timeout))?.map_err(|_| ExchangeError::Closed)?;
-        let _ = line.stream.flush().await;
+        let _ = stream.flush().await;
         tokio::time::sleep(after).await;
         Ok(())
     }
 }
 
-impl RawConnection {
-    pub(super) async fn exchange(self, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
-        let patience = self.timeout;
-        timeout(patience, self.exchange_raw(bytes)).await.unwrap_or(Err(ExchangeError::TimedOut(patience)))
+/// hyper reads the response. The request that it writes is discarded; the server gets `bytes` instead.
+async fn exchange_raw(RawConnection(stream): RawConnection, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
+    let (reader, mut writer) = tokio::io::split(stream);
+    let stand_in = TokioIo::new(tokio::io::join(reader, tokio::io::sink()));
+    let (mut sender, connection) = http1::handshake(stand_in).await.map_err(receive_error)?;
+    let mut request = Request::new(Empty::<Bytes>::new());
+    if bytes.starts_with(b"HEAD ") {
+        *request.method_mut() = Method::HEAD;
     }
-
-    /// hyper reads the response. The request that it writes is discarded; the server gets `bytes` instead.
-    async fn exchange_raw(self, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
-        let (reader, mut writer) = tokio::io::split(self.stream);
-        let stand_in = TokioIo::new(tokio::io::join(reader, tokio::io::sink()));
-        let (mut sender, connection) = http1::handshake(stand_in).await.map_err(receive_error)?;
-        let mut request = Request::new(Empty::<Bytes>::new());
-        if bytes.starts_with(b"HEAD ") {
-            *request.method_mut() = Method::HEAD;
-        }
-        let response = sender.send_request(request);
-        let write = async {
-            // A server may close early; only its response counts.
-            let _ = writer.write_all(bytes).await;
-            let _ = writer.flush().await;
-        };
-        // hyper is polled first: it must have sent its request before the response arrives.
-        let drive = async {
-            let _ = join(connection, write).await;
-            std::future::pending().await
-        };
-        tokio::select! {
-            biased;
-            never = drive => never,
-            done = async { read_body(response.await.map_err(receive_error)?).await } => done,
-        }
+    let response = sender.send_request(request);
+    let write = async {
+        // A server may close early; only its response counts.
+        let _ = writer.write_all(bytes).await;
+        let _ = writer.flush().await;
+    };
+    // hyper is polled first: it must have sent its request before the response arrives.
+    let drive = async {
+        let _ = join(connection, write).await;
+        std::future::pending().await
+    };
+    tokio::select! {
+        biased;
+        never = drive => never,
+        done = async { read_body(response.await.map_err(receive_error)?).await } => done,
     }
 }
 

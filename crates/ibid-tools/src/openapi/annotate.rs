@@ -12,14 +12,12 @@ use super::{
     new_value::{NewValue, new_reference},
 };
 
-/// The operations that a path item may have.
 const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];
 /// A new `parameters` goes before these members.
 const AFTER_PARAMETERS: [&str; 4] = ["requestBody", "responses", "callbacks", "deprecated"];
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AnnotateOutcome {
-    /// The whole text.
     pub text: String,
     pub operations: usize,
     pub covered: usize,
@@ -30,7 +28,6 @@ pub struct AnnotateOutcome {
 }
 
 struct CoveredOperation<'a> {
-    /// The parameters of the path item.
     path_parameters: Option<&'a DocumentNode>,
     node: &'a DocumentNode,
     policy: &'a Policy,
@@ -372,7 +369,6 @@ impl<'a> Annotator<'a> {
         Ok(())
     }
 
-    /// Returns the name of an existing or new component.
     fn intern_component(&mut self, section: &'static str, wanted: String, made: NewValue) -> String {
         let components = self.document.member(&self.document.root, "components");
         let there = components.and_then(|components| self.document.member(components, section));

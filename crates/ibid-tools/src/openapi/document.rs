@@ -13,7 +13,6 @@ pub(super) struct OpenapiDocument {
     pub(super) root: DocumentNode,
     pub(super) syntax: DocumentSyntax,
     anchors: HashMap<usize, DocumentNode>,
-    /// The positions of line ends.
     ends: Vec<usize>,
 }
 
@@ -163,7 +162,6 @@ impl DocumentNode {
         }
     }
 
-    /// How often the node contains this reference.
     pub(super) fn count_references(&self, to: &str) -> usize {
         let entries = self.entries().iter().map(|(key, value)| {
             usize::from(key.scalar() == Some("$ref") && value.scalar() == Some(to)) + value.count_references(to)

@@ -13,7 +13,6 @@ pub(super) struct Additions<'a> {
     /// Keyed by the address of the collection's node.
     by_position: BTreeMap<usize, Addition<'a>>,
     newline: &'static str,
-    /// The indentation of one level.
     unit: String,
 }
 

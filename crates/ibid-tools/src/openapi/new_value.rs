@@ -43,7 +43,6 @@ from_values! {
 }
 
 impl NewValue {
-    /// Whether the node already has this value.
     pub(super) fn matches_node(&self, node: &DocumentNode) -> bool {
         match (self, &node.kind) {
             (Self::Text(text) | Self::Literal(text), NodeKind::Scalar { text: found, .. }) => text == found,

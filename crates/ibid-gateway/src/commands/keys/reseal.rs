@@ -18,7 +18,6 @@ use crate::{
     records::ResealReport,
 };
 
-/// Maximum number of entries per call.
 const RESEAL_BATCH: u64 = 500;
 
 /// Reseals answers that are sealed with another key or not sealed.

@@ -61,8 +61,8 @@ async fn send_concurrently(session: &mut ConformSession<'_>, request: &RawReques
     session.requests += lines.len();
     let mut tasks = tokio::task::JoinSet::new();
     for line in lines {
-        let bytes = bytes.clone();
-        tasks.spawn(async move { line?.exchange(&bytes).await });
+        let (server, bytes) = (session.server.clone(), bytes.clone());
+        tasks.spawn(async move { server.exchange_on(line?, &bytes).await });
     }
     let sent = format!("{} times at once: {}", session.args.parallel, request.redacted());
     tasks.join_all().await.into_iter().map(|response| RawExchange { request: sent.clone(), response }).collect()
