@@ -245,7 +245,9 @@ async fn readiness(state: Arc<AdminState>, stopping: bool) -> impl IntoResponse 
 
 pub(crate) fn not_found() -> Response {
     let text = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
-    (StatusCode::NOT_FOUND, text).into_response()
+    let mut answer = (StatusCode::NOT_FOUND, text).into_response();
+    add_headers(answer.headers_mut(), &API_HEADERS);
+    answer
 }
 
 /// The headers of all responses except the console's.

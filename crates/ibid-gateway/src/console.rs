@@ -75,7 +75,7 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
         let name = uri.path().trim_start_matches("/assets/");
         assets::serve_asset(name, &headers).unwrap_or_else(admin::not_found)
     });
-    pages.layer(from_fn(set_page_headers)).route("/assets/{name}", with_methods(assets, "GET"))
+    pages.route("/assets/{name}", with_methods(assets, "GET")).layer(from_fn(set_page_headers))
 }
 
 fn page<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRouter<Arc<AdminState>> {

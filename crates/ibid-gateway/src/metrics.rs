@@ -7,9 +7,7 @@
 //! A [`Metrics`] lives as long as the process: a reload changes the routes, never the counts.
 
 use std::{
-    array,
-    collections::BTreeMap,
-    fmt,
+    array, fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -202,10 +200,7 @@ impl Metrics {
 
     /// The totals since the process started, for `GET /api/stats`.
     pub fn totals(&self) -> Value {
-        let by_outcome = |route: &RouteCounter| {
-            route.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect::<BTreeMap<_, _>>()
-        };
-        let routes = self.routes().map(|route| json!({ "route": route.name(), "outcomes": by_outcome(route) }));
+        let routes = self.routes().map(|route| json!({ "route": route.name(), "outcomes": route.by_name() }));
         json!({
             "hits": self.total(|counters| &counters.hits),
             "misses": self.total(|counters| &counters.misses),

@@ -120,8 +120,7 @@ pub fn shadow(state: &AdminState) -> ShadowReport {
     let mode = |name: &str| now.settings.routes.iter().find(|route| route.name == name).map(|route| route.policy.mode);
     let routes = state.metrics.routes().filter_map(|counted| {
         let (name, mode) = (counted.name(), mode(counted.name()));
-        let counts: BTreeMap<&str, u64> =
-            counted.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect();
+        let counts = counted.by_name();
         let of = |names: &[&str]| names.iter().filter_map(|name| counts.get(name)).sum::<u64>();
         let requests = counts.values().sum();
         if mode == Some(PolicyMode::Off) || mode.is_none() && requests == 0 {

@@ -26,7 +26,6 @@ pub(super) fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response> {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::ETAG, tag.clone()),
     ];
     Some(match asked.get(header::IF_NONE_MATCH) == Some(&tag) {

@@ -94,8 +94,8 @@ impl MetricsHistory {
 
     /// The columns of the charts, oldest first.
     pub(crate) fn chart_series(&self, window: ChartWindow) -> Value {
-        let (all, count) = self.points(window);
-        let points = &all[all.len() - count..];
+        let (all, first) = self.points(window);
+        let points = &all[first..];
         let column = |of: &dyn Fn(&TrafficCounts) -> Value| points.iter().map(of).collect::<Value>();
         let rate = |of: fn(&RequestCounts) -> u64| {
             column(&|point| rounded_json(of(&point.requests) as f64 / point.over.as_secs_f64().max(0.001)))
@@ -112,8 +112,8 @@ impl MetricsHistory {
             "refused": rate(RequestCounts::total_refused),
             "open": rate(RequestCounts::open),
             "passed": rate(RequestCounts::passed_through),
-            "hit_percent": trailing_percent(&all, count, |point| point.hits),
-            "conflict_percent": trailing_percent(&all, count, |point| point.requests.conflicts),
+            "hit_percent": trailing_percent(&all, first, |point| point.hits),
+            "conflict_percent": trailing_percent(&all, first, |point| point.requests.conflicts),
             "fallbacks": column(&|point| point.fallbacks.into()),
             "unknown": column(&|point| point.requests.open().into()),
             "overhead_p50_ms": slow(0.5),
@@ -123,16 +123,16 @@ impl MetricsHistory {
 
     /// The last hour as counts, oldest first.
     pub(crate) fn last_hour(&self) -> Value {
-        let (all, count) = self.points(ChartWindow::OneHour);
-        let points: Vec<Value> = all[all.len() - count..].iter().map(period_json).collect();
+        let (all, first) = self.points(ChartWindow::OneHour);
+        let points: Vec<Value> = all[first..].iter().map(period_json).collect();
         let (_, ring, _) = ChartWindow::OneHour.row();
         json!({ "every_ms": as_millis(RINGS[ring].0), "points": points })
     }
 
     /// The history of a window in up to `at_most` rows, latest first.
     pub(crate) fn rows(&self, window: ChartWindow, at_most: usize) -> Vec<TrafficCounts> {
-        let (all, count) = self.points(window);
-        let points = &all[all.len() - count..];
+        let (all, first) = self.points(window);
+        let points = &all[first..];
         let each = points.len().div_ceil(at_most.max(1)).max(1);
         let rows = points.rchunks(each).map(|points| {
             let mut row = TrafficCounts::default();
@@ -142,17 +142,17 @@ impl MetricsHistory {
         rows.collect()
     }
 
-    /// All points of the window's ring, and how many of the last ones the window covers.
+    /// All points of the window's ring, and the index of the first that the window covers.
     fn points(&self, window: ChartWindow) -> (Vec<TrafficCounts>, usize) {
         let (_, ring, count) = window.row();
         let all: Vec<TrafficCounts> = self.0.lock()[ring].points.iter().copied().collect();
-        let count = count.min(all.len());
-        (all, count)
+        let first = all.len().saturating_sub(count);
+        (all, first)
     }
 }
 
-/// For each of the last `count` points, the percentage of all requests in the alert window up to it.
-fn trailing_percent(points: &[TrafficCounts], count: usize, of: fn(&TrafficCounts) -> u64) -> Value {
+/// For each point from `first` on, the percentage of all requests in the alert window up to it.
+fn trailing_percent(points: &[TrafficCounts], first: usize, of: fn(&TrafficCounts) -> u64) -> Value {
     let (mut from, mut over, mut some, mut all) = (0, Duration::ZERO, 0, 0);
     let percents = points.iter().map(|point| {
         over += point.over;
@@ -167,7 +167,7 @@ fn trailing_percent(points: &[TrafficCounts], count: usize, of: fn(&TrafficCount
         if all == 0 { Value::Null } else { rounded_json(some as f64 * 100.0 / all as f64) }
     });
     let percents: Vec<Value> = percents.collect();
-    percents[points.len() - count..].into()
+    percents[first..].into()
 }
 
 impl HistoryRing {

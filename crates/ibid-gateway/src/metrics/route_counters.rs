@@ -5,9 +5,12 @@
 //!
 //! Bound: [`MAX_ROUTES`] routes over all configurations since the start; more are counted together.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use ibid::RequestOutcome;
@@ -116,6 +119,11 @@ impl RouteCounter {
 
     fn count(&self, outcome: RequestOutcome) -> u64 {
         self.outcomes.iter().map(|shard| shard[outcome_index(outcome)].load(Relaxed)).sum()
+    }
+
+    /// The counts by the names of outcomes; every outcome is present.
+    pub(crate) fn by_name(&self) -> BTreeMap<&'static str, u64> {
+        self.by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect()
     }
 
     pub(crate) fn by_outcome(&self) -> impl Iterator<Item = (RequestOutcome, u64)> {
