@@ -120,7 +120,8 @@ impl KeyJournal for FileJournal {
         let (operation, key) = (operation.to_owned(), key.cloned());
         Box::pin(self.with_lock(move |folder| {
             let path = key_path(folder, &operation);
-            if !read_key_file(&path)?.is_some_and(|page| key.is_none_or(|key| page.key == key.as_str())) {
+            let Some(page) = read_key_file(&path)? else { return Ok(()) };
+            if key.is_some_and(|key| page.key != key.as_str()) {
                 return Ok(());
             }
             fs::remove_file(&path).map_err(io_error("remove", &path))?;
