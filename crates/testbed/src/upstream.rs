@@ -121,6 +121,13 @@ impl TestUpstream {
         self.set_rule(None, [reply.into()]);
     }
 
+    /// Holds back the usual answer at this path.
+    pub fn gate(&self, path: &str) -> ReplyGate {
+        let gate = ReplyGate::new();
+        self.on(path, UpstreamReply::usual().gated(&gate));
+        gate
+    }
+
     /// Removes every rule; the log stays.
     pub fn clear_rules(&self) {
         self.request_log.state().rules.clear();
