@@ -217,7 +217,8 @@ impl TestUpstream {
 
     /// Waits until `n` requests of any kind have arrived since the start.
     pub async fn wait_for(&self, n: usize) {
-        if timeout(WAIT_TIMEOUT, self.request_log.wait_arrived(n)).await.is_err() {
+        let mut arrived = self.request_log.arrived.subscribe();
+        if timeout(WAIT_TIMEOUT, arrived.wait_for(|count| *count >= n)).await.is_err() {
             let log = self.log();
             panic!("waited {WAIT_TIMEOUT:?} for {n} requests at the upstream; {} arrived: {log:#?}", log.len());
         }
