@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use testbed::{
-    FaultProxy,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
-};
+use testbed::{FaultProxy, upstream::TestUpstream};
 use tokio::{
     task::spawn_blocking,
     time::{sleep, timeout},

@@ -7,7 +7,7 @@ use ibid_client::Schedule;
 use testbed::{
     FaultProxy,
     docs::DocPage,
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::{process::Command, time::timeout};
 

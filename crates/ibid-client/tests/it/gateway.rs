@@ -6,7 +6,7 @@ use http::HeaderName;
 use ibid_client::{KeyGenerator, Schedule, SendOptions, send};
 use testbed::{
     FaultProxy,
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
 use crate::common::{KeyFolder, client, gateway, only_key, payment, reason};

@@ -84,6 +84,6 @@ async fn the_examples_guide_has_a_valid_configuration_and_the_clients_retry_poli
     let file = folder.path().join("ibid.toml");
     fs::write(&file, block("toml")).unwrap();
     let output = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
-    let said = output.text() + &&output.stderr;
+    let said = output.text() + &output.stderr;
     assert!(output.code == Some(0) && said.contains("grpc shop.Orders/*"), "{said}");
 }

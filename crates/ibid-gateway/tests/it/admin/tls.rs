@@ -23,7 +23,7 @@ use crate::support::run_ibid;
 
 /// A gateway whose admin port has this certificate, and lets in whom `clients` vouches for.
 async fn office(upstream: &TestUpstream, cert: &Path, key: &Path, clients: Option<&Path>) -> GatewayProcess {
-    start_gateway(&config(cert, key, clients), &upstream).await
+    start_gateway(&config(cert, key, clients), upstream).await
 }
 
 fn config(cert: &Path, key: &Path, clients: Option<&Path>) -> String {

@@ -92,7 +92,7 @@ async fn admin_tokens_are_never_printed() {
         let (_dir, path) = folder_with("mine.toml", &format!("upstream = \"http://127.0.0.1:9\"\n{wrong}"));
         let output = run_ibid(&["check", path.to_str().unwrap()], &env).await;
         printed += &output.text();
-        printed += &&output.stderr;
+        printed += &output.stderr;
     }
     for token in TOKENS {
         let shown: Vec<_> = printed.lines().filter(|line| line.contains(token)).collect();

@@ -85,7 +85,7 @@ async fn wait_until_quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
 
 async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
     let config = format!("[store]\n{store}\ntimeout = \"5s\"\n[policy]\npreset = \"ietf\"\n");
-    start_gateway(&config, &upstream).await
+    start_gateway(&config, upstream).await
 }
 
 #[tokio::test]
