@@ -6,10 +6,9 @@
 //!
 //! ```
 //! mod store_contract {
-//!     use std::sync::Arc;
-//!     use ibid::store::{Memory, Store};
+//!     use ibid::store::Memory;
 //!
-//!     ibid_testkit::contract_tests!(memory, async { Arc::new(Memory::default()) as Arc<dyn Store> });
+//!     ibid_testkit::contract_tests!(memory, async { Memory::default() });
 //! }
 //! ```
 //!
@@ -42,7 +41,7 @@ pub fn cases() -> Vec<(&'static str, ContractCase)> {
 }
 
 /// Expands into a module with one test for each case of the [contract](crate::contract), each on its own
-/// store: `contract_tests!(name_of_the_module, future_of_an_arc_dyn_store)`.
+/// store: `contract_tests!(name_of_the_module, future_of_a_store)`.
 ///
 /// The future's expression is evaluated within that module, which sees everything that its parent sees. The tests are
 /// `#[tokio::test]`s: the calling crate depends on `tokio` with `macros` and `rt`.
@@ -167,8 +166,7 @@ macro_rules! __as_tests {
             $(
                 #[::tokio::test]
                 async fn $case() {
-                    let store: ::std::sync::Arc<dyn ::ibid::store::Store> = $make_store.await;
-                    $crate::contract::$file::$case(&*store).await;
+                    $crate::contract::$file::$case(&$make_store.await).await;
                 }
             )*
         }

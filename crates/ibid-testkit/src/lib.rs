@@ -3,9 +3,8 @@
 //!
 //! ```
 //! // One test per case of the contract, each on its own store.
-//! # use std::sync::Arc;
-//! # use ibid::store::{Memory, Store};
-//! ibid_testkit::contract_tests!(memory, async { Arc::new(Memory::default()) as Arc<dyn Store> });
+//! # use ibid::store::Memory;
+//! ibid_testkit::contract_tests!(memory, async { Memory::default() });
 //! ```
 //!
 //! No test is skipped: a store that cannot be reached fails its tests.

@@ -6,11 +6,10 @@
 //! and whether a spent token finds that it is spent, or later holders.
 //!
 //! ```
-//! use std::sync::Arc;
-//! use ibid::store::{Memory, Store};
+//! use ibid::store::Memory;
 //! use ibid_testkit::property::{HistoryClock, check_histories};
 //!
-//! check_histories(16, HistoryClock::Paused, async || Arc::new(Memory::default()) as Arc<dyn Store>);
+//! check_histories(16, HistoryClock::Paused, async || Memory::default());
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -168,10 +167,9 @@ fn history_steps(life: BoxedStrategy<Duration>, advance: BoxedStrategy<Duration>
 ///
 /// # Panics
 /// If store and reference differ. The message contains the shortest history found.
-pub fn check_histories(histories_to_try: u32, clock: HistoryClock, make_store: impl AsyncFn() -> Arc<dyn Store>) {
+pub fn check_histories<S: Store>(histories_to_try: u32, clock: HistoryClock, make_store: impl AsyncFn() -> S) {
     check(histories_to_try, clock, histories(clock), async |history| {
-        let store = make_store().await;
-        check_history(&*store, &history, clock).await
+        check_history(&make_store().await, &history, clock).await
     });
 }
 
@@ -180,9 +178,7 @@ pub fn check_histories(histories_to_try: u32, clock: HistoryClock, make_store: i
 ///
 /// # Panics
 /// If store and reference differ. The message contains the shortest history found.
-pub fn check_restarts<D>(
-    histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> Arc<dyn Store>,
-) {
+pub fn check_restarts<D, S: Store>(histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> S) {
     check(histories_to_try, HistoryClock::Paused, histories_with_restarts(), async |history| {
         let disk = make_disk().await;
         let mut store = Some(open(&disk).await);
@@ -193,7 +189,7 @@ pub fn check_restarts<D>(
                 store = Some(open(&disk).await);
                 run.model.restart();
             }
-            let store = &**store.as_ref().expect("it is always opened again");
+            let store = store.as_ref().expect("it is always opened again");
             run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
         }
         Ok(())

@@ -20,8 +20,8 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, Guarantees,
-    Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence,
+    Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
 };
 use parking_lot::Mutex;
 
@@ -197,6 +197,13 @@ impl<S> LossyStore<S> {
             },
         }
     }
+}
+
+/// A store that loses one call in three, in front of a caller that repeats them. Prints the seed.
+pub fn losing_answers<S>(inner: S) -> RetryingStore<LossyStore<S>> {
+    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().expect("eight bytes"));
+    println!("seed {seed}");
+    RetryingStore::new(LossyStore::new(inner, seed, 3))
 }
 
 /// A store that repeats a call, as every caller may, until it gets an outcome.

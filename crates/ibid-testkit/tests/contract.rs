@@ -16,24 +16,18 @@ use ibid_testkit::{
     broken::{BUGS, Bug, FaultyStore, failing_cases},
     contract,
     property::{HistoryClock, check_histories, check_history, histories},
-    wrappers::{CallFilter, DelayedStore, FailingStore, LossyStore, RetryingStore},
+    wrappers::{CallFilter, DelayedStore, FailingStore, LossyStore, RetryingStore, losing_answers},
 };
 use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::TestRunner,
 };
 
-ibid_testkit::contract_tests!(memory, async { Arc::new(Memory::default()) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(memory, async { Memory::default() });
 
-ibid_testkit::contract_tests!(memory_in_an_arc, async {
-    Arc::new(Arc::new(Memory::default()) as Arc<dyn Store>) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(memory_in_an_arc, async { Arc::new(Memory::default()) as Arc<dyn Store> });
 
-ibid_testkit::contract_tests!(memory_losing_answers, async {
-    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
-    println!("seed {seed}");
-    Arc::new(RetryingStore::new(LossyStore::new(Memory::default(), seed, 3))) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(memory_losing_answers, async { losing_answers(Memory::default()) });
 
 #[tokio::test]
 async fn one_memory_serves_all_cases_at_the_same_time() {
@@ -62,15 +56,13 @@ async fn every_broken_store_fails_the_contract() {
 
 #[test]
 fn memory_answers_as_the_model_says() {
-    check_histories(1500, HistoryClock::Paused, async || Arc::new(Memory::default()) as Arc<dyn Store>);
-    check_histories(200, HistoryClock::Real, async || Arc::new(Memory::default()) as Arc<dyn Store>);
+    check_histories(1500, HistoryClock::Paused, async || Memory::default());
+    check_histories(200, HistoryClock::Real, async || Memory::default());
 }
 
 #[test]
 fn memory_losing_answers_answers_as_the_model_says() {
-    check_histories(300, HistoryClock::Paused, async || {
-        Arc::new(RetryingStore::new(LossyStore::new(Memory::default(), 7, 3))) as Arc<dyn Store>
-    });
+    check_histories(300, HistoryClock::Paused, async || RetryingStore::new(LossyStore::new(Memory::default(), 7, 3)));
 }
 
 #[test]
@@ -84,8 +76,7 @@ fn histories_find_broken_stores() {
         Bug::TtlCountsFromClaim,
         Bug::FencesRestart,
     ] {
-        let check =
-            || check_histories(3000, HistoryClock::Paused, async || Arc::new(FaultyStore::new(bug)) as Arc<dyn Store>);
+        let check = || check_histories(3000, HistoryClock::Paused, async || FaultyStore::new(bug));
         assert!(catch_unwind(AssertUnwindSafe(check)).is_err(), "{bug:?} answers as the model says");
     }
 }

@@ -161,7 +161,7 @@ impl FaultProxy {
     }
 
     pub fn answers_to_lose(&self) -> usize {
-        self.state.answers_to_lose()
+        self.state.ledger.lock().answers_to_lose
     }
 
     /// Ends all faults: delayed data arrives, new connections are accepted, and connections with a dropped answer
@@ -175,12 +175,12 @@ impl FaultProxy {
     }
 
     pub fn counts(&self) -> ProxyCounts {
-        self.state.counts()
+        self.state.ledger.lock().counts
     }
 
     /// The traffic so far by connection, the oldest first; of closed ones only the last few thousand.
     pub fn traffic(&self) -> Vec<ConnectionTraffic> {
-        self.state.traffic()
+        self.state.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
     }
 
     fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules) + Send + 'static) {

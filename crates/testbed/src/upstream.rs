@@ -121,6 +121,13 @@ impl TestUpstream {
         self.set_rule(None, [reply.into()]);
     }
 
+    /// Holds back the usual answer at this path.
+    pub fn gate(&self, path: &str) -> ReplyGate {
+        let gate = ReplyGate::new();
+        self.on(path, UpstreamReply::usual().gated(&gate));
+        gate
+    }
+
     /// Removes every rule; the log stays.
     pub fn clear_rules(&self) {
         self.request_log.state().rules.clear();
@@ -210,7 +217,8 @@ impl TestUpstream {
 
     /// Waits until `n` requests of any kind have arrived since the start.
     pub async fn wait_for(&self, n: usize) {
-        if timeout(WAIT_TIMEOUT, self.request_log.wait_arrived(n)).await.is_err() {
+        let mut arrived = self.request_log.arrived.subscribe();
+        if timeout(WAIT_TIMEOUT, arrived.wait_for(|count| *count >= n)).await.is_err() {
             let log = self.log();
             panic!("waited {WAIT_TIMEOUT:?} for {n} requests at the upstream; {} arrived: {log:#?}", log.len());
         }

@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use testbed::{
-    FaultProxy,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
-};
+use testbed::{FaultProxy, upstream::TestUpstream};
 use tokio::{
     task::spawn_blocking,
     time::{sleep, timeout},
@@ -60,8 +57,7 @@ fn assert_paid(output: &Output) {
 #[tokio::test]
 async fn a_client_killed_in_mid_request_finishes_when_it_is_started_again() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let gateway = gateway("", &upstream).await;
     let keys = KeyFolder::new();
     let client = PayProcess::start(gateway.addr(), &keys);
@@ -78,8 +74,7 @@ async fn a_client_killed_in_mid_request_finishes_when_it_is_started_again() {
 #[tokio::test]
 async fn however_often_and_whenever_it_is_killed_there_is_one_effect() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let gateway = gateway("", &upstream).await;
     let keys = KeyFolder::new();
     // Before the key is kept, while it is, while the request is sent, while it waits for another attempt.
@@ -101,8 +96,7 @@ async fn however_often_and_whenever_it_is_killed_there_is_one_effect() {
 async fn processes_that_begin_at_once_agree_on_one_key() {
     const CLIENTS: usize = 6;
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let gateway = gateway("", &upstream).await;
     let link = FaultProxy::to(gateway.addr());
     let keys = KeyFolder::new();

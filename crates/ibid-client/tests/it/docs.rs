@@ -7,7 +7,7 @@ use ibid_client::Schedule;
 use testbed::{
     FaultProxy,
     docs::DocPage,
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::{process::Command, time::timeout};
 
@@ -92,8 +92,7 @@ async fn the_code_in_python_retries_replays_and_stops() {
     // Nor is what a server wants much later, or what never ends.
     upstream.on("/later", UpstreamReply::status(503).header("retry-after", "3600"));
     assert!(pay("/later", "k-5").await.1.contains("asks to wait for 3600 seconds"));
-    let gate = ReplyGate::new();
-    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/slow");
     let (first, second) = tokio::join!(
         async {
             let ended = pay("/slow", "k-6").await;

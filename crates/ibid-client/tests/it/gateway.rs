@@ -6,7 +6,7 @@ use http::HeaderName;
 use ibid_client::{KeyGenerator, Schedule, SendOptions, send};
 use testbed::{
     FaultProxy,
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
 use crate::common::{KeyFolder, client, gateway, only_key, payment, reason};
@@ -85,8 +85,7 @@ async fn an_operation_that_is_run_twice_to_success_pays_once() {
 #[tokio::test]
 async fn while_the_first_runs_others_are_told_so_and_then_get_its_answer() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let gateway = gateway("", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
     let keys = KeyFolder::new();

@@ -24,12 +24,12 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 use testbed::{
     client::{TestRequest, TestResponse, post},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
 use tokio::{task::JoinHandle, time::sleep};
 
-use crate::support::{BIN, assert_refused, assert_replay, caller, policy, until};
+use crate::support::{BIN, assert_refused, assert_replay, caller, policy, run_ibid, until};
 
 const CLIENT_COUNT: usize = 8;
 /// Of an answer: a segment of 2 MiB, as `max_size=16MiB` makes them, is full after a hundred.
@@ -269,9 +269,9 @@ async fn a_start_on_a_read_only_disk_says_so_and_loses_nothing() {
     mount.remount("ro");
     let (store, url) = (mount.url(), upstream.url());
     let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--upstream", &url, "--store", &store];
-    let output = run(BIN, &serve, &[]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let output = run_ibid(&serve, &[]).await;
+    let said = output.stderr;
+    assert_eq!(output.code, Some(1), "{said}");
     assert!(said.contains("embedded:") && said.contains("Read-only file system"), "{said}");
     mount.remount("rw");
     gateway.restart().await;

@@ -18,7 +18,7 @@ use ibid_gateway::{
 };
 use testbed::{
     docs::DocPage,
-    process::{self, GatewayProcess},
+    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
 use tokio::{
@@ -27,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::support::{BIN, start_gateway};
+use crate::support::{BIN, run_ibid, start_gateway};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -54,8 +54,8 @@ async fn every_preset_page_has_the_dials_that_the_code_has() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"{name}\"\n"))
             .unwrap();
-        let output = process::run(BIN, &["check", file.path().to_str().unwrap()], &[]).await;
-        let printed = String::from_utf8(output.stdout).unwrap();
+        let output = run_ibid(&["check", file.path().to_str().unwrap()], &[]).await;
+        let printed = output.text();
         let dials = printed.split("[policy]").nth(1).expect("the policy's dials").lines().skip(1);
         let code: BTreeMap<_, _> = dials
             .map_while(|line| line.trim_end_matches('*').trim().split_once("  "))
@@ -123,8 +123,8 @@ async fn the_page_of_webhooks_has_the_dials_that_the_code_has() {
         let key = if preset == "webhook:custom" { "key.from = \"header:yours\"\n" } else { "" };
         let config = format!("upstream = \"http://h\"\n[policy]\npreset = \"{preset}\"\nunsigned = true\n{key}");
         std::fs::write(file.path(), config).unwrap();
-        let output = process::run(BIN, &["check", file.path().to_str().unwrap()], &[]).await;
-        let printed = String::from_utf8(output.stdout).unwrap();
+        let output = run_ibid(&["check", file.path().to_str().unwrap()], &[]).await;
+        let printed = output.text();
         let dials = printed.split("[policy]").nth(1).expect("the policy's dials").lines().skip(1);
         let code: BTreeMap<_, _> = dials
             .map_while(|line| line.trim_start_matches('*').trim().split_once("  "))
@@ -385,7 +385,7 @@ async fn the_page_of_conform_shows_what_happens_and_has_every_check() {
     let mut documented = named_in_table(&page, "Checks", "| check | what is checked |");
     let mut code = BTreeSet::new();
     for name in PRESET_NAMES {
-        let list = process::run(BIN, &["conform", "--list", "--profile", name], &[]).await.stdout;
+        let list = run_ibid(&["conform", "--list", "--profile", name], &[]).await.stdout;
         let list = String::from_utf8(list).unwrap();
         let ids = list.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(' ').next());
         code.extend(ids.map(str::to_owned));

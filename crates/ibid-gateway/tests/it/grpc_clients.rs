@@ -10,10 +10,9 @@ mod expectations;
 use std::{fs, path::Path};
 
 use ibid_example_tonic::DESCRIPTORS;
-use testbed::process::run;
 
 use self::common::{GrpcClientKind, GrpcShop};
-use crate::support::BIN;
+use crate::support::run_ibid;
 
 /// Each scenario, by each client, against each server.
 macro_rules! scenarios {
@@ -84,7 +83,7 @@ async fn the_examples_guide_has_a_valid_configuration_and_the_clients_retry_poli
     fs::write(folder.path().join("shop.bin"), DESCRIPTORS).unwrap();
     let file = folder.path().join("ibid.toml");
     fs::write(&file, block("toml")).unwrap();
-    let output = run(BIN, &["check", file.to_str().unwrap()], &[]).await;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("grpc shop.Orders/*"), "{said}");
+    let output = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
+    let said = output.text() + &output.stderr;
+    assert!(output.code == Some(0) && said.contains("grpc shop.Orders/*"), "{said}");
 }

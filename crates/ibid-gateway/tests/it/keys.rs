@@ -10,6 +10,8 @@ use std::{
 
 use testbed::{TestPostgres, TestRedis};
 
+use crate::support::run_ibid;
+
 mod changing;
 mod common;
 mod concurrent_gateway;
@@ -61,9 +63,12 @@ macro_rules! on_a_store {
     };
 }
 
-/// All of them, on one kind of store.
+/// All of them, on one kind of store. With `without_sweeps`, those that also work over the admin API.
 macro_rules! all_cases {
     ($name:ident, $place:expr) => {
+        all_cases!(without_sweeps $name, $place, sweeping::{what_has_expired_is_removed, nothing_that_counts_is_removed});
+    };
+    (without_sweeps $name:ident, $place:expr $(, $($more:tt)*)?) => {
         on_a_store!($name, $place, {
             listing::{
                 a_list_has_what_the_gateway_remembers,
@@ -86,7 +91,7 @@ macro_rules! all_cases {
                 another_fence_changes_nothing,
                 a_change_is_written_to_the_log_with_its_reason,
             },
-            sweeping::{what_has_expired_is_removed, nothing_that_counts_is_removed},
+            $($($more)*)?
         });
     };
 }
@@ -100,29 +105,7 @@ all_cases!(embedded, async {
 /// The same over the admin API of a gateway that has the store open meanwhile.
 macro_rules! cases_over_the_api {
     ($name:ident, $place:expr) => {
-        on_a_store!($name, async { super::TestStore { via_admin: true, ..$place.await } }, {
-            listing::{
-                a_list_has_what_the_gateway_remembers,
-                filters_are_all_applied,
-                a_list_goes_on_where_it_ended,
-                a_key_is_found_as_sent_though_it_is_stored_masked,
-            },
-            showing::{
-                every_field_of_a_finished_one_is_shown,
-                a_body_that_is_no_text_is_shown_as_hex_and_written_raw,
-                an_unknown_one_has_no_answer,
-                what_is_not_there_or_not_alone_is_not_shown,
-            },
-            changing::{
-                a_forgotten_one_runs_again,
-                a_released_one_runs_again,
-                a_resolved_one_is_answered_as_told,
-                one_that_never_happened_runs_again,
-                a_finished_one_is_not_resolved,
-                another_fence_changes_nothing,
-                a_change_is_written_to_the_log_with_its_reason,
-            },
-        });
+        all_cases!(without_sweeps $name, async { super::TestStore { via_admin: true, ..$place.await } });
     };
 }
 
@@ -165,7 +148,7 @@ pub(crate) async fn postgres() -> TestStore {
     let database = server.create_database();
     let migrate = |how: &'static [&'static str]| {
         let url = server.url("migrator", &database);
-        async move { common::run_ibid(&[&["migrate", "--store", &url], how].concat()).await }
+        async move { run_ibid(&[&["migrate", "--store", &url], how].concat(), &[]).await }
     };
     let dry = migrate(&["--dry-run"]).await;
     assert_eq!((dry.code, dry.stdout.is_empty()), (Some(0), false), "{dry:?}");

@@ -7,10 +7,9 @@ use std::{
 
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::process;
 use tokio::process::Command;
 
-use crate::support::BIN;
+use crate::support::{BIN, run_ibid};
 
 mod served;
 
@@ -29,8 +28,8 @@ fn text(path: impl AsRef<Path>) -> String {
 async fn openapi(args: &[&str]) -> (String, String, Option<i32>) {
     let config = document_path("config.toml");
     let all = [&["openapi", "--config", config.to_str().unwrap()], args].concat();
-    let output = process::run(BIN, &all, &[]).await;
-    (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap(), output.status.code())
+    let output = run_ibid(&all, &[]).await;
+    (output.text(), output.stderr, output.code)
 }
 
 /// A copy that may be written over.
@@ -51,7 +50,7 @@ async fn validate_addition(old: &Path, new: &str) -> Value {
     );
     let output =
         Command::new(python).arg(root.join("tests/openapi/validate.py")).arg(old).arg(new).output().await.unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {told}", old.display());
     serde_json::from_slice(&output.stdout).unwrap()
 }

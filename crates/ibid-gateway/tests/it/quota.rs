@@ -6,12 +6,12 @@ use testbed::{
     TestPostgres, TestRedis,
     client::{TestRequest, post},
     grpc::{GrpcTestClient, message},
-    process::{GatewayProcess, run},
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    process::GatewayProcess,
+    upstream::{TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
 
-use crate::support::{BIN, assert_ran, assert_replay, start_gateway, within};
+use crate::support::{BIN, assert_ran, assert_replay, run_ibid, start_gateway, within};
 
 fn config(quota: &str, dials: &str) -> String {
     format!("[quota]\n{quota}\n[policy]\npreset = \"ietf\"\nscope = [\"header:X-Tenant-Id\"]\n{dials}\n")
@@ -117,8 +117,8 @@ async fn gateways_on_one_store_share_the_count() {
     let redis = TestRedis::start();
     let postgres = TestPostgres::shared();
     let database = postgres.create_database();
-    let migrated = run(BIN, &["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
-    assert!(migrated.status.success(), "{migrated:?}");
+    let migrated = run_ibid(&["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
+    assert!(migrated.code == Some(0), "{migrated:?}");
     for store in [redis.url(), postgres.url("gateway", &database)] {
         let upstream = TestUpstream::start().await;
         let one = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
@@ -158,8 +158,7 @@ async fn a_crowd_begins_exactly_what_it_may() {
 #[tokio::test]
 async fn duplicates_of_a_running_request_are_told_so_and_not_that_the_quota_is_used_up() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let gateway = gateway(&upstream, "new_keys = \"1/1h\"", "", "memory:").await;
     let first = pay(&gateway, "a", "k-1");
     let running = tokio::spawn(async move { first.send().await });

@@ -4,10 +4,10 @@ use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use testbed::{
     client::{TestRequest, post},
-    process::{GatewayProcess, ProcessSignal, run},
+    process::{GatewayProcess, ProcessSignal},
 };
 
-use crate::support::{BIN, caller};
+use crate::support::{caller, run_ibid};
 
 mod commands;
 mod forged_records;
@@ -60,9 +60,8 @@ async fn end(mut gateway: GatewayProcess) {
 
 /// What a command printed, and said aside.
 async fn ibid(args: &[&str]) -> (Option<i32>, String, String) {
-    let done = run(BIN, args, &[]).await;
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (done.status.code(), text(done.stdout), text(done.stderr))
+    let done = run_ibid(args, &[]).await;
+    (done.code, done.text(), done.stderr)
 }
 
 /// Everything in the files of a folder but zeroes, of which there are millions.

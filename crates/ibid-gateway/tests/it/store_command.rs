@@ -4,17 +4,16 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::Output,
     time::Duration,
 };
 
 use testbed::{
     client::{TestRequest, TestResponse, post},
-    process::{GatewayProcess, ProcessSignal, run},
+    process::{GatewayProcess, ProcessSignal},
     upstream::{TestUpstream, UpstreamReply},
 };
 
-use crate::support::{BIN, assert_replay, caller, find, policy};
+use crate::support::{BIN, assert_replay, caller, find, policy, run_ibid};
 
 const KEY_COUNT: usize = 5;
 
@@ -56,7 +55,7 @@ impl EmbeddedGateway {
     }
 
     async fn store(&self, what: &str) -> (Option<i32>, String, String) {
-        printed(run(BIN, &["store", what, self.data().to_str().expect("a plain path")], &[]).await)
+        printed(&["store", what, self.data().to_str().expect("a plain path")]).await
     }
 
     async fn assert_replays(&self, keys: impl IntoIterator<Item = usize>) {
@@ -67,9 +66,9 @@ impl EmbeddedGateway {
     }
 }
 
-fn printed(output: Output) -> (Option<i32>, String, String) {
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (output.status.code(), text(output.stdout), text(output.stderr))
+async fn printed(args: &[&str]) -> (Option<i32>, String, String) {
+    let done = run_ibid(args, &[]).await;
+    (done.code, done.text(), done.stderr)
 }
 
 /// Flips a bit of the only place in the store where this stands; the file's name, and the place.
@@ -91,7 +90,7 @@ async fn a_second_gateway_on_the_same_store_is_refused_and_told_who_has_it() {
     let scene = EmbeddedGateway::start().await;
     let (store, url) = (format!("embedded:{}", scene.data().display()), scene.upstream.url());
     let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--upstream", &url, "--store", &store];
-    let (code, _, said) = printed(run(BIN, &serve, &[]).await);
+    let (code, _, said) = printed(&serve).await;
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(&format!("in use by process {} on ", scene.gateway.id())), "{said}");
     assert!(said.contains(&store), "{said}");

@@ -13,8 +13,11 @@ use testbed::{
 use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use self::{
-    ibid_process::IbidProcess,
-    in_process::{HealAfterFailures, InProcessGateway, anonymous_pay, entries, failing_store, start_in_process},
+    ibid_process::{CommandResult, IbidProcess, run_ibid},
+    in_process::{
+        HealAfterFailures, InProcessGateway, anonymous_pay, entries, failing_store, start_in_process,
+        start_on_opened_store,
+    },
     scripted_upstream::ScriptedUpstream,
 };
 

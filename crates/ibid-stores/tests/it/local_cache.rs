@@ -19,7 +19,7 @@ use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories},
-    wrappers::{LossyStore, RetryingStore},
+    wrappers::{LossyStore, RetryingStore, losing_answers},
 };
 
 mod answer_cache;
@@ -37,14 +37,14 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-ibid_testkit::contract_tests!(near_memory, async { Arc::new(with_local_cache(Memory::default())) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(near_memory, async { with_local_cache(Memory::default()) });
 
 ibid_testkit::contract_tests!(near_memory_losing_answers, async {
-    Arc::new(RetryingStore::new(LossyStore::new(with_local_cache(Memory::default()), seed(), 3))) as Arc<dyn Store>
+    losing_answers(with_local_cache(Memory::default()))
 });
 
 ibid_testkit::contract_tests!(near_around_a_memory_that_loses_answers, async {
-    Arc::new(RetryingStore::new(with_local_cache(LossyStore::new(Memory::default(), seed(), 3)))) as Arc<dyn Store>
+    RetryingStore::new(with_local_cache(LossyStore::new(Memory::default(), seed(), 3)))
 });
 
 #[tokio::test]
@@ -59,10 +59,8 @@ async fn sweeps_count_what_they_remove() {
 
 #[test]
 fn it_answers_as_the_model_says() {
-    check_histories(1000, HistoryClock::Paused, async || {
-        Arc::new(with_local_cache(Memory::default())) as Arc<dyn Store>
-    });
-    check_histories(100, HistoryClock::Real, async || Arc::new(with_local_cache(Memory::default())) as Arc<dyn Store>);
+    check_histories(1000, HistoryClock::Paused, async || with_local_cache(Memory::default()));
+    check_histories(100, HistoryClock::Real, async || with_local_cache(Memory::default()));
 }
 
 /// Counts the calls that reach it.

@@ -4,13 +4,13 @@
 
 use std::{fmt, io, sync::Arc};
 
-use ibid::store::{ClaimToken, Store};
+use ibid::store::Store;
 use ibid_stores::embedded::{Directory, Disk, DiskFile, Embedded, EmbeddedOptions, TimeSource};
 use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories, check_restarts},
-    wrappers::{LossyStore, RetryingStore},
+    wrappers::losing_answers,
 };
 use tempfile::TempDir;
 
@@ -80,17 +80,11 @@ fn small() -> EmbeddedOptions {
     EmbeddedOptions { segment_size: 16 << 10, max_size: 8 << 20, ..EmbeddedOptions::default() }
 }
 
-ibid_testkit::contract_tests!(embedded, async { Arc::new(open_temporary()) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(embedded, async { open_temporary() });
 
-ibid_testkit::contract_tests!(embedded_in_an_arc, async {
-    Arc::new(Arc::new(open_temporary()) as Arc<dyn Store>) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(embedded_in_an_arc, async { Arc::new(open_temporary()) as Arc<dyn Store> });
 
-ibid_testkit::contract_tests!(embedded_losing_answers, async {
-    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
-    println!("seed {seed}");
-    Arc::new(RetryingStore::new(LossyStore::new(open_temporary(), seed, 3))) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(embedded_losing_answers, async { losing_answers(open_temporary()) });
 
 #[tokio::test]
 async fn one_store_serves_all_cases_at_the_same_time() {
@@ -117,7 +111,7 @@ fn it_answers_as_the_model_says_across_restarts() {
         async || (SimDisk::default(), TimeSource::default()),
         async |(disk, time)| {
             let options = EmbeddedOptions { time: time.clone(), ..small() };
-            Arc::new(Embedded::open_on(Arc::new(disk.clone()), options).unwrap()) as Arc<dyn Store>
+            Embedded::open_on(Arc::new(disk.clone()), options).unwrap()
         },
     );
 }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ibid::store::{ClaimToken, Store};
+use ibid::store::Store;
 use ibid_stores::{
     RemoteOptions,
     postgres::{MigrateAction, Postgres, migrate},
@@ -14,7 +14,7 @@ use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories},
-    wrappers::{LossyStore, RetryingStore},
+    wrappers::losing_answers,
 };
 use testbed::{PgBouncer, TestPostgres};
 
@@ -53,21 +53,13 @@ async fn open_through_pgbouncer() -> Postgres {
     open(&bouncer().url("gateway", shared())).await
 }
 
-ibid_testkit::contract_tests!(postgres, async { Arc::new(store().await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(postgres, async { store().await });
 
-ibid_testkit::contract_tests!(postgres_pooled, async { Arc::new(open_through_pgbouncer().await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(postgres_pooled, async { open_through_pgbouncer().await });
 
-ibid_testkit::contract_tests!(postgres_losing_answers, async {
-    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
-    println!("seed {seed}");
-    Arc::new(RetryingStore::new(LossyStore::new(store().await, seed, 3))) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(postgres_losing_answers, async { losing_answers(store().await) });
 
-ibid_testkit::contract_tests!(postgres_pooled_losing_answers, async {
-    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
-    println!("seed {seed}");
-    Arc::new(RetryingStore::new(LossyStore::new(open_through_pgbouncer().await, seed, 3))) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(postgres_pooled_losing_answers, async { losing_answers(open_through_pgbouncer().await) });
 
 #[tokio::test]
 async fn one_store_serves_all_cases_at_the_same_time() {
@@ -84,8 +76,8 @@ async fn sweeps_count_what_they_remove() {
 #[test]
 fn it_answers_as_the_model_says() {
     // The store's tasks live on the runtime of the test: each history opens its own.
-    check_histories(60, HistoryClock::Real, async || Arc::new(store().await) as Arc<dyn Store>);
-    check_histories(20, HistoryClock::Real, async || Arc::new(open_through_pgbouncer().await) as Arc<dyn Store>);
+    check_histories(60, HistoryClock::Real, async || store().await);
+    check_histories(20, HistoryClock::Real, async || open_through_pgbouncer().await);
 }
 
 #[tokio::test]

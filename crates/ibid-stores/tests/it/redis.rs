@@ -12,7 +12,7 @@ use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories},
-    wrappers::{LossyStore, RetryingStore},
+    wrappers::losing_answers,
 };
 use testbed::{RedisCluster, RedisSentinels, TestRedis};
 
@@ -35,31 +35,25 @@ async fn open(url: &str) -> Redis {
     Redis::open(url, remote()).await.unwrap()
 }
 
-ibid_testkit::contract_tests!(single, async { Arc::new(open(&TestRedis::shared().url()).await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(single, async { open(&TestRedis::shared().url()).await });
 
-ibid_testkit::contract_tests!(sentinels, async {
-    Arc::new(open(&RedisSentinels::shared().url()).await) as Arc<dyn Store>
+ibid_testkit::contract_tests!(sentinels, async { open(&RedisSentinels::shared().url()).await });
+
+ibid_testkit::contract_tests!(of_a_cluster, async { open(&RedisCluster::shared().url()).await });
+
+ibid_testkit::contract_tests!(single_losing_answers, async { losing_answers(open(&TestRedis::shared().url()).await) });
+
+ibid_testkit::contract_tests!(sentinels_losing_answers, async {
+    losing_answers(open(&RedisSentinels::shared().url()).await)
 });
 
-ibid_testkit::contract_tests!(of_a_cluster, async {
-    Arc::new(open(&RedisCluster::shared().url()).await) as Arc<dyn Store>
+ibid_testkit::contract_tests!(of_a_cluster_losing_answers, async {
+    losing_answers(open(&RedisCluster::shared().url()).await)
 });
-
-async fn losing_answers(url: &str) -> Arc<dyn Store> {
-    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
-    println!("seed {seed}");
-    Arc::new(RetryingStore::new(LossyStore::new(open(url).await, seed, 3)))
-}
-
-ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&TestRedis::shared().url()));
-
-ibid_testkit::contract_tests!(sentinels_losing_answers, losing_answers(&RedisSentinels::shared().url()));
-
-ibid_testkit::contract_tests!(of_a_cluster_losing_answers, losing_answers(&RedisCluster::shared().url()));
 
 ibid_testkit::contract_tests!(waiting_for_a_replica, async {
     let with = RemoteOptions { wait_replicas: 1, ..remote() };
-    Arc::new(Redis::open(&RedisSentinels::shared().url(), with).await.unwrap()) as Arc<dyn Store>
+    Redis::open(&RedisSentinels::shared().url(), with).await.unwrap()
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -76,9 +70,7 @@ async fn sweeps_count_what_they_remove() {
 
 #[test]
 fn it_answers_as_the_model_says() {
-    check_histories(60, HistoryClock::Real, async || {
-        Arc::new(open(&TestRedis::shared().url()).await) as Arc<dyn Store>
-    });
+    check_histories(60, HistoryClock::Real, async || open(&TestRedis::shared().url()).await);
 }
 
 /// An ask in the bucket of `first`.

@@ -62,12 +62,12 @@ async fn open(url: &str, prefix: &str, sealing: Option<Sealer>) -> Arc<dyn Store
     StoreConfig::new(parts).unwrap().with_sealer(sealing).open(Arc::new(NoopObserver)).await.unwrap().store
 }
 
-ibid_testkit::contract_tests!(sealed_memory, async { Arc::new(sealed(Memory::default())) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(sealed_memory, async { sealed(Memory::default()) });
 
-ibid_testkit::contract_tests!(sealed_embedded, async { Arc::new(sealed(open_temporary())) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(sealed_embedded, async { sealed(open_temporary()) });
 
 ibid_testkit::contract_tests!(sealed_memory_losing_answers, async {
-    Arc::new(RetryingStore::new(sealed(LossyStore::new(Memory::default(), seed(), 3)))) as Arc<dyn Store>
+    RetryingStore::new(sealed(LossyStore::new(Memory::default(), seed(), 3)))
 });
 
 ibid_testkit::contract_tests!(sealed_redis, open_configured(&TestRedis::shared().url()));
@@ -86,7 +86,7 @@ async fn sweeps_count_what_they_remove() {
 
 #[test]
 fn it_answers_as_the_model_says() {
-    check_histories(300, HistoryClock::Paused, async || Arc::new(sealed(Memory::default())) as Arc<dyn Store>);
+    check_histories(300, HistoryClock::Paused, async || sealed(Memory::default()));
 }
 
 #[test]
@@ -96,12 +96,12 @@ fn near_and_tiered_around_and_beneath_it_answer_as_the_model_says() {
         tiered::{TieredMode, TieredStore},
     };
     check_histories(200, HistoryClock::Paused, async || {
-        Arc::new(LocalCache::new(Arc::new(sealed(Memory::default())), AnswerCache::default())) as Arc<dyn Store>
+        LocalCache::new(Arc::new(sealed(Memory::default())), AnswerCache::default())
     });
     for mode in [TieredMode::Strict, TieredMode::Loose] {
         check_histories(200, HistoryClock::Paused, async || {
             let memory = || Arc::new(Memory::default());
-            Arc::new(sealed(TieredStore::new(memory(), memory(), mode, Arc::new(NoopObserver), None))) as Arc<dyn Store>
+            sealed(TieredStore::new(memory(), memory(), mode, Arc::new(NoopObserver), None))
         });
     }
 }

@@ -7,7 +7,7 @@ use ibid::{
     store::{ClaimToken, Store},
 };
 use ibid_stores::{StoreConfig, StoreOptions};
-use ibid_testkit::wrappers::{LossyStore, RetryingStore};
+use ibid_testkit::wrappers::losing_answers;
 use testbed::TestRedis;
 
 fn config_parts(url: &str) -> StoreOptions {
@@ -43,16 +43,14 @@ async fn open_loose() -> Arc<dyn Store> {
     open_parts(StoreOptions { fallback, ..config_parts(&TestRedis::shared().url()) }).await
 }
 
-fn lossy(store: Arc<dyn Store>) -> Arc<dyn Store> {
-    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
-    println!("seed {seed}");
-    Arc::new(RetryingStore::new(LossyStore::new(store, seed, 3)))
-}
-
 ibid_testkit::contract_tests!(redis_near, open(&TestRedis::shared().url()));
-ibid_testkit::contract_tests!(redis_near_losing_answers, async { lossy(open(&TestRedis::shared().url()).await) });
+ibid_testkit::contract_tests!(redis_near_losing_answers, async {
+    losing_answers(open(&TestRedis::shared().url()).await)
+});
 ibid_testkit::contract_tests!(postgres_near, open(&crate::postgres::url()));
 ibid_testkit::contract_tests!(postgres_with_redis_in_front, open_strict());
-ibid_testkit::contract_tests!(postgres_with_redis_in_front_losing_answers, async { lossy(open_strict().await) });
+ibid_testkit::contract_tests!(postgres_with_redis_in_front_losing_answers, async {
+    losing_answers(open_strict().await)
+});
 ibid_testkit::contract_tests!(redis_with_postgres_behind, open_loose());
-ibid_testkit::contract_tests!(redis_with_postgres_behind_losing_answers, async { lossy(open_loose().await) });
+ibid_testkit::contract_tests!(redis_with_postgres_behind_losing_answers, async { losing_answers(open_loose().await) });

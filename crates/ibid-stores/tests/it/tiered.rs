@@ -14,7 +14,7 @@ use ibid_testkit::{
     broken::failing_cases,
     contract,
     property::{HistoryClock, check_histories},
-    wrappers::{LossyStore, RetryingStore},
+    wrappers::{LossyStore, RetryingStore, losing_answers},
 };
 
 use parking_lot::Mutex;
@@ -44,29 +44,25 @@ fn tiered_on_lossy_front(mode: TieredMode) -> TieredStore {
     TieredStore::new(Arc::new(first), Arc::new(Memory::default()), mode, Arc::new(NoopObserver), Some(generations))
 }
 
-ibid_testkit::contract_tests!(strict, async { Arc::new(tiered_store(TieredMode::Strict)) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(strict, async { tiered_store(TieredMode::Strict) });
 
-ibid_testkit::contract_tests!(loose, async { Arc::new(tiered_store(TieredMode::Loose)) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(loose, async { tiered_store(TieredMode::Loose) });
 
-ibid_testkit::contract_tests!(strict_losing_answers, async {
-    Arc::new(RetryingStore::new(LossyStore::new(tiered_store(TieredMode::Strict), seed(), 3))) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(strict_losing_answers, async { losing_answers(tiered_store(TieredMode::Strict)) });
 
-ibid_testkit::contract_tests!(loose_losing_answers, async {
-    Arc::new(RetryingStore::new(LossyStore::new(tiered_store(TieredMode::Loose), seed(), 3))) as Arc<dyn Store>
-});
+ibid_testkit::contract_tests!(loose_losing_answers, async { losing_answers(tiered_store(TieredMode::Loose)) });
 
 ibid_testkit::contract_tests!(near_around_strict, async {
-    Arc::new(LocalCache::new(Arc::new(tiered_store(TieredMode::Strict)), AnswerCache::default())) as Arc<dyn Store>
+    LocalCache::new(Arc::new(tiered_store(TieredMode::Strict)), AnswerCache::default())
 });
 
 ibid_testkit::contract_tests!(near_around_loose, async {
-    Arc::new(LocalCache::new(Arc::new(tiered_store(TieredMode::Loose)), AnswerCache::default())) as Arc<dyn Store>
+    LocalCache::new(Arc::new(tiered_store(TieredMode::Loose)), AnswerCache::default())
 });
 
 ibid_testkit::contract_tests!(near_around_loose_losing_answers, async {
     let near = LocalCache::new(Arc::new(tiered_store(TieredMode::Loose)), AnswerCache::default());
-    Arc::new(RetryingStore::new(LossyStore::new(near, seed(), 3))) as Arc<dyn Store>
+    losing_answers(near)
 });
 
 #[tokio::test]
@@ -115,7 +111,7 @@ async fn sweeps_count_what_they_remove() {
 #[test]
 fn it_answers_as_the_model_says() {
     for mode in [TieredMode::Strict, TieredMode::Loose] {
-        check_histories(2000, HistoryClock::Paused, async || Arc::new(tiered_store(mode)) as Arc<dyn Store>);
-        check_histories(200, HistoryClock::Real, async || Arc::new(tiered_store(mode)) as Arc<dyn Store>);
+        check_histories(2000, HistoryClock::Paused, async || tiered_store(mode));
+        check_histories(200, HistoryClock::Real, async || tiered_store(mode));
     }
 }

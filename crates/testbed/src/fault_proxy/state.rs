@@ -66,22 +66,22 @@ pub struct ConnectionTraffic {
 pub(super) struct ProxyState {
     pub(super) server: Mutex<SocketAddr>,
     pub(super) rules: watch::Sender<ProxyRules>,
-    ledger: Mutex<ProxyLedger>,
+    pub(super) ledger: Mutex<ProxyLedger>,
 }
 
 #[derive(Debug, Default)]
-struct ProxyLedger {
-    counts: ProxyCounts,
-    connections: VecDeque<Arc<Mutex<ProxiedConnection>>>,
-    answers_to_lose: usize,
+pub(super) struct ProxyLedger {
+    pub(super) counts: ProxyCounts,
+    pub(super) connections: VecDeque<Arc<Mutex<ProxiedConnection>>>,
+    pub(super) answers_to_lose: usize,
     loss: AnswerLoss,
     /// Incremented by every command to lose answers: only requests that are delivered afterwards lose theirs.
     loss_order: u64,
 }
 
 #[derive(Debug, Default)]
-struct ProxiedConnection {
-    traffic: ConnectionTraffic,
+pub(super) struct ProxiedConnection {
+    pub(super) traffic: ConnectionTraffic,
     /// Set if the last bytes went to the server: the `loss_order` at that time.
     awaiting_answer: Option<u64>,
     /// `ProxyRules::resets` when it was opened.
@@ -112,18 +112,6 @@ impl ProxyState {
         let mut book = self.ledger.lock();
         (book.answers_to_lose, book.loss) = (n, how);
         book.loss_order += 1;
-    }
-
-    pub(super) fn answers_to_lose(&self) -> usize {
-        self.ledger.lock().answers_to_lose
-    }
-
-    pub(super) fn counts(&self) -> ProxyCounts {
-        self.ledger.lock().counts
-    }
-
-    pub(super) fn traffic(&self) -> Vec<ConnectionTraffic> {
-        self.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
     }
 
     pub(super) fn has_connection_to_reset(&self) -> bool {

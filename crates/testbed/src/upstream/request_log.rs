@@ -79,7 +79,7 @@ impl fmt::Debug for LoggedRequest {
 pub(super) struct RequestLog {
     state: Mutex<RequestLogState>,
     /// The length of the log, for waiting.
-    arrived: watch::Sender<usize>,
+    pub(super) arrived: watch::Sender<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -123,11 +123,6 @@ impl RequestLog {
         book.log.push(seen);
         self.arrived.send_replace(book.log.len());
         execution
-    }
-
-    pub(super) async fn wait_arrived(&self, n: usize) {
-        // `self` owns the sender, so waiting cannot fail.
-        let _ = self.arrived.subscribe().wait_for(|count| *count >= n).await;
     }
 
     pub(super) fn open(ledger: &Arc<RequestLog>) -> OpenUpstreamConnection {

@@ -5,7 +5,7 @@ use testbed::process::ProcessSignal;
 
 use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, assert_problem};
 use crate::disk::TestMount;
-use crate::support::TestGateway;
+use crate::support::{TestGateway, run_ibid};
 
 async fn audit_entries(office: &TestGateway, query: &str) -> Vec<Value> {
     office.admin_json(&format!("/api/audit{query}")).await["entries"].as_array().expect("a list").clone()
@@ -127,9 +127,9 @@ async fn a_trail_that_cannot_be_opened_stops_the_start() {
         std::fs::write(&file, text).unwrap();
         (folder, file)
     };
-    let output = testbed::process::run(crate::support::BIN, &["serve", "--config", file.to_str().unwrap()], &[]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let output = run_ibid(&["serve", "--config", file.to_str().unwrap()], &[]).await;
+    let said = output.stderr;
+    assert_eq!(output.code, Some(1), "{said}");
     assert!(said.contains("admin.audit: ") && said.contains("file/audit.jsonl"), "{said}");
 }
 
@@ -140,9 +140,9 @@ async fn start_error(settings: &str) -> String {
     let top = "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\nstore.url = \"memory:\"\n";
     std::fs::write(&file, format!("{top}{settings}")).unwrap();
     let serve = ["serve", "--config", file.to_str().unwrap()];
-    let output = testbed::process::run(crate::support::BIN, &serve, &[]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let output = run_ibid(&serve, &[]).await;
+    let said = output.stderr;
+    assert_eq!(output.code, Some(1), "{said}");
     said
 }
 

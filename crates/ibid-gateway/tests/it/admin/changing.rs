@@ -6,8 +6,7 @@ use serde_json::json;
 use testbed::upstream::UpstreamReply;
 
 use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, assert_problem};
-use crate::support::TestGateway;
-use crate::support::assert_refused;
+use crate::support::{TestGateway, assert_refused};
 
 const UNKNOWN_KEY: &str = "key-two-of-u1-lost";
 const COMPLETED_KEY: &str = "key-one-of-u1-done";

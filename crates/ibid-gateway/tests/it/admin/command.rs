@@ -1,15 +1,12 @@
 //! `ibid keys --admin`: what is told to whoever uses it wrongly. What it does is tested with the cases of `keys`.
 
-use testbed::process::run;
-
 use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, USER_TOKEN, VIEWER_TOKEN};
-use crate::support::BIN;
-use crate::support::TestGateway;
+use crate::support::{TestGateway, run_ibid};
 
 async fn run_keys(args: &[&str], token: &str) -> (Option<i32>, String) {
     let env = [("IBID_ADMIN_TOKEN", token)];
-    let output = run(BIN, args, if token.is_empty() { &[] } else { &env }).await;
-    (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+    let output = run_ibid(args, if token.is_empty() { &[] } else { &env }).await;
+    (output.code, output.stderr)
 }
 
 #[tokio::test]
@@ -57,7 +54,7 @@ async fn a_token_from_a_file_and_a_user_that_sees_its_own() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{USER_TOKEN}\n")).unwrap();
     let token = format!("file:{}", file.path().display());
-    let output = run(BIN, &["keys", "list", "--json", "--admin", &admin, "--token", &token], &[]).await;
-    let page: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let output = run_ibid(&["keys", "list", "--json", "--admin", &admin, "--token", &token], &[]).await;
+    let page = output.json();
     assert_eq!(super::common::keys(&page), ["key-one-of-u1-done", "key-two-of-u1-lost"]);
 }

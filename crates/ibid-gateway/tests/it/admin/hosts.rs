@@ -1,13 +1,9 @@
 //! The API and the console answer to names of this machine, and to configured ones (DNS rebinding).
 
-use testbed::{
-    client::{TestRequest, get, request},
-    process::run,
-};
+use testbed::client::{TestRequest, get, request};
 
 use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, assert_problem};
-use crate::support::BIN;
-use crate::support::TestGateway;
+use crate::support::{TestGateway, run_ibid};
 
 const GUARDED_PATHS: [&str; 5] = ["/", "/login", "/api/records", "/api/openapi.json", "/nothing"];
 
@@ -73,9 +69,9 @@ async fn what_is_no_name_is_refused_by_check() {
         let file = folder.path().join("ibid.toml");
         let config = format!("upstream = \"http://127.0.0.1:9\"\n[admin]\nhosts = [\"ibid\", {host:?}]\n");
         std::fs::write(&file, config).expect("written");
-        let output = run(BIN, &["check", file.to_str().expect("a plain path")], &[]).await;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(64), "{said}");
+        let output = run_ibid(&["check", file.to_str().expect("a plain path")], &[]).await;
+        let said = output.stderr;
+        assert_eq!(output.code, Some(64), "{said}");
         assert!(said.contains("admin.hosts[2]") && said.contains("ibid.example.com"), "{said}");
     }
 }

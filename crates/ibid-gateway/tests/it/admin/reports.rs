@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 use testbed::client::{get, post};
 
 use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, VIEWER_TOKEN};
-use crate::support::TestGateway;
-use crate::support::{BIN, caller};
+use crate::support::{TestGateway, caller, run_ibid};
 
 const SHADOW: &str = r#"
 [[route]]
@@ -74,9 +73,9 @@ async fn the_report_command_prints_it_as_a_table_and_as_json() {
     let office = shadowed().await;
     let admin = format!("http://{}", office.gateway.admin_addr());
     let env = [("IBID_ADMIN_TOKEN", VIEWER_TOKEN)];
-    let output = testbed::process::run(BIN, &["report", "--admin", &admin], &env).await;
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{text}");
+    let output = run_ibid(&["report", "--admin", &admin], &env).await;
+    let text = output.text();
+    assert!(output.code == Some(0), "{text}");
     for line in [
         "ROUTE           MODE     REQUESTS  RUN  REPLAY  REFUSE  NO KEY\n",
         "POST /pay/*     shadow   7         1    2       1       3\n",
@@ -87,12 +86,12 @@ async fn the_report_command_prints_it_as_a_table_and_as_json() {
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }
-    let output = testbed::process::run(BIN, &["report", "--admin", &admin, "--json"], &env).await;
-    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let output = run_ibid(&["report", "--admin", &admin, "--json"], &env).await;
+    let report = output.json();
     assert_eq!(route(&report, "POST /pay/*")["replay"], 2);
-    let none = testbed::process::run(BIN, &["report"], &env).await;
-    assert_eq!(none.status.code(), Some(64));
-    assert!(String::from_utf8_lossy(&none.stderr).starts_with("ibid: which gateway?"), "{none:?}");
+    let none = run_ibid(&["report"], &env).await;
+    assert_eq!(none.code, Some(64));
+    assert!(&none.stderr.starts_with("ibid: which gateway?"), "{none:?}");
 }
 
 #[tokio::test]

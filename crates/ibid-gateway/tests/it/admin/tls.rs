@@ -8,7 +8,7 @@ use http_body_util::Full;
 use testbed::{
     certificates::{CertificateAuthority, IssuedCertificate, replace},
     client::{get, post},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::TestUpstream,
 };
 use tokio::time::{Duration, sleep};
@@ -19,9 +19,11 @@ use crate::{
     support::{BIN, policy, start_gateway, within},
 };
 
+use crate::support::run_ibid;
+
 /// A gateway whose admin port has this certificate, and lets in whom `clients` vouches for.
 async fn office(upstream: &TestUpstream, cert: &Path, key: &Path, clients: Option<&Path>) -> GatewayProcess {
-    start_gateway(&config(cert, key, clients), &upstream).await
+    start_gateway(&config(cert, key, clients), upstream).await
 }
 
 fn config(cert: &Path, key: &Path, clients: Option<&Path>) -> String {
@@ -41,11 +43,10 @@ async fn ask(
 }
 
 /// A command against this gateway: exit code, output, and what it said aside.
-async fn run_ibid(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
+async fn run_as_admin(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let env: Vec<_> = [("IBID_ADMIN_TOKEN", ADMIN_TOKEN)].into_iter().chain(env.iter().copied()).collect();
-    let output = run(BIN, args, &env).await;
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    let done = run_ibid(args, &env).await;
+    (done.code, done.text(), done.stderr)
 }
 
 /// What asks a gateway how it is: its own file, and the port that it got.
@@ -92,11 +93,11 @@ async fn commands_check_the_gateway_and_say_what_is_wrong() {
     let report = ["report", "--json", "--admin", &url];
     let with_ca = ["--admin-ca", &ca];
     for (args, env) in [([&list[..], &with_ca].concat(), &[][..]), (list.to_vec(), &[("IBID_ADMIN_CA", &*ca)])] {
-        let (code, out, aside) = run_ibid(&args, env).await;
+        let (code, out, aside) = run_as_admin(&args, env).await;
         assert_eq!(code, Some(0), "{aside}");
         assert!(out.contains("\"key\":\"key-****ment\""), "{out}");
     }
-    let (code, out, aside) = run_ibid(&[&report[..], &with_ca].concat(), &[]).await;
+    let (code, out, aside) = run_as_admin(&[&report[..], &with_ca].concat(), &[]).await;
     assert!(code == Some(0) && out.contains("\"requests\": 1"), "{out}{aside}");
     let key = server.key.display().to_string();
     for (args, code, part) in [
@@ -112,17 +113,17 @@ async fn commands_check_the_gateway_and_say_what_is_wrong() {
         ([&list[..], &["--admin-key", &key]].concat(), 64, "--admin-cert: missing"),
     ] {
         // As on a machine whose system trusts none of both.
-        let (found, _, said) = run_ibid(&args, &[("SSL_CERT_FILE", &theirs)]).await;
+        let (found, _, said) = run_as_admin(&args, &[("SSL_CERT_FILE", &theirs)]).await;
         assert!(found == Some(code) && said.contains(part), "{args:?}: {found:?} {said}");
         assert!(!said.contains(ADMIN_TOKEN), "{said}");
     }
     let asked = health(&gateway);
     let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
     for more in [&[][..], &["--ready"], &with_ca] {
-        let (code, _, aside) = run_ibid(&[&asked, more].concat(), &[]).await;
+        let (code, _, aside) = run_as_admin(&[&asked, more].concat(), &[]).await;
         assert_eq!((code, aside.as_str()), (Some(0), ""));
     }
-    let (code, _, aside) = run_ibid(&[&asked[..], &["--admin-ca", &theirs]].concat(), &[]).await;
+    let (code, _, aside) = run_as_admin(&[&asked[..], &["--admin-ca", &theirs]].concat(), &[]).await;
     assert!(code == Some(1) && aside.contains("no answer from https://"), "{aside}");
 }
 
@@ -147,17 +148,17 @@ async fn with_client_ca_only_who_shows_a_certificate_is_let_in_health_included()
     ];
     for args in &commands {
         let good = shown(&client);
-        let (code, _, aside) = run_ibid(args, &good.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+        let (code, _, aside) = run_as_admin(args, &good.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
         assert_eq!(code, Some(0), "{args:?}: {aside}");
         let bad = shown(&stranger);
         let refused = if args[0] == "health" { 1 } else { 69 };
-        let (code, _, aside) = run_ibid(args, &bad.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+        let (code, _, aside) = run_as_admin(args, &bad.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
         assert_eq!(code, Some(refused), "{args:?}: {aside}");
-        let (code, _, aside) = run_ibid(args, &[]).await;
+        let (code, _, aside) = run_as_admin(args, &[]).await;
         assert_eq!(code, Some(refused), "{args:?}: {aside}");
         let key = text(&client.key);
         let by_flags =
-            run_ibid(&[&args[..], &["--admin-cert", &text(&client.cert), "--admin-key", &key]].concat(), &[]).await;
+            run_as_admin(&[&args[..], &["--admin-cert", &text(&client.cert), "--admin-key", &key]].concat(), &[]).await;
         assert_eq!(by_flags.0, Some(0), "{args:?}: {}", by_flags.2);
     }
 }
@@ -237,7 +238,7 @@ async fn an_open_port_without_tls_is_warned_of_by_check_and_by_serve() {
     let tls = format!("[admin.tls]\ncert = {:?}\nkey = {:?}\n", server.cert, server.key);
     for (admin, warned) in [(open.to_owned(), true), (format!("{open}{tls}"), false), (tls, false)] {
         std::fs::write(&file, format!("upstream = \"http://127.0.0.1:1\"\n[admin]\n{admin}")).unwrap();
-        let (code, out, aside) = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
+        let (code, out, aside) = run_as_admin(&["check", file.to_str().unwrap()], &[]).await;
         assert_eq!((code, out.contains(part)), (Some(0), warned), "{out}{aside}");
         assert_eq!(out.contains(" (TLS), "), !warned, "{out}");
     }
@@ -253,7 +254,7 @@ async fn an_open_port_without_tls_is_warned_of_by_check_and_by_serve() {
         ("certificate = \"x\"", "admin.tls.certificate: unknown key; allowed are \"cert\" \"key\" \"client_ca\""),
     ] {
         std::fs::write(&file, format!("upstream = \"http://127.0.0.1:1\"\n[admin.tls]\n{text}\n")).unwrap();
-        let (code, _, said) = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
+        let (code, _, said) = run_as_admin(&["check", file.to_str().unwrap()], &[]).await;
         assert!(code == Some(64) && said.contains(told), "{text}: {said}");
     }
 }

@@ -2,7 +2,7 @@
 
 use testbed::{
     client::{TestRequest, TestResponse, delete, get, patch, put},
-    upstream::{ReplyGate, UpstreamFault, UpstreamReply},
+    upstream::UpstreamFault,
 };
 
 use super::{BODY, HOST, TestGateway, assert_problem};
@@ -92,8 +92,7 @@ async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_
 async fn what_is_in_flight_is_refused_until_it_has_ended() {
     let world = TestGateway::in_memory("").await;
     let key = "key-in-flight-now";
-    let gate = ReplyGate::new();
-    world.upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = world.upstream.gate("/pay");
     let first = tokio::spawn({
         let good = world.valid_request(key);
         async move { good.send().await }

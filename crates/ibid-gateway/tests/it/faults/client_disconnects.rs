@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use testbed::{
-    client::RawClient,
-    upstream::{ReplyGate, UpstreamReply},
-};
+use testbed::{client::RawClient, upstream::UpstreamReply};
 use tokio::time::sleep;
 
 use crate::support::{TestGateway, assert_ran, assert_refused, assert_replay, pay, send_until_settled};
@@ -45,8 +42,7 @@ async fn a_body_that_is_never_whole_leaves_no_trace() {
 async fn a_client_that_hangs_up_does_not_stop_its_request() {
     let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
     for (way, leave) in DISCONNECTS {
-        let gate = ReplyGate::new();
-        upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+        let gate = upstream.gate("/pay");
         let request = pay(&gateway, way);
         let raw = request.start().await;
         gate.arrived(1).await;
@@ -92,8 +88,7 @@ async fn clients_that_hang_up_at_any_moment_cause_one_execution() {
 #[tokio::test]
 async fn a_waiter_that_hangs_up_takes_nobody_elses_answer_away() {
     let TestGateway { upstream, gateway } = TestGateway::ietf("on_concurrent = \"wait\"").await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let request = pay(&gateway, "k-1");
     let mut holder = request.start().await;
     gate.arrived(1).await;

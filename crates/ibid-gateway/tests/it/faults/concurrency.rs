@@ -15,8 +15,7 @@ use crate::support::{
 #[tokio::test]
 async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
     let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let opened = async {
         gate.arrived(1).await;
         gate.open();
@@ -35,8 +34,7 @@ async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
 #[tokio::test]
 async fn of_fifty_at_once_all_get_the_answer_where_they_wait() {
     let TestGateway { upstream, gateway } = TestGateway::ietf("on_concurrent = \"wait\"").await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let opened = async {
         gate.arrived(1).await;
         gate.open();
@@ -54,8 +52,7 @@ async fn of_fifty_at_once_all_get_the_answer_where_they_wait() {
 async fn a_waiter_is_told_to_come_back_when_its_time_is_up() {
     let TestGateway { upstream, gateway } =
         TestGateway::ietf("on_concurrent = \"wait\"\nwait_timeout = \"300ms\"").await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let request = pay(&gateway, "k-1");
     let mut holder = request.start().await;
     gate.arrived(1).await;
@@ -109,8 +106,7 @@ async fn every_waiter_runs_in_turn_while_nothing_is_remembered() {
 #[tokio::test]
 async fn more_than_may_run_is_refused_before_any_claim() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let config = format!("max_running = 2\n{}", policy(""));
     let gateway = start_gateway(&config, &upstream).await;
     let mut running = [pay(&gateway, "k-1").start().await, pay(&gateway, "k-2").start().await];
@@ -147,8 +143,7 @@ async fn a_request_beyond_the_memory_budget_is_refused_before_any_claim() {
 #[tokio::test]
 async fn different_keys_run_at_the_same_time() {
     let TestGateway { upstream, gateway } = TestGateway::ietf("").await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let mut n = 0;
     let next = || {
         n += 1;
@@ -166,8 +161,7 @@ async fn different_keys_run_at_the_same_time() {
 #[tokio::test]
 async fn a_request_that_waits_for_a_connection_has_not_been_sent() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/slow");
     let config = format!("max_upstream = 1\n{}", policy("timeout = \"300ms\""));
     let gateway = start_gateway(&config, &upstream).await;
     let mut slow = testbed::client::get(gateway.addr(), "/slow").start().await;

@@ -6,10 +6,9 @@ use testbed::{
     upstream::{TestUpstream, UpstreamFault, UpstreamReply, filler},
 };
 
-use crate::support::until_some;
 use crate::support::{
     ScriptedUpstream, TestGateway, assert_refused, assert_replay, caller, find, pay, policy, send_until_settled,
-    start_gateway, start_ietf_gateway,
+    start_gateway, start_ietf_gateway, until_some,
 };
 
 const SMALL_MAX_RESPONSE: &str = "max_response = \"64KiB\"";

@@ -34,8 +34,7 @@ async fn a_killed_gateway_forgets_what_it_kept_in_memory() {
 async fn a_gateway_that_slept_past_its_lease_still_completes() {
     for on_unknown in ["hold", "retry"] {
         let upstream = TestUpstream::start().await;
-        let gate = ReplyGate::new();
-        upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+        let gate = upstream.gate("/pay");
         let dials = format!("lease = \"300ms\"\ntimeout = \"20s\"\non_unknown = \"{on_unknown}\"");
         let mut gateway = start_ietf_gateway(&upstream, &dials).await;
         let request = pay(&gateway, "k-1");
@@ -55,8 +54,7 @@ async fn a_gateway_that_slept_past_its_lease_still_completes() {
 #[tokio::test]
 async fn a_run_that_outlasts_its_lease_keeps_it_by_its_heartbeat() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     // Were the lease to lapse, `retry` would run it a second time.
     let dials = "lease = \"600ms\"\ntimeout = \"20s\"\non_unknown = \"retry\"";
     let gateway = start_ietf_gateway(&upstream, dials).await;

@@ -6,13 +6,13 @@ use ibid_example_tonic::{Shop, proto::CreateRequest, serve};
 use prost::Message as _;
 use testbed::{
     grpc::{GrpcTestClient, frame_message},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::TestUpstream,
 };
 use tokio::net::TcpListener;
 
 use super::{CREATE, KEY};
-use crate::support::{BIN, within};
+use crate::support::{BIN, run_ibid, within};
 
 const ALL: &str = "descriptors = \"reflection\"\n[[route]]\nmatch = \"grpc *\"\npreset = \"platform\"\n";
 
@@ -57,9 +57,9 @@ async fn an_app_that_says_nothing_is_not_started_for() {
     );
     std::fs::write(&config, text).unwrap();
     let ended =
-        within("a gateway that does not start", run(BIN, &["serve", "--config", config.to_str().unwrap()], &[])).await;
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert!(!ended.status.success(), "{told}");
+        within("a gateway that does not start", run_ibid(&["serve", "--config", config.to_str().unwrap()], &[])).await;
+    let told = ended.stderr;
+    assert!(ended.code != Some(0), "{told}");
     assert!(
         told.contains("it has no reflection service (grpc.reflection.v1); add one, or name a file of descriptors"),
         "{told}"
@@ -79,15 +79,15 @@ async fn methods_that_the_app_does_not_have_are_told() {
     );
     std::fs::write(&config, text).unwrap();
     let config = config.to_str().unwrap();
-    let ended = within("a gateway that does not start", run(BIN, &["serve", "--config", config], &[])).await;
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(64), "{told}");
+    let ended = within("a gateway that does not start", run_ibid(&["serve", "--config", config], &[])).await;
+    let told = ended.stderr;
+    assert_eq!(ended.code, Some(64), "{told}");
     assert!(told.contains("is not in the descriptors; shop.Orders has"), "{told}");
     // Without the app, nothing can be said against it.
-    let checked = run(BIN, &["check", config], &[]).await;
-    let told = String::from_utf8_lossy(&checked.stdout).into_owned();
+    let checked = run_ibid(&["check", config], &[]).await;
+    let told = checked.text();
     assert!(
-        checked.status.success() && told.contains("reflection: upstreams are asked when the gateway starts"),
+        checked.code == Some(0) && told.contains("reflection: upstreams are asked when the gateway starts"),
         "{told}"
     );
 }

@@ -9,7 +9,7 @@ use rustls::{
 use serde_json::json;
 use testbed::{
     certificates::CertificateAuthority,
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamReply},
 };
 use tokio::{
@@ -25,8 +25,10 @@ use super::{
 };
 use crate::{
     support::tls::strict_server,
-    support::{BIN, assert_ran, assert_refused, assert_replay, within},
+    support::{assert_ran, assert_refused, assert_replay, within},
 };
+
+use crate::support::run_ibid;
 
 /// What an issuer publishes: its keys, and some that are not for us.
 fn key_set(keys: &[(&str, &TokenSigner)]) -> String {
@@ -268,7 +270,7 @@ async fn settings_that_cannot_be_are_told_in_one_line_without_the_secret() {
         ("[jwt]\nkeys = 1\n", "jwt.keys: unknown key, did you mean \"key\"? allowed are \"secret\" \"pem\" \"jwks\""),
     ] {
         std::fs::write(&path, format!("upstream = \"http://127.0.0.1:1\"\n{jwt}{policy}")).unwrap();
-        let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
+        let output = run_ibid(&["check", path.to_str().unwrap()], &[]).await;
         let text = format!("{output:?}");
         let shown = text.replace("\\\"", "\"");
         assert!(shown.contains(told), "{told}: {shown}");

@@ -6,12 +6,12 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 use testbed::{
     client::{TestRequest, TestResponse, post},
-    process::{GatewayProcess, ProcessSignal, run},
+    process::{GatewayProcess, ProcessSignal},
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
 use super::TestStore;
-use crate::support::{BIN, caller};
+use crate::support::{BIN, CommandResult, caller, run_ibid};
 
 /// Payments that ended well; see [`Scene::filled`].
 pub(super) const PAYMENT_COUNT: usize = 5;
@@ -39,33 +39,6 @@ pub(super) struct KeysFixture<'a> {
     dials: &'static str,
     /// With nothing but the store in it.
     config_file: NamedTempFile,
-}
-
-/// What a command did.
-#[derive(Debug)]
-pub(super) struct CommandResult {
-    pub(super) code: Option<i32>,
-    pub(super) stdout: Vec<u8>,
-    pub(super) stderr: String,
-}
-
-impl CommandResult {
-    pub(super) fn text(&self) -> String {
-        String::from_utf8(self.stdout.clone()).expect("text")
-    }
-
-    #[track_caller]
-    pub(super) fn json(&self) -> Value {
-        serde_json::from_slice(&self.stdout).unwrap_or_else(|why| panic!("{why}: {self:?}"))
-    }
-
-    /// The value beside a name in what `show` prints.
-    #[track_caller]
-    pub(super) fn field(&self, name: &str) -> String {
-        let text = self.text();
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name:<13}  ")));
-        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).to_owned()
-    }
 }
 
 impl TestStore {
@@ -139,14 +112,13 @@ impl<'a> KeysFixture<'a> {
         if self.store.via_admin {
             let gateway = self.start_gateway().await;
             let admin = format!("http://{}", gateway.admin_addr());
-            let done =
-                run_ibid_with(&[args, &["--admin", &admin]].concat(), &[("IBID_ADMIN_TOKEN", OPERATOR_TOKEN)]).await;
+            let done = run_ibid(&[args, &["--admin", &admin]].concat(), &[("IBID_ADMIN_TOKEN", OPERATOR_TOKEN)]).await;
             self.stop_gateway(gateway).await;
             return done;
         }
         let file = self.config_file.path().to_str().expect("a plain path");
         let store = if self.store.table.is_empty() { ["--store", &self.store.url] } else { ["--config", file] };
-        run_ibid(&[args, &store].concat()).await
+        run_ibid(&[args, &store].concat(), &[]).await
     }
 
     /// The entries that a list shows.
@@ -164,17 +136,6 @@ impl<'a> KeysFixture<'a> {
         assert_eq!(found.len(), 1, "{found:?}");
         found[0]["address"].as_str().expect("text").to_owned()
     }
-}
-
-/// Runs the binary.
-pub(super) async fn run_ibid(args: &[&str]) -> CommandResult {
-    run_ibid_with(args, &[]).await
-}
-
-pub(super) async fn run_ibid_with(args: &[&str], env: &[(&str, &str)]) -> CommandResult {
-    let output = run(BIN, args, env).await;
-    let said = String::from_utf8(output.stderr).expect("text");
-    CommandResult { code: output.status.code(), stdout: output.stdout, stderr: said }
 }
 
 pub(super) fn pay(addr: SocketAddr, nth: usize) -> TestRequest {

@@ -2,19 +2,14 @@
 
 use std::fs;
 
-use testbed::process::run;
-
-use super::{
-    TestStore,
-    common::{KeysFixture, run_ibid},
-};
-use crate::support::BIN;
+use super::{TestStore, common::KeysFixture};
+use crate::support::run_ibid;
 
 const ABSENT_ADDRESS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// The exit code, and all that was said.
 async fn run_failing(args: &[&str]) -> (Option<i32>, String) {
-    let done = run_ibid(args).await;
+    let done = run_ibid(args, &[]).await;
     assert!(done.stdout.is_empty(), "{done:?}");
     (done.code, done.stderr)
 }
@@ -78,7 +73,7 @@ async fn usage_is_told_with_64() {
         let what = "--store: missing; name the store by --store, by IBID_STORE, or by the gateway's --config\n";
         assert_eq!(run_failing(args).await, (Some(64), what.into()), "{args:?}");
     }
-    let help = run_ibid(&["keys", "--help"]).await;
+    let help = run_ibid(&["keys", "--help"], &[]).await;
     assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""), "help is what was asked for");
 }
 
@@ -149,10 +144,10 @@ async fn the_store_is_found_by_flag_by_variable_and_by_the_gateways_file() {
         (&["--config", config, "--store", &place.url], &[]),
         (&["--config", "/dev/null"], &[("IBID_STORE", &*place.url)]),
     ] {
-        let output = run(BIN, &[&["keys", "list", "--json"], args].concat(), env).await;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(0), "{args:?} {env:?}: {said}");
-        let page: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let output = run_ibid(&[&["keys", "list", "--json"], args].concat(), env).await;
+        let said = &output.stderr;
+        assert_eq!(output.code, Some(0), "{args:?} {env:?}: {said}");
+        let page = output.json();
         assert_eq!(page["records"].as_array().map(Vec::len), Some(super::common::ENTRY_COUNT), "{args:?} {env:?}");
     }
     for (text, what) in [

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::Path, process::Stdio};
 use serde_json::Value;
 use testbed::{
     client::{TestResponse, get, post, request},
-    process::{self, GatewayProcess},
+    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::{
@@ -18,6 +18,8 @@ use crate::{
     console::browser::{ConsoleBrowser, ScriptSetting},
     support::{TestGateway, assert_refused, start_gateway, within},
 };
+
+use crate::support::run_ibid;
 
 const INVOICES: &str = "invoices-3.0.json";
 const PATH: &str = "/swagger/v1/swagger.json";
@@ -38,9 +40,9 @@ fn config(more: &str) -> String {
 async fn offline(gateway: &GatewayProcess, spec: &Path) -> String {
     let config = gateway.dir().join("ibid.toml");
     let args = ["openapi", spec.to_str().unwrap(), "--config", config.to_str().unwrap()];
-    let output = process::run(BIN, &args, &[("IBID_UPSTREAM", "http://127.0.0.1:1")]).await;
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    let output = run_ibid(&args, &[("IBID_UPSTREAM", "http://127.0.0.1:1")]).await;
+    assert!(output.code == Some(0), "{}", &output.stderr);
+    output.text()
 }
 
 fn lines(gateway: &GatewayProcess, part: &str) -> Vec<String> {
@@ -246,8 +248,8 @@ async fn the_setting_is_a_path_and_is_shown() {
     let file = folder.path().join("ibid.toml");
     let check = async |config: &str| {
         std::fs::write(&file, format!("upstream = \"http://127.0.0.1:1\"\n{config}")).unwrap();
-        let output = process::run(BIN, &["check", file.to_str().unwrap()], &[]).await;
-        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+        let output = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
+        (output.code, output.all())
     };
     for wrong in ["\"swagger.json\"", "\"/swagger.json?v=1\"", "\"/a b\"", "[\"/ok\", \"#x\"]", "\"\""] {
         let (code, told) = check(&format!("openapi = {wrong}\n")).await;

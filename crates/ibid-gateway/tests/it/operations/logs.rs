@@ -16,7 +16,7 @@ use serde_json::Value;
 use testbed::{
     client::{TestRequest, post},
     process::{GatewayProcess, ProcessSignal},
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -39,8 +39,7 @@ fn text<'a>(line: &'a Value, field: &str) -> &'a str {
 /// One request of each kind.
 async fn send_each_kind(gateway: &mut GatewayProcess, upstream: &TestUpstream) {
     let addr = gateway.addr();
-    let gate = ReplyGate::new();
-    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/slow");
     upstream.on("/unknown", UpstreamReply::status(504));
     upstream.on("/released", UpstreamReply::status(500));
     assert_eq!(post(addr, "/pay").header("User-Agent", "shop/1.0").send().await.status, 400);
@@ -138,8 +137,7 @@ async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
 async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
     let upstream = TestUpstream::start().await;
     upstream.on("/lost", UpstreamFault::CloseWithoutReply);
-    let gate = ReplyGate::new();
-    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/slow");
     let config = "log = { format = \"json\" }\nlimits.reply_timeout = \"200ms\"\n[store]\nurl = \"redis://127.0.0.1:9/0\"\n\
                   [policy]\non_store_down = \"open\"\n\
                   [[route]]\nmatch = \"POST /shadow\"\nmode = \"shadow\"\n[[route]]\nmatch = \"POST /far\"\nupstream = \"http://127.0.0.1:9\"\n\
@@ -243,8 +241,7 @@ async fn store_failures_are_errors() {
     store.fail(CallFilter::All, ErrorKind::NotApplied);
     assert_eq!(anonymous_pay(gateway.address(), "k-1").send().await.status, 503);
     store.heal();
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let mut running = anonymous_pay(gateway.address(), "k-2").start().await;
     gate.arrived(1).await;
     store.fail(CallFilter::Settle, ErrorKind::Ambiguous);

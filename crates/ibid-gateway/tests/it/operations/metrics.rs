@@ -163,8 +163,7 @@ fn pay_at(addr: SocketAddr, path: &str) -> TestRequest {
 #[tokio::test]
 async fn each_event_is_counted_once_and_nothing_else_is() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/slow");
     upstream.on("/unknown", UpstreamReply::status(504));
     upstream.on_each("/retried", [UpstreamReply::status(504), UpstreamReply::usual()]);
     upstream.on_each("/released", [UpstreamReply::status(500), UpstreamReply::usual()]);

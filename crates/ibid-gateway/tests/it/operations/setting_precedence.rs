@@ -2,11 +2,11 @@
 
 use testbed::{
     client::post,
-    process::{GatewayLauncher, GatewayProcess, ProcessSignal, run},
+    process::{GatewayLauncher, GatewayProcess, ProcessSignal},
     upstream::TestUpstream,
 };
 
-use crate::support::{BIN, anonymous_pay, folder_with, lines};
+use crate::support::{BIN, anonymous_pay, folder_with, lines, run_ibid};
 
 /// The presets differ in what a key for another request gets, and in whether one is needed.
 async fn active_preset(launch: GatewayLauncher) -> &'static str {
@@ -90,9 +90,9 @@ async fn admin_tokens_are_never_printed() {
         "admin.tokn = \"t0ken-plain-1\"\n",
     ] {
         let (_dir, path) = folder_with("mine.toml", &format!("upstream = \"http://127.0.0.1:9\"\n{wrong}"));
-        let output = run(BIN, &["check", path.to_str().unwrap()], &env).await;
-        printed += &String::from_utf8_lossy(&output.stdout);
-        printed += &String::from_utf8_lossy(&output.stderr);
+        let output = run_ibid(&["check", path.to_str().unwrap()], &env).await;
+        printed += &output.text();
+        printed += &output.stderr;
     }
     for token in TOKENS {
         let shown: Vec<_> = printed.lines().filter(|line| line.contains(token)).collect();
@@ -103,9 +103,9 @@ async fn admin_tokens_are_never_printed() {
 #[tokio::test]
 async fn a_token_written_as_a_number_is_not_printed_either() {
     let (_dir, path) = folder_with("mine.toml", "upstream = \"http://127.0.0.1:9\"\nadmin.token = 987654321\n");
-    let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(64));
+    let output = run_ibid(&["check", path.to_str().unwrap()], &[]).await;
+    let said = output.stderr;
+    assert_eq!(output.code, Some(64));
     assert!(said.contains("admin.token: found a number; allowed is text"), "{said}");
     assert!(!said.contains("987654321"), "{said}");
 }

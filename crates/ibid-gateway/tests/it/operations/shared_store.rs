@@ -2,11 +2,11 @@
 
 use testbed::{
     client::{get, post},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::TestUpstream,
 };
 
-use crate::support::{BIN, TestGateway, anonymous_pay, folder_with, refusal_name, start_gateway, until};
+use crate::support::{TestGateway, anonymous_pay, folder_with, refusal_name, run_ibid, start_gateway, until};
 
 /// Nobody listens on these ports.
 const STORES: [&str; 4] = [
@@ -61,9 +61,9 @@ async fn under_strict_it_does() {
     for store in STORES {
         let settings = "upstream = \"http://127.0.0.1:9\"\nlisten = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"";
         let (_dir, path) = folder_with("mine.toml", &format!("{settings}\n[store]\nstrict = true\n{store}\n"));
-        let output = run(BIN, &["serve", "--config", path.to_str().unwrap(), "--log-level", "error"], &[]).await;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{store}: {said}");
+        let output = run_ibid(&["serve", "--config", path.to_str().unwrap(), "--log-level", "error"], &[]).await;
+        let said = output.stderr;
+        assert_eq!((output.code, said.lines().count()), (Some(1), 1), "{store}: {said}");
         assert!(said.starts_with("ibid: store.strict is set, and the "), "{store}: {said}");
         let why = [" store has weaknesses: ", " store cannot be used: "].iter().any(|why| said.contains(why));
         assert!(why && !said.contains("s3cret"), "{store}: {said}");

@@ -1,20 +1,12 @@
 //! Settings that stop the start, and what `check` and `--help` say.
 
-use std::{net::TcpListener, process::Output};
+use std::net::TcpListener;
 
-use testbed::{certificates::CertificateAuthority, process::run};
+use testbed::certificates::CertificateAuthority;
 
-use crate::support::{BIN, folder_with};
+use crate::support::{folder_with, run_ibid};
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\nlisten = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\n";
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 /// Starts a file that cannot be, and returns the one line about it.
 async fn start_error(text: &str) -> String {
@@ -22,11 +14,11 @@ async fn start_error(text: &str) -> String {
     let path = path.to_str().unwrap();
     let mut lines = Vec::new();
     for args in [vec!["serve", "--config", path], vec!["check", path]] {
-        let output = run(BIN, &args, &[]).await;
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(64), "{args:?}: {said}");
+        let output = run_ibid(&args, &[]).await;
+        let said = &output.stderr;
+        assert_eq!(output.code, Some(64), "{args:?}: {said}");
         assert_eq!(said.lines().count(), 1, "exactly one line: {said}");
-        assert_eq!(stdout(&output), "");
+        assert_eq!(output.text(), "");
         let (start, rest) = said.trim_end().split_once(": ").unwrap();
         assert_eq!(start, path, "the file is named: {said}");
         lines.push(rest.to_owned());
@@ -63,30 +55,30 @@ async fn a_wrong_setting_stops_the_start_with_one_line() {
 async fn contradictions_stop_the_start() {
     let (_dir, path) =
         folder_with("mine.toml", "listen = \"127.0.0.1:9\"\nupstream = \"http://localhost:9\"\nadmin.listen = \"off\"");
-    let output = run(BIN, &["serve", "--config", path.to_str().unwrap()], &[]).await;
-    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("upstream: \"http://localhost:9\" is where ibid itself listens"));
+    let output = run_ibid(&["serve", "--config", path.to_str().unwrap()], &[]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (Some(64), 1), "{}", output.stderr);
+    assert!(output.stderr.contains("upstream: \"http://localhost:9\" is where ibid itself listens"));
 
     let both = ["serve", "--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:7", "--admin", "127.0.0.1:7"];
-    let output = run(BIN, &both, &[]).await;
-    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("admin.listen: \"127.0.0.1:7\" is where clients connect already"));
+    let output = run_ibid(&both, &[]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (Some(64), 1), "{}", output.stderr);
+    assert!(output.stderr.contains("admin.listen: \"127.0.0.1:7\" is where clients connect already"));
 }
 
 #[tokio::test]
 async fn a_wrong_flag_or_variable_is_named() {
-    let output = run(BIN, &["serve", "--upstream", "localhost:9"], &[]).await;
-    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
-    assert!(stderr(&output).starts_with("--upstream: \"localhost:9\" is no upstream"), "{}", stderr(&output));
-    let output = run(BIN, &["serve", "--upstream", "http://127.0.0.1:9"], &[("IBID_PRESET", "pay")]).await;
-    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
-    assert!(stderr(&output).starts_with("IBID_PRESET: \"pay\" is no preset; allowed are \"leads\""));
-    let output = run(BIN, &["serve"], &[]).await;
-    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("--upstream or by IBID_UPSTREAM"), "{}", stderr(&output));
-    let output = run(BIN, &["serve", "--config", "/not/there.toml"], &[]).await;
-    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
-    assert!(stderr(&output).starts_with("/not/there.toml: cannot be read"), "{}", stderr(&output));
+    let output = run_ibid(&["serve", "--upstream", "localhost:9"], &[]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (Some(64), 1), "{}", output.stderr);
+    assert!(output.stderr.starts_with("--upstream: \"localhost:9\" is no upstream"), "{}", output.stderr);
+    let output = run_ibid(&["serve", "--upstream", "http://127.0.0.1:9"], &[("IBID_PRESET", "pay")]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (Some(64), 1), "{}", output.stderr);
+    assert!(output.stderr.starts_with("IBID_PRESET: \"pay\" is no preset; allowed are \"leads\""));
+    let output = run_ibid(&["serve"], &[]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (Some(64), 1), "{}", output.stderr);
+    assert!(output.stderr.contains("--upstream or by IBID_UPSTREAM"), "{}", output.stderr);
+    let output = run_ibid(&["serve", "--config", "/not/there.toml"], &[]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (Some(64), 1), "{}", output.stderr);
+    assert!(output.stderr.starts_with("/not/there.toml: cannot be read"), "{}", output.stderr);
 }
 
 #[tokio::test]
@@ -101,9 +93,9 @@ async fn a_store_that_is_not_built_in_is_said_plainly() {
         (&["serve", "--upstream", upstream, "--store", url], None, "--store: ".to_owned()),
         (&["serve", "--upstream", upstream], Some(("IBID_STORE", url)), "IBID_STORE: ".to_owned()),
     ] {
-        let output = run(BIN, args, env.as_slice()).await;
-        let said = stderr(&output);
-        assert_eq!((output.status.code(), said.lines().count()), (Some(64), 1), "{said}");
+        let output = run_ibid(args, env.as_slice()).await;
+        let said = &output.stderr;
+        assert_eq!((output.code, said.lines().count()), (Some(64), 1), "{said}");
         assert!(said.starts_with(&origin), "{origin}: {said}");
         assert!(said.contains("names no store of this build; built in are memory:"), "{said}");
         assert!(said.contains("127.0.0.1:6379") && !said.contains("s3cret"), "{said}");
@@ -116,12 +108,12 @@ async fn a_port_in_use_is_no_wrong_setting() {
     let taken = held.local_addr().unwrap().to_string();
     for (listen, admin, key) in [(taken.as_str(), "127.0.0.1:0", "listen"), ("127.0.0.1:0", &taken, "admin.listen")] {
         let args = ["serve", "--upstream", "http://127.0.0.1:9", "--listen", listen, "--admin", admin];
-        let output = run(BIN, &[&args[..], &["--log-level", "error"]].concat(), &[]).await;
-        let said = stderr(&output);
-        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        let output = run_ibid(&[&args[..], &["--log-level", "error"]].concat(), &[]).await;
+        let said = &output.stderr;
+        assert_eq!((output.code, said.lines().count()), (Some(1), 1), "{said}");
         assert!(said.starts_with(&format!("ibid: {key}: {taken} cannot be bound: ")), "{said}");
         assert!(said.contains("in use"), "{said}");
-        assert_eq!(stdout(&output), "");
+        assert_eq!(output.text(), "");
     }
 }
 
@@ -130,9 +122,9 @@ async fn check_prints_the_dials_of_every_route() {
     let text = "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\n\
                 [[route]]\nmatch = \"PUT /a\"\npreset = \"membership\"\n";
     let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}{text}"));
-    let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
-    let said = stdout(&output);
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{said}");
+    let output = run_ibid(&["check", path.to_str().unwrap()], &[]).await;
+    let said = output.text();
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{said}");
     for part in ["mine.toml: valid", "route[1]  POST /pay/*", "route[2]  PUT /a", "survives SIGKILL and power loss"] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -153,14 +145,14 @@ async fn check_against_says_what_is_forgotten() {
     let (_dir, new) =
         folder_with("new.toml", &format!("{UPSTREAM}[[route]]\nmatch = \"POST /pay\"\nscope = \"global\"\n"));
     let (old, new) = (old.to_str().unwrap(), new.to_str().unwrap());
-    let output = run(BIN, &["check", new, "--against", old], &[]).await;
-    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-    assert!(stdout(&output).contains("POST /pay: scope changed from [host, credential] to [global]"));
-    let output = run(BIN, &["check", old, "--against", old], &[]).await;
-    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
-    assert!(stdout(&output).contains("nothing that is remembered is forgotten"));
-    let output = run(BIN, &["check", new, "--against", "/not/there.toml"], &[]).await;
-    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    let output = run_ibid(&["check", new, "--against", old], &[]).await;
+    assert_eq!(output.code, Some(1), "{}", output.text());
+    assert!(output.text().contains("POST /pay: scope changed from [host, credential] to [global]"));
+    let output = run_ibid(&["check", old, "--against", old], &[]).await;
+    assert_eq!(output.code, Some(0), "{}", output.text());
+    assert!(output.text().contains("nothing that is remembered is forgotten"));
+    let output = run_ibid(&["check", new, "--against", "/not/there.toml"], &[]).await;
+    assert_eq!(output.code, Some(64), "{}", output.stderr);
 }
 
 /// Each pair is put together as a start does, also where it would only be used later.
@@ -177,9 +169,9 @@ async fn check_refuses_a_certificate_and_a_key_that_do_not_fit() {
         for (key, code) in [(&other.key, 64), (&one.key, 0)] {
             let pair = format!("{table}{top}cert = {:?}\n{top}key = {key:?}\n", one.cert);
             let (_dir, file) = folder_with("ibid.toml", &format!("upstream = \"https://127.0.0.1:9\"\n{pair}"));
-            let output = run(BIN, &["check", file.to_str().unwrap()], &[]).await;
-            let said = stderr(&output);
-            assert_eq!(output.status.code(), Some(code), "{pair}: {said}");
+            let output = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
+            let said = &output.stderr;
+            assert_eq!(output.code, Some(code), "{pair}: {said}");
             let told = said.lines().count() == 1 && said.contains(&format!("ibid.toml: {named}: "));
             assert!(code == 0 || told, "{pair}: {said}");
         }
@@ -188,16 +180,16 @@ async fn check_refuses_a_certificate_and_a_key_that_do_not_fit() {
 
 #[tokio::test]
 async fn help_names_the_commands_and_the_variables() {
-    let output = run(BIN, &["--help"], &[]).await;
-    assert_eq!(output.status.code(), Some(0));
+    let output = run_ibid(&["--help"], &[]).await;
+    assert_eq!(output.code, Some(0));
     for command in ["demo", "serve", "check", "keys", "sweep", "migrate", "store"] {
-        assert!(stdout(&output).contains(&format!("\n  {command} ")), "{}", stdout(&output));
+        assert!(output.text().contains(&format!("\n  {command} ")), "{}", output.text());
     }
-    let output = run(BIN, &["serve", "--help"], &[]).await;
-    assert_eq!(output.status.code(), Some(0));
+    let output = run_ibid(&["serve", "--help"], &[]).await;
+    assert_eq!(output.code, Some(0));
     for flag in ["config", "listen", "upstream", "store", "preset", "admin", "log-format", "log-level", "journal"] {
         let variable = format!("[env: IBID_{}]", flag.to_uppercase().replace('-', "_"));
-        assert!(stdout(&output).contains(&format!("--{flag} ")), "{flag}");
-        assert!(stdout(&output).contains(&variable), "{variable}");
+        assert!(output.text().contains(&format!("--{flag} ")), "{flag}");
+        assert!(output.text().contains(&variable), "{variable}");
     }
 }

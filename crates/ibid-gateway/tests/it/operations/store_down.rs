@@ -2,7 +2,7 @@
 
 use ibid::store::ErrorKind;
 use ibid_testkit::wrappers::CallFilter;
-use testbed::upstream::{ReplyGate, TestUpstream, UpstreamReply};
+use testbed::upstream::TestUpstream;
 
 use crate::support::{
     HealAfterFailures, InProcessGateway, anonymous_pay, failing_store, refusal_name, start_in_process, until,
@@ -107,8 +107,7 @@ async fn a_release_that_the_store_could_not_take_is_told_until_it_does() {
 #[tokio::test]
 async fn a_failing_heartbeat_neither_cancels_nor_repeats_the_operation() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let here = InProcessGateway::start("[policy]\nlease = \"300ms\"", &upstream).await;
     here.store.fail(CallFilter::Extend, ErrorKind::NotApplied);
     let mut running = here.pay("k-1").start().await;

@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use testbed::{
     client::{get, post},
     process::GatewayProcess,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    upstream::{TestUpstream, UpstreamReply},
 };
 use tokio::net::TcpStream;
 
@@ -172,8 +172,7 @@ async fn a_keyed_request_over_http2_is_replayed_whatever_the_next_one_speaks() {
 #[tokio::test]
 async fn fifty_streams_with_one_key_are_one_execution() {
     let TestGateway { upstream, gateway } = TestGateway::start(&policy("on_concurrent = \"wait\"")).await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let client = connect(gateway.addr()).await;
     let streams = (0..50).map(|_| {
         let (mut client, request) = (client.clone(), request("POST", gateway.addr(), "/pay", Some("k-1")));
@@ -192,8 +191,7 @@ async fn fifty_streams_with_one_key_are_one_execution() {
 #[tokio::test]
 async fn a_stream_that_is_reset_does_not_stop_its_request() {
     let TestGateway { upstream, gateway } = TestGateway::start(&policy("on_concurrent = \"wait\"")).await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let mut client = connect(gateway.addr()).await;
     let left = tokio::time::timeout(std::time::Duration::from_millis(1), async {
         let answer = client.send_request(request("POST", gateway.addr(), "/pay", Some("k-1"))).await;

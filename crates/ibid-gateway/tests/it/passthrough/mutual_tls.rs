@@ -18,6 +18,8 @@ use crate::{
     support::{BIN, assert_ran, policy, start_gateway, within},
 };
 
+use crate::support::run_ibid;
+
 /// What a client of the gateway gets to see: the server's certificate and the answer's status, or nothing.
 async fn pay(
     addr: SocketAddr, trusts: &CertificateAuthority, shows: Option<&IssuedCertificate>, key: &str,
@@ -191,8 +193,8 @@ async fn half_an_identity_is_no_configuration() {
         ),
     ] {
         std::fs::write(&path, format!("upstream = \"https://127.0.0.1:1\"\n{text}")).unwrap();
-        let output = testbed::process::run(BIN, &["check", path.to_str().unwrap()], &[]).await;
-        let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+        let output = run_ibid(&["check", path.to_str().unwrap()], &[]).await;
+        let shown = output.stderr;
         assert!(shown.contains(told), "{shown}");
     }
 }

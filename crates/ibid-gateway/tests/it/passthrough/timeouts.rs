@@ -5,7 +5,7 @@ use std::time::Duration;
 use testbed::{
     client::{RawClient, TestRequest, TestResponse, get, post, request},
     process::GatewayProcess,
-    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::{io::AsyncReadExt as _, time::sleep};
 
@@ -112,8 +112,7 @@ async fn an_answer_that_has_begun_may_be_quiet() {
 #[tokio::test]
 async fn a_quarter_of_the_connections_is_for_requests_with_a_key() {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/slow");
     let config = format!("max_upstream = 4\n[limits]\npool_timeout = \"400ms\"\n{ONE_ROUTE}");
     let gateway = start_gateway(&config, &upstream).await;
     let slow: Vec<_> = (0..3).map(|_| spawn(get(gateway.addr(), "/slow"))).collect();

@@ -175,8 +175,7 @@ async fn a_key_used_for_something_else_gets_the_first_answer() {
 #[tokio::test]
 async fn edge_case_a_key_that_collides_with_a_running_one_gets_409_and_a_new_key_runs() {
     let bench = start_preset().await;
-    let gate = ReplyGate::new();
-    bench.upstream.on("/bookings", UpstreamReply::usual().gated(&gate));
+    let gate = bench.upstream.gate("/bookings");
     let mut first = burst(1, &booking(&bench, KEY));
     gate.arrived(1).await;
     let other = bench.post("/refunds").json(r#"{"amount":5}"#);
@@ -197,8 +196,7 @@ async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
 async fn the_client_of_the_document_gets_its_booking() {
     // It retries 409 and nothing else.
     let bench = start_preset().await;
-    let gate = ReplyGate::new();
-    bench.upstream.on("/bookings", UpstreamReply::usual().gated(&gate));
+    let gate = bench.upstream.gate("/bookings");
     let request = booking(&bench, KEY);
     let gone = request.start().await;
     gate.arrived(1).await;

@@ -14,7 +14,6 @@ use std::{
 use serde_json::Value;
 use testbed::{
     client::{self, RawClient, TestRequest, TestResponse},
-    process::{self},
     upstream::{ReplyGate, UpstreamFault, UpstreamReply},
 };
 use tokio::{
@@ -23,7 +22,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::support::{BIN, TestGateway};
+use crate::support::{TestGateway, run_ibid};
 
 mod appsportal;
 mod bookings;
@@ -379,9 +378,9 @@ type CheckedRoute = (String, BTreeMap<String, String>);
 /// What `ibid check` says about the preset's own configuration.
 async fn checked_routes(preset: &str) -> Vec<CheckedRoute> {
     let file = preset_file(preset);
-    let output = process::run(BIN, &["check", file.to_str().expect("a plain path")], &[]).await;
-    let text = String::from_utf8(output.stdout).expect("text");
-    assert!(output.status.success(), "{text}");
+    let output = run_ibid(&["check", file.to_str().expect("a plain path")], &[]).await;
+    let text = output.text();
+    assert!(output.code == Some(0), "{text}");
     let mut routes: Vec<CheckedRoute> = Vec::new();
     let (_, body) = text.split_once("\n\n").expect("a first line");
     for line in body.lines().take_while(|line| *line != "* differs from the preset") {

@@ -3,11 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::store::{ErrorKind, Memory};
-use ibid_gateway::{
-    commands::serve,
-    config::{Env, GatewaySettings, ServeArgs},
-    metrics::MetricsObserver,
-};
+use ibid_gateway::commands::serve;
 use ibid_stores::{
     OpenedStore,
     seal::{SealKey, SealOptions, SealedStore, Sealer},
@@ -16,12 +12,12 @@ use ibid_testkit::wrappers::{CallFilter, DelayedStore, FailingStore};
 use serde_json::{Value, json};
 use testbed::{
     client::{TestResponse, request},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::TestUpstream,
 };
 
 use super::{SECRET, end, key_bytes, pay, pay_at, table};
-use crate::support::{BIN, assert_ran, assert_replay, start_gateway};
+use crate::support::{assert_ran, assert_replay, run_ibid, start_gateway, start_on_opened_store};
 
 const ADMIN: &str = "token-of-the-admin";
 const VIEWER: &str = "token-of-the-viewer";
@@ -42,9 +38,8 @@ async fn audit(gateway: std::net::SocketAddr) -> Vec<Value> {
 async fn command(gateway: &GatewayProcess, args: &[&str]) -> (Option<i32>, String, String) {
     let admin = format!("http://{}", gateway.admin_addr());
     let args = [&["keys", "reseal", "--admin", &admin], args].concat();
-    let done = run(BIN, &args, &[("IBID_ADMIN_TOKEN", ADMIN)]).await;
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (done.status.code(), text(done.stdout), text(done.stderr))
+    let done = run_ibid(&args, &[("IBID_ADMIN_TOKEN", ADMIN)]).await;
+    (done.code, done.text(), done.stderr)
 }
 
 /// From `old` to `new` and to `new` alone, with the store in use all the time.
@@ -166,17 +161,8 @@ async fn start_misbehaving(upstream: &TestUpstream, answers: u32) -> (serve::Run
     let key = |id: &str| SealKey::new(id, key_bytes(id)).unwrap();
     let sealing = Sealer::new(key("old"), Vec::new(), &key_bytes(SECRET), SealOptions::default());
     let sealed = SealedStore::new(store.clone(), sealing.clone(), Arc::new(ibid::NoopObserver));
-    let args = ServeArgs {
-        listen: Some("127.0.0.1:0".into()),
-        admin: Some("127.0.0.1:0".into()),
-        upstream: Some(upstream.url()),
-        store: Some("memory:".into()),
-        ..ServeArgs::default()
-    };
-    let settings = GatewaySettings::from_text(WHO, None, &args, &Env::from_pairs(&[])).expect("a valid configuration");
-    let watched = MetricsObserver::new(ibid::NoopObserver);
-    let gateway =
-        serve::RunningGateway::start(settings, args, OpenedStore::sealed(sealed), watched).await.expect("it starts");
+    let observer = Arc::new(ibid::NoopObserver);
+    let gateway = start_on_opened_store(WHO, upstream, OpenedStore::sealed(sealed), observer).await;
     for nth in 0..answers {
         assert_ran(&pay_at(gateway.address(), &format!("key-{nth}")).send().await);
     }

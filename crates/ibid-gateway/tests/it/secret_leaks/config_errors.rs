@@ -1,10 +1,10 @@
 //! What is told about a configuration in which a secret is written wrongly.
 
 use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
-use testbed::{certificates::CertificateAuthority, process::run};
+use testbed::certificates::CertificateAuthority;
 
 use super::secret_search::{PlantedSecret, base64};
-use crate::support::BIN;
+use crate::support::run_ibid;
 
 const SECRET: &str = "planted-secret-of-this-mistake-77";
 
@@ -176,10 +176,9 @@ async fn no_private_key_is_repeated_to_who_mixed_it_up() {
                 text.replace("[admin.tls]", "admin.listen = \"127.0.0.1:0\"\n[admin.tls]")
             };
             std::fs::write(&file, text).unwrap();
-            let output = run(BIN, &["serve", "--config", file.to_str().unwrap()], &[]).await;
-            let said =
-                format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-            assert!(!output.status.success() && said.contains("tls"), "{said}");
+            let output = run_ibid(&["serve", "--config", file.to_str().unwrap()], &[]).await;
+            let said = format!("{}{}", output.text(), &output.stderr);
+            assert!(output.code != Some(0) && said.contains("tls"), "{said}");
             for planted in lines.iter().chain([&planted]) {
                 assert_eq!(planted.found_in(&said), None, "{said}");
             }

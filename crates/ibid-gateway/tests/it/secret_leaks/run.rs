@@ -3,13 +3,13 @@
 use std::{fs, path::Path, time::Duration};
 
 use http::{Method, Response};
-use testbed::process::{ProcessSignal, run};
+use testbed::process::ProcessSignal;
 
 use super::{
     scene::{ADMIN, ANSWER, CANARY, HOOK, JWT, KEY, SEAL, SecretsGateway, USER, VIEWER, WRONG, bearer},
     secret_search::{PlantedSecret, base64},
 };
-use crate::support::BIN;
+use crate::support::run_ibid;
 
 /// What was printed, shown or sent: where, and what.
 #[derive(Default)]
@@ -139,11 +139,9 @@ async fn run_commands(scene: &SecretsGateway, seen: &mut OutputLog) {
         &["report", "--admin", &url],
         &["sweep", "--config", &file],
     ] {
-        let output = run(BIN, args, &env).await;
-        let text = |bytes| String::from_utf8(bytes).expect("text");
-        let (out, aside) = (text(output.stdout), text(output.stderr));
-        assert_eq!(output.status.code(), Some(0), "{args:?}: {out}{aside}");
-        seen.take(format!("ibid {}", args.join(" ")), format!("{out}{aside}"));
+        let output = run_ibid(args, &env).await;
+        assert_eq!(output.code, Some(0), "{args:?}: {}", output.all());
+        seen.take(format!("ibid {}", args.join(" ")), output.all());
     }
 }
 

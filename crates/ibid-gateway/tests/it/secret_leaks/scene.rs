@@ -15,12 +15,14 @@ use tempfile::TempDir;
 use testbed::{
     RedisOptions, TestPostgres, TestRedis,
     certificates::{CertificateAuthority, IssuedCertificate},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
 use super::secret_search::{PlantedSecret, base64};
 use crate::{support::BIN, support::tls::send_over_tls};
+
+use crate::support::run_ibid;
 
 // What may be seen somewhere ([`ANSWER`], [`CANARY`]) has no dozen characters in common with what may not.
 pub(super) const ADMIN: &str = "planted-token-of-the-admin-9c1f";
@@ -63,8 +65,8 @@ pub(super) struct SecretsGateway {
 /// A database with the store's tables, reached with a password that the server does not ask for.
 async fn database(server: &TestPostgres) -> String {
     let name = server.create_database();
-    let migrated = run(BIN, &["migrate", "--store", &server.url("migrator", &name)], &[]).await;
-    assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
+    let migrated = run_ibid(&["migrate", "--store", &server.url("migrator", &name)], &[]).await;
+    assert!(migrated.code == Some(0), "{}", &migrated.stderr);
     format!("postgres://gateway:{}@127.0.0.1:{}/{name}", POSTGRES.replace('/', "%2F"), server.port())
 }
 

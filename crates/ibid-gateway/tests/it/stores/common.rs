@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use testbed::{
     FaultProxy, TestPostgres, TestRedis,
     client::{TestRequest, TestResponse, get, post},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::TestUpstream,
 };
 
-use crate::support::{BIN, until_some};
+use crate::support::{BIN, run_ibid, until_some};
 
 /// Two gateways with the same configuration in front of the same upstream.
 pub(super) async fn start_two(config: &str, upstream: &TestUpstream) -> [GatewayProcess; 2] {
@@ -60,8 +60,8 @@ pub(super) fn assert_degraded(answer: &TestResponse) {
 /// A fresh PostgreSQL database with the store's tables, by `ibid migrate`. Returns how the gateway reaches it, and its name.
 pub(super) async fn migrated_database(server: &TestPostgres, port: u16) -> (String, String) {
     let database = server.create_database();
-    let migrated = run(BIN, &["migrate", "--store", &server.url("migrator", &database)], &[]).await;
-    assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
+    let migrated = run_ibid(&["migrate", "--store", &server.url("migrator", &database)], &[]).await;
+    assert!(migrated.code == Some(0), "{}", &migrated.stderr);
     (format!("postgres://gateway@127.0.0.1:{port}/{database}"), database)
 }
 

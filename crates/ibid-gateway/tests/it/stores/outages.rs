@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use testbed::{
-    TestRedis,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
-};
+use testbed::{TestRedis, upstream::TestUpstream};
 use tokio::time::{Instant, sleep};
 
 use super::common::{
@@ -84,8 +81,7 @@ async fn open_runs_and_says_so(store: &BreakableStore) {
 /// The store goes away while the operation runs: its answer waits in the journal of the gateway that has it.
 async fn an_answer_that_cannot_be_recorded_is_journaled_and_drained(store: &BreakableStore) {
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let [mut one, other] = start_two(&store.config(""), &upstream).await;
     let mut running = pay(&one, "k-1").start().await;
     gate.arrived(1).await;
@@ -149,8 +145,7 @@ async fn what_runs_keeps_its_lease_on_a_full_redis() {
     let store = BreakableStore::KilledRedis(TestRedis::start());
     let BreakableStore::KilledRedis(server) = &store else { unreachable!() };
     let upstream = TestUpstream::start().await;
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let [one, other] = start_two(&store.config("lease = \"900ms\""), &upstream).await;
     let mut running = pay(&one, "k-1").start().await;
     gate.arrived(1).await;

@@ -2,16 +2,15 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use serde_json::Value;
 use testbed::{
     client::{TestRequest, TestResponse, post},
-    process::{GatewayProcess, run},
+    process::GatewayProcess,
     upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::{task::JoinSet, time::timeout};
 
 use super::common::start_two;
-use crate::support::{BIN, assert_refused};
+use crate::support::{assert_refused, run_ibid};
 use crate::{
     keys::{self, TestStore},
     presets::shipped_config,
@@ -140,10 +139,10 @@ async fn of_duplicates_at_both_one_runs(case: &PresetCase, upstream: &TestUpstre
 async fn assert_record_shown(case: &PresetCase, gateway: &GatewayProcess) {
     let file = gateway.dir().join("ibid.toml");
     let file = file.to_str().expect("a plain path");
-    let shown = run(BIN, &["keys", "show", "--key", case.keys[0], "--json", "--config", file], &[]).await;
-    let said = String::from_utf8_lossy(&shown.stderr);
-    assert!(shown.status.success() && said.is_empty(), "{said}");
-    let record: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    let shown = run_ibid(&["keys", "show", "--key", case.keys[0], "--json", "--config", file], &[]).await;
+    let said = &shown.stderr;
+    assert!(shown.code == Some(0) && said.is_empty(), "{said}");
+    let record = shown.json();
     assert_eq!((&record["state"], &record["status"], &record["attempt"]), (&"done".into(), &201.into(), &1.into()));
     assert_eq!(record["endpoint"], case.endpoint, "{record}");
     assert_eq!(record["response"]["body"]["text"], r#"{"id":1,"run":1}"#, "{record}");

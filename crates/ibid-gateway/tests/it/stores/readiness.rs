@@ -48,7 +48,7 @@ async fn assert_readiness_follows(gateway: &GatewayProcess, refuse: impl AsyncFn
 }
 
 async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
-    start_gateway(&format!("[store]\n{store}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n"), &upstream).await
+    start_gateway(&format!("[store]\n{store}\nlocal_cache = \"0\"\ntimeout = \"1s\"\n"), upstream).await
 }
 
 #[tokio::test]

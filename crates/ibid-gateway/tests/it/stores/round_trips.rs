@@ -9,7 +9,7 @@ use testbed::{
     FaultProxy, TestPostgres, TestRedis,
     client::{TestRequest, post},
     process::GatewayProcess,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    upstream::TestUpstream,
 };
 use tokio::time::sleep;
 
@@ -53,8 +53,7 @@ async fn least_cost<const N: usize>(
         }
     };
     for round in 0..ROUNDS {
-        let gate = ReplyGate::new();
-        upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+        let gate = upstream.gate("/pay");
         wait_until_quiet(&now).await;
         let (before, request) = (now(), pay(gateway.addr(), &format!("k-{round}")));
         let mut running = request.start().await;
@@ -86,7 +85,7 @@ async fn wait_until_quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
 
 async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
     let config = format!("[store]\n{store}\ntimeout = \"5s\"\n[policy]\npreset = \"ietf\"\n");
-    start_gateway(&config, &upstream).await
+    start_gateway(&config, upstream).await
 }
 
 #[tokio::test]
@@ -128,8 +127,7 @@ async fn assert_tiered_cost(table: impl FnOnce(&str, &str) -> String) {
     assert_eq!((cost.claim, cost.answer[1], cost.background, cost.replay), ([1, 1], 1, [1, 1], [1, 0]), "{cost:?}");
 
     // What Redis is told is told behind the answer: it comes without Redis, and in full.
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let mut running = pay(gateway.addr(), "cut").start().await;
     gate.arrived(1).await;
     links[0].cut();

@@ -2,10 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use testbed::{
-    process::GatewayProcess,
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
-};
+use testbed::{process::GatewayProcess, upstream::TestUpstream};
 use tokio::time::{sleep, timeout};
 
 use super::common::{pay, start_two};
@@ -39,8 +36,7 @@ async fn assert_waiters_notified(place: TestStore) {
 
 /// How long those at the second gateway waited, from when they came.
 async fn wait_duration(upstream: &TestUpstream, [one, other]: [&GatewayProcess; 2], key: &str) -> Duration {
-    let gate = ReplyGate::new();
-    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gate = upstream.gate("/pay");
     let mut running = pay(one, key).start().await;
     gate.arrived(1).await;
     let came = Instant::now();

@@ -1,9 +1,11 @@
 use std::{
     fs::{self, File},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
+use serde_json::Value;
 use tempfile::TempDir;
+use testbed::process::run;
 
 use super::{BIN, until};
 
@@ -60,4 +62,42 @@ impl Drop for IbidProcess {
             eprintln!("--- it printed ---\n{}\n---", self.printed());
         }
     }
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub(crate) struct CommandResult {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl CommandResult {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.stdout.clone()).expect("text")
+    }
+
+    /// All that it printed.
+    pub(crate) fn all(&self) -> String {
+        self.text() + &self.stderr
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|why| panic!("{why}: {self:?}"))
+    }
+
+    /// The value beside a name in what `ibid keys show` prints.
+    #[track_caller]
+    pub(crate) fn field(&self, name: &str) -> String {
+        let text = self.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name:<13}  ")));
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).to_owned()
+    }
+}
+
+/// Runs a command of the binary to its end.
+pub(crate) async fn run_ibid(args: &[&str], env: &[(&str, &str)]) -> CommandResult {
+    let Output { status, stdout, stderr } = run(BIN, args, env).await;
+    CommandResult { code: status.code(), stdout, stderr: String::from_utf8(stderr).expect("text") }
 }

@@ -71,6 +71,12 @@ impl InProcessGateway {
 pub(crate) async fn start_in_process(
     config: &str, upstream: &TestUpstream, store: Arc<dyn Store>, observer: Arc<dyn Observer>,
 ) -> serve::RunningGateway {
+    start_on_opened_store(config, upstream, OpenedStore::plain(store), observer).await
+}
+
+pub(crate) async fn start_on_opened_store(
+    config: &str, upstream: &TestUpstream, store: OpenedStore, observer: Arc<dyn Observer>,
+) -> serve::RunningGateway {
     let args = ServeArgs {
         listen: Some("127.0.0.1:0".into()),
         admin: Some("127.0.0.1:0".into()),
@@ -80,14 +86,8 @@ pub(crate) async fn start_in_process(
     };
     let settings =
         GatewaySettings::from_text(config, None, &args, &Env::from_pairs(&[])).expect("a valid configuration");
-    serve::RunningGateway::start(
-        settings,
-        args,
-        OpenedStore::plain(store),
-        MetricsObserver::with_shared_observer(observer),
-    )
-    .await
-    .expect("the gateway starts")
+    let observer = MetricsObserver::with_shared_observer(observer);
+    serve::RunningGateway::start(settings, args, store, observer).await.expect("the gateway starts")
 }
 
 pub(crate) async fn entries(store: &SharedFailingStore) -> Vec<ClaimOutcome> {

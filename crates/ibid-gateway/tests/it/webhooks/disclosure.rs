@@ -1,12 +1,9 @@
 //! What operators and senders are shown of a route for webhooks, and what nobody is.
 
-use testbed::{
-    client,
-    process::{self, ProcessSignal},
-};
+use testbed::{client, process::ProcessSignal};
 
 use super::common::{OTHER_SECRET, SECRET, SENDERS, SignedDelivery, WebhookSender, now, routes};
-use crate::support::{BIN, TestGateway};
+use crate::support::{TestGateway, run_ibid};
 
 /// What must be nowhere: the secrets, as they are written and as they are used.
 const SECRETS: [&str; 4] = [
@@ -27,9 +24,8 @@ async fn check(config: &str) -> (Option<i32>, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("upstream = \"http://127.0.0.1:3000\"\n{config}")).unwrap();
     let env = [("HOOK_SECRET", SECRET), ("OTHER_SECRET", OTHER_SECRET)];
-    let output = process::run(BIN, &["check", file.path().to_str().unwrap()], &env).await;
-    let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-    (output.status.code(), text)
+    let output = run_ibid(&["check", file.path().to_str().unwrap()], &env).await;
+    (output.code, output.all())
 }
 
 #[tokio::test]

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use testbed::{
     client::{self, RawClient},
-    process::{self, ProcessSignal},
+    process::ProcessSignal,
 };
 
 use super::common::{OTHER_SECRET, SENDERS, SignedDelivery, WebhookSender, hook_secrets, now, routes};
-use crate::support::{BIN, TestGateway, assert_ran, assert_refused};
+use crate::support::{TestGateway, assert_ran, assert_refused, run_ibid};
 
 /// What is forged, and the delivery with its headers.
 type ForgedDelivery = (&'static str, SignedDelivery, Vec<(&'static str, String)>);
@@ -98,8 +98,8 @@ async fn a_forged_delivery_is_nowhere_in_the_store() {
     assert!(written() > before, "a genuine one is");
     bench.gateway.signal(ProcessSignal::Term);
     bench.gateway.wait_exit(Duration::from_secs(10)).await;
-    let dump = process::run(BIN, &["store", "dump", log.to_str().unwrap()], &[]).await;
-    let dump = String::from_utf8(dump.stdout).unwrap();
+    let dump = run_ibid(&["store", "dump", log.to_str().unwrap()], &[]).await;
+    let dump = dump.text();
     assert_eq!(dump.lines().filter(|line| line.contains("/hooks/")).count(), 1, "{dump}");
 }
 

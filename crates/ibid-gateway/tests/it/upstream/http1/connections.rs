@@ -73,15 +73,7 @@ async fn at_the_bound_a_claimed_request_replaces_an_old_connection() {
 
 #[tokio::test]
 async fn idle_connections_are_closed_after_the_idle_timeout() {
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let server = serve(move |mut s, _| {
-        let tell = tell.clone();
-        async move {
-            while read_request(&mut s).await.is_some() && answer(&mut s, OK).await {}
-            tell.send(()).unwrap();
-        }
-    })
-    .await;
+    let (server, mut told) = start_telling_ends().await;
     let up = new_upstream_with(
         &server.url("http"),
         UpstreamSettings { idle_timeout: Duration::from_millis(100), ..UpstreamSettings::default() },
@@ -94,15 +86,7 @@ async fn idle_connections_are_closed_after_the_idle_timeout() {
 
 #[tokio::test]
 async fn dropping_the_upstream_closes_its_connections() {
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let server = serve(move |mut s, _| {
-        let tell = tell.clone();
-        async move {
-            while read_request(&mut s).await.is_some() && answer(&mut s, OK).await {}
-            tell.send(()).unwrap();
-        }
-    })
-    .await;
+    let (server, mut told) = start_telling_ends().await;
     let up = new_upstream(&server.url("http"));
     read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     drop(up);
@@ -291,4 +275,18 @@ async fn a_dropped_send_frees_its_place_while_the_upstream_is_stuck() {
         _ = told.recv() => {}
     }
     read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap();
+}
+
+/// Answers every request, and tells when a connection has ended.
+async fn start_telling_ends() -> (Server, mpsc::UnboundedReceiver<()>) {
+    let (tell, told) = mpsc::unbounded_channel();
+    let server = serve(move |mut s, _| {
+        let tell = tell.clone();
+        async move {
+            while read_request(&mut s).await.is_some() && answer(&mut s, OK).await {}
+            tell.send(()).unwrap();
+        }
+    })
+    .await;
+    (server, told)
 }
