@@ -317,7 +317,7 @@ async fn client(key: u8, engines: Vec<Engine>, seen: Arc<SimulationLog>, dice: A
         let gateway = dice.below(2) as usize;
         let ask = ClaimRequest { token: dice.token(), ..claim_request(key) };
         let operation = SimulatedOperation { key, gateway, log: seen.clone(), random: dice.clone() };
-        let answer = match engines[gateway].execute(&policy, ask, operation).await {
+        let answer = match engines[gateway].execute(policy.terms(), ask, operation).await {
             Decision::Replay(finished, _) => Some(finished.record),
             Decision::Ran(
                 record,
