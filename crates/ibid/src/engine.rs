@@ -1,7 +1,7 @@
 //! Claims, runs and settles one request. Start with [`Engine::execute`].
 //!
 //! The engine knows no HTTP, no gRPC and no database. It runs an [`Operation`] and decides by the store's replies and
-//! the [`Policy`].
+//! the [`Policy`](crate::Policy).
 //!
 //! Invariant: **record first, then answer.** A caller never sees the end of an answer that is not recorded, and a
 //! holder that lost its claim returns the recorded answer, never its own response.

@@ -8,7 +8,7 @@
 //! The rule for everything else: if an app could read two requests differently, their fingerprints differ.
 //!
 //! The rules have a version, which is stored with each fingerprint. A stored fingerprint of an older version is
-//! compared by computing the request's fingerprint under that version: see [`Fingerprint::compare`] and [`v1`].
+//! compared by computing the request's fingerprint under that version: see [`Fingerprint::compare`] and the module `v1`.
 
 use http::{HeaderMap, HeaderName, Method, Uri, header};
 use sha2::{Digest, Sha256};

@@ -76,7 +76,7 @@ pub struct RequestReport<'a> {
     /// What the request got.
     pub outcome: RequestOutcome,
     /// The HTTP status, or 1000 plus the gRPC code (see
-    /// [`GrpcStatusCode::outline`](crate::grpc::GrpcStatusCode::outline)).
+    /// [`GrpcStatusCode::summary_status`](crate::grpc::GrpcStatusCode::summary_status)).
     pub status: u16,
     /// The number of the run, from 1, if the request ran.
     pub attempt: Option<u32>,
