@@ -6,7 +6,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ibid::{
-    NoopObserver,
+    observe::NoopObserver,
     store::{ClaimOutcome, Lease, SettleOutcome, Store},
 };
 use ibid_stores::{StoreConfig, StoreOptions};

@@ -17,8 +17,8 @@ use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ibid::{
-    RefusalFormat,
     http::{App, RequestBody},
+    policy::RefusalFormat,
 };
 use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},

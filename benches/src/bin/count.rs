@@ -19,8 +19,10 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use ibid::{
-    CheckedPolicy, CompletedAnswer, Decision, Engine, Ibid, NoopObserver, Operation, Policy, RunOutcome, Scope,
+    CheckedPolicy, Decision, Engine, Ibid, Operation, Policy, RunOutcome, Scope,
+    engine::CompletedAnswer,
     http::{IbidService, RequestBody},
+    observe::NoopObserver,
     store::{ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, RecordSummary, Tags},
 };
 use ibid_bench::wire::json_body;

@@ -75,7 +75,7 @@ impl ClientKey {
 
     /// The header value: the bare key if it parses back to the same key, else a quoted string.
     pub(crate) fn header(&self) -> HeaderValue {
-        let bare = ibid::extract_key(self.0.as_bytes()).is_ok_and(|read| read == self.0);
+        let bare = ibid::key::extract_key(self.0.as_bytes()).is_ok_and(|read| read == self.0);
         let sent =
             if bare { self.0.clone() } else { format!("\"{}\"", self.0.replace('\\', "\\\\").replace('"', "\\\"")) };
         HeaderValue::try_from(sent).expect("visible ASCII")
@@ -83,8 +83,8 @@ impl ClientKey {
 
     /// Parses the key header that the caller has set.
     pub(crate) fn from_header(value: &HeaderValue) -> Result<ClientKey, InvalidKey> {
-        let read =
-            ibid::extract_key(value.as_bytes()).map_err(|_| InvalidKey { reason: "in the request cannot be read" })?;
+        let read = ibid::key::extract_key(value.as_bytes())
+            .map_err(|_| InvalidKey { reason: "in the request cannot be read" })?;
         ClientKey::new(read)
     }
 }
@@ -106,7 +106,7 @@ impl KeyGenerator {
             KeyGenerator::UuidV7 => Ok(ClientKey(uuid_v7(now))),
             KeyGenerator::Operation { user, operation, resource } => {
                 let key = ClientKey::new(format!("{user}:{operation}:{resource}:{}", unix_millis(now)))?;
-                match ibid::KeyFormat::Operation.check(key.as_str()) {
+                match ibid::key::KeyFormat::Operation.check(key.as_str()) {
                     Ok(()) => Ok(key),
                     Err(_) => Err(InvalidKey { reason: "has an empty part, or a part with a colon in it" }),
                 }
@@ -150,10 +150,10 @@ mod tests {
     #[test]
     fn each_mint_makes_what_it_says() {
         let mint = |mint: &KeyGenerator| mint.generate(at(1_704_067_200_000)).unwrap();
-        assert!(ibid::KeyFormat::Uuid4.check(mint(&KeyGenerator::UuidV4).as_str()).is_ok());
+        assert!(ibid::key::KeyFormat::Uuid4.check(mint(&KeyGenerator::UuidV4).as_str()).is_ok());
         let seven = mint(&KeyGenerator::UuidV7);
         assert!(seven.as_str().starts_with("018cc251-f400-7"), "{}", seven.as_str());
-        assert!(ibid::KeyFormat::Uuid.check(seven.as_str()).is_ok(), "{}", seven.as_str());
+        assert!(ibid::key::KeyFormat::Uuid.check(seven.as_str()).is_ok(), "{}", seven.as_str());
         assert!(matches!(seven.as_str().as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
         assert_ne!(seven, mint(&KeyGenerator::UuidV7));
         let named =

@@ -3,7 +3,7 @@
 //! The `type` of every refusal points to its section of this page. The contract contains what clients need, and nothing
 //! about the upstream, the store or the operators' labels.
 
-use ibid::{PolicyMode, RefusalReason, grpc::GrpcStatusCode, http::Protocol};
+use ibid::{RefusalReason, grpc::GrpcStatusCode, http::Protocol, policy::PolicyMode};
 use ibid_tools::describe::is_possible;
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ fn grpc_methods<'a>(routes: &'a RouteTable, route: &RouteEntry) -> Vec<&'a str> 
 
 fn route_json(route: &RouteEntry, calls: &[&str]) -> Value {
     let policy = &route.policy;
-    let headers = |headers: &[(http::HeaderName, ibid::HeaderTemplate)]| {
+    let headers = |headers: &[(http::HeaderName, ibid::policy::HeaderTemplate)]| {
         let headers = headers.iter().map(|(name, value)| (describe::header(name), Value::from(value.to_string())));
         Value::Object(headers.collect())
     };

@@ -102,7 +102,7 @@ pub(crate) fn as_millis(duration: Duration) -> u64 {
 
 /// RFC 3339, capped at the year 9999.
 pub(crate) fn format_date(ms: u64) -> String {
-    ibid::rfc3339(ms.min(MAX_DATE_MS))
+    ibid::time::rfc3339(ms.min(MAX_DATE_MS))
 }
 
 /// `2026-11-15 08:00:00`, from RFC 3339.

@@ -13,7 +13,10 @@ use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, HeaderValue, header};
-use ibid::{Refusal, RefusalReason, TokenClaims, TokenVerification};
+use ibid::{
+    Refusal, RefusalReason,
+    scope::{TokenClaims, TokenVerification},
+};
 use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 

@@ -19,8 +19,8 @@ use std::{
 };
 
 use ibid::{
-    EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport, grpc::GrpcStatusCode,
-    http::current_request_id, mask,
+    Observer, RefusalReason, RequestOutcome, RequestReport, grpc::GrpcStatusCode, http::current_request_id, mask,
+    observe::EngineEvent,
 };
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
@@ -166,7 +166,7 @@ impl LogObserver {
 }
 
 impl Observer for LogObserver {
-    fn answered(&self, request: &RequestReport<'_>) {
+    fn on_request(&self, request: &RequestReport<'_>) {
         use RequestOutcome::{Degraded, Keyless, Refused, Unknown};
         let code = GrpcStatusCode::from_summary_status(request.status);
         macro_rules! line {

@@ -16,7 +16,9 @@ use std::{
 };
 
 use ibid::{
-    EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport, ShadowOutcome, StoreCall, store::EntryCounts,
+    Observer, RefusalReason, RequestOutcome, RequestReport,
+    observe::{EngineEvent, ShadowOutcome, StoreCall},
+    store::EntryCounts,
 };
 use serde_json::{Value, json};
 
@@ -248,7 +250,7 @@ impl Metrics {
 }
 
 impl Observer for Metrics {
-    fn answered(&self, request: &RequestReport<'_>) {
+    fn on_request(&self, request: &RequestReport<'_>) {
         self.requests.get_or_insert(request.route).increment(request.outcome);
         // Without an address the request never reached the store, and a keyless request has only started.
         if request.address.is_none() {
@@ -267,7 +269,7 @@ impl Observer for Metrics {
         }
     }
 
-    fn asked(&self, call: StoreCall, took: Duration) {
+    fn on_store_call(&self, call: StoreCall, took: Duration) {
         self.counters.local().store[call as usize].observe(took);
     }
 
@@ -303,16 +305,16 @@ impl MetricsObserver {
 }
 
 impl Observer for MetricsObserver {
-    fn answered(&self, request: &RequestReport<'_>) {
-        self.metrics.answered(request);
+    fn on_request(&self, request: &RequestReport<'_>) {
+        self.metrics.on_request(request);
         self.shadow.on_request(request);
         self.refusals.on_request(request);
-        self.next.answered(request);
+        self.next.on_request(request);
     }
 
-    fn asked(&self, call: StoreCall, took: Duration) {
-        self.metrics.asked(call, took);
-        self.next.asked(call, took);
+    fn on_store_call(&self, call: StoreCall, took: Duration) {
+        self.metrics.on_store_call(call, took);
+        self.next.on_store_call(call, took);
     }
 
     fn on_event(&self, notice: &EngineEvent<'_>) {

@@ -15,11 +15,13 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
-    Refusal, RefusalFormat, RefusalReason, TrustedProxies,
+    Refusal, RefusalReason,
     http::{
         App, AppCall, AppError, DispatchOutcome, Protocol, RequestBody, ResponseBody, plain_response, refusal_response,
         sent_request_id,
     },
+    policy::RefusalFormat,
+    scope::TrustedProxies,
 };
 use tokio::sync::OwnedSemaphorePermit;
 

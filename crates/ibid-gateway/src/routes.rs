@@ -7,9 +7,10 @@ use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
 
 use http::{HeaderMap, HeaderName, Method};
 use ibid::{
-    CheckedPolicy, Policy, PolicyMode, RefusalFormat,
+    CheckedPolicy, Policy,
     grpc::UnaryMethods,
     http::{Protocol, Route as Guard, key_headers},
+    policy::{PolicyMode, RefusalFormat},
 };
 
 use self::pattern::PathComparison;

@@ -21,11 +21,12 @@ use hyper_util::{
     server::conn::auto,
 };
 use ibid::{
-    Ibid, Refusal, RefusalFormat, RefusalReason,
+    Ibid, Refusal, RefusalReason,
     http::{
         PeerConnection, Protocol, RequestSender, ResponseBody, catch_panic, plain_response, refusal_response,
         sent_request_id,
     },
+    policy::RefusalFormat,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -82,7 +83,7 @@ struct ServerState {
     live: Arc<LiveConfig>,
     ibid: Ibid,
     limits: LimitSettings,
-    trusted_proxies: ibid::TrustedProxies,
+    trusted_proxies: ibid::scope::TrustedProxies,
     tracer: Option<Tracer>,
     is_secure: bool,
     /// Becomes true at shutdown.

@@ -8,8 +8,9 @@ use std::{
 
 use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
 use ibid::{
-    PolicyMode, Refusal, RefusalFormat, RefusalReason, grpc,
+    Refusal, RefusalReason, grpc,
     http::{Protocol, RouteMatch, carries_key, key_headers, match_uncovered},
+    policy::{PolicyMode, RefusalFormat},
 };
 
 use crate::{

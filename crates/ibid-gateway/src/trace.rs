@@ -23,7 +23,12 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, Request, Response};
-use ibid::{EngineEvent, Observer, RequestOutcome, RequestReport, StoreCall, http::PollHook, store::ClaimToken};
+use ibid::{
+    Observer, RequestOutcome, RequestReport,
+    http::PollHook,
+    observe::{EngineEvent, StoreCall},
+    store::ClaimToken,
+};
 use parking_lot::Mutex;
 
 pub(crate) use self::export::OtlpExporter;
@@ -240,7 +245,7 @@ impl Drop for RequestSpan {
 pub struct TraceObserver(pub Arc<dyn Observer>);
 
 impl Observer for TraceObserver {
-    fn answered(&self, request: &RequestReport<'_>) {
+    fn on_request(&self, request: &RequestReport<'_>) {
         CURRENT.with_borrow(|current| {
             let Some(RequestTrace(traced)) = current else { return };
             let mut noted = traced.details.lock();
@@ -254,17 +259,17 @@ impl Observer for TraceObserver {
                 run.took = Some(request.run_took.max(run.took.unwrap_or_default()));
             }
         });
-        self.0.answered(request);
+        self.0.on_request(request);
     }
 
-    fn asked(&self, call: StoreCall, took: Duration) {
+    fn on_store_call(&self, call: StoreCall, took: Duration) {
         CURRENT.with_borrow(|current| {
             let Some(RequestTrace(traced)) = current else { return };
             let now = Instant::now();
             let began = now.checked_sub(took).unwrap_or(now);
             traced.tracer.submit(traced.child_span(traced.context.child(), call.name(), began, took));
         });
-        self.0.asked(call, took);
+        self.0.on_store_call(call, took);
     }
 
     fn on_event(&self, notice: &EngineEvent<'_>) {

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use ibid::Quota;
+use ibid::quota::Quota;
 use parking_lot::Mutex;
 
 use crate::{

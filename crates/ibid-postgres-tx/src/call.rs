@@ -1,7 +1,9 @@
 //! The identity of an operation that runs once.
 
 use ibid::{
-    AddressSecret, IdempotencyKey, LabelKeyDisplay, OnMismatch, Policy, Scope, mask,
+    IdempotencyKey, Policy, Scope, mask,
+    policy::{LabelKeyDisplay, OnMismatch},
+    scope::AddressSecret,
     store::{Address, Fingerprint},
 };
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use ibid::{
-    CompletedAnswer,
+    engine::CompletedAnswer,
     http::{HandlerClaim, NotRememberedError},
     store::{Address, ClaimToken, Fence},
 };

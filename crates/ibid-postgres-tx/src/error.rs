@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid::{InvalidSetting, KeyError};
+use ibid::{key::KeyError, policy::InvalidSetting};
 
 use crate::driver::DriverError;
 

@@ -18,8 +18,11 @@ use bytes::Bytes;
 use data_encoding::HEXLOWER;
 use http::{Response, header};
 use ibid::{
-    FingerprintComparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
+    Policy,
+    fingerprint::FingerprintComparison,
     http::completed_answer_of,
+    policy::{OnConcurrent, OnMismatch, OnUnknown},
+    record::{Record, RecordBody},
     store::{Address, ClaimToken, Fence, Fingerprint, key_hash, with_jitter},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};

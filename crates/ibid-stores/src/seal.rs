@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use ibid::{NoopObserver, store::{Memory, Store}};
+//! use ibid::{observe::NoopObserver, store::{Memory, Store}};
 //! use ibid_stores::seal::{SealKey, SealOptions, SealedStore, Sealer};
 //!
 //! let key = SealKey::new("2026-11", [7; 32]).unwrap();
@@ -28,7 +28,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid::{
-    EngineEvent, Observer, mask,
+    Observer, mask,
+    observe::EngineEvent,
     store::{
         Address, ClaimOutcome, ClaimRequest, CompletedEntry, EntryCounts, EntryFilter, EntryInfo, EntryPage, ErrorKind,
         Fence, Fingerprint, Guarantees, Holder, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin,
@@ -211,7 +212,7 @@ fn split_label(mut opened: Bytes) -> Option<(Tags, Bytes)> {
 }
 
 /// Encrypts journal files, because they contain complete answers.
-impl ibid::JournalSeal for Sealer {
+impl ibid::journal::JournalSeal for Sealer {
     fn seal(&self, at: &Address, plain: &[u8]) -> Bytes {
         self.seal(&journal_data(at), plain)
     }

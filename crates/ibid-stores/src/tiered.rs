@@ -72,7 +72,8 @@ use std::{
 };
 
 use ibid::{
-    EngineEvent, Observer,
+    Observer,
+    observe::EngineEvent,
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Guarantees, Lease, SettleOutcome, Store, StoreAdmin,
         StoreError, StoreFuture, SweepResult,

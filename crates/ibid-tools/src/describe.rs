@@ -4,9 +4,13 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode};
 use ibid::{
-    HeaderTemplate, KeyFormat, KeyPolicy, KeySource, LabelKeyDisplay, OnMismatch, OnStoreDown, OnUnknown, Policy,
-    PolicyMode, RefusalReason, ResolveProbe, ScopePart,
+    Policy, RefusalReason,
     grpc::GrpcStatusCode,
+    key::{KeyFormat, KeySource},
+    policy::{
+        HeaderTemplate, KeyPolicy, LabelKeyDisplay, OnMismatch, OnStoreDown, OnUnknown, PolicyMode, ResolveProbe,
+    },
+    scope::ScopePart,
     webhook::{DEFAULT_TOLERANCE, WebhookVerifier},
 };
 

@@ -9,7 +9,9 @@ use std::{
 
 use bytes::Bytes;
 use ibid::{
-    CompletedAnswer, Decision, Engine, Operation, Policy, Quota, QuotaLimit, RunOutcome,
+    Decision, Engine, Operation, Policy, RunOutcome,
+    engine::CompletedAnswer,
+    quota::{Quota, QuotaLimit},
     store::{Address, ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, Store as _, Tags},
 };
 

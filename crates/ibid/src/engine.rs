@@ -120,7 +120,7 @@ pub enum OnRollback {
 pub struct CompletedAnswer {
     /// Whether the answer is a failure.
     pub failed: bool,
-    /// The encoded [`crate::Record`].
+    /// The encoded [`crate::record::Record`].
     pub record: Bytes,
     /// The columns that operators query.
     pub summary: RecordSummary,
@@ -400,7 +400,7 @@ impl Engine {
         let limit = left.min(holder.takeover_in.max(Duration::from_millis(1)));
         let sent = Instant::now();
         let waited = self.store.wait(&ask.address, holder.fence, limit).await;
-        self.observer.asked(StoreCall::Wait, sent.elapsed());
+        self.observer.on_store_call(StoreCall::Wait, sent.elapsed());
         if let Err(error) = waited {
             self.report_store_failure("wait", &error);
             sleep(limit.min(Duration::from_millis(50))).await;
@@ -414,7 +414,7 @@ impl Engine {
         loop {
             asked += 1;
             let answer = self.store.claim(ask).await;
-            self.observer.asked(StoreCall::Claim, sent.elapsed());
+            self.observer.on_store_call(StoreCall::Claim, sent.elapsed());
             match answer {
                 Err(error) => {
                     self.report_store_failure("claim", &error);

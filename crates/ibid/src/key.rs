@@ -8,9 +8,9 @@
 //! Each key therefore has one spelling and one address.
 //!
 //! ```
-//! use ibid::{KeyFormat, mask};
+//! use ibid::{key::KeyFormat, mask};
 //!
-//! let key = ibid::extract_key(b"\"550e8400-e29b-41d4-a716-446655440000\"").unwrap();
+//! let key = ibid::key::extract_key(b"\"550e8400-e29b-41d4-a716-446655440000\"").unwrap();
 //! assert!(KeyFormat::Uuid4.check(&key).is_ok());
 //! assert_eq!(mask(&key), "550e****0000");
 //! ```

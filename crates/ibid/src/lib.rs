@@ -23,56 +23,38 @@
 //! verifies webhook deliveries, and [`inbox`] deduplicates events from message brokers.
 
 pub use self::{
-    engine::{
-        BeginOutcome, Claimant, ClaimedRun, CompletedAnswer, Decision, Engine, OnRollback, Operation, ProbeOutcome,
-        RunOutcome, ShadowClaim, ShadowResult, ShadowRunOutcome, StoredAs, UnknownCause,
-    },
-    fingerprint::{FingerprintComparison, JsonPointer, JsonPointerError, PartDigests},
+    engine::{Claimant, Decision, Engine, Operation, RunOutcome},
     http::{Ibid, IbidLayer},
-    journal::{Journal, JournalSeal},
-    key::{
-        IdempotencyKey, KeyError, KeyFormat, KeyFormatPattern, KeySource, derive_key, extract_key, generate_key,
-        is_valid_key, mask,
-    },
-    label::LabelText,
-    observe::{EngineEvent, NoopObserver, Observer, RequestOutcome, RequestReport, ShadowOutcome, StoreCall},
-    policy::{
-        CheckedPolicy, FingerprintPart, HeaderTemplate, InvalidPolicy, InvalidSetting, KeyPolicy, LabelKeyDisplay,
-        LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy, PolicyMode, RefusalFormat, Remember,
-        ResolveProbe, ResponseEnvelope, StatusRange, Terms, presets,
-    },
-    quota::{Quota, QuotaLimit},
-    record::{Record, RecordBody, RecordError},
+    key::{IdempotencyKey, derive_key, generate_key, mask},
+    observe::{Observer, RequestOutcome, RequestReport},
+    policy::{CheckedPolicy, InvalidPolicy, Policy, presets},
     refusal::{Refusal, RefusalReason},
     run::{RunError, RunKey, RunResult, run},
-    running::{RunSlot, RunningOperations},
-    scope::{AddressSecret, Credentials, Scope, ScopeInput, ScopePart, TokenClaims, TokenVerification, TrustedProxies},
-    settle_queue::SettleQueue,
-    time::rfc3339,
+    scope::Scope,
 };
 
 #[doc(hidden)]
 pub mod compression;
-mod engine;
-mod fingerprint;
+pub mod engine;
+pub mod fingerprint;
 pub mod grpc;
 pub mod http;
 pub mod inbox;
-mod journal;
-mod key;
-mod label;
-mod observe;
-mod policy;
+pub mod journal;
+pub mod key;
+pub mod label;
+pub mod observe;
+pub mod policy;
 mod protocol;
-mod quota;
-mod record;
+pub mod quota;
+pub mod record;
 mod refusal;
 mod run;
-mod running;
-mod scope;
-mod settle_queue;
+pub mod running;
+pub mod scope;
+pub mod settle_queue;
 pub mod store;
-mod time;
+pub mod time;
 pub mod webhook;
 mod wire;
 

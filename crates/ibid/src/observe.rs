@@ -14,10 +14,10 @@ use crate::{
 /// Receives reports. Methods are called on the request's path: they must not block and should not allocate.
 pub trait Observer: Send + Sync + 'static {
     /// Called when a covered request was answered.
-    fn answered(&self, _request: &RequestReport<'_>) {}
+    fn on_request(&self, _request: &RequestReport<'_>) {}
 
     /// Called after each attempt at a store call, successful or not, with its duration.
-    fn asked(&self, _call: StoreCall, _took: Duration) {}
+    fn on_store_call(&self, _call: StoreCall, _took: Duration) {}
 
     /// Called for events that operators may want to know about.
     fn on_event(&self, _event: &EngineEvent<'_>) {}

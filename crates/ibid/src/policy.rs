@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use ibid::{OnConcurrent, Policy};
+//! use ibid::{Policy, policy::OnConcurrent};
 //!
 //! let mut policy = Policy::ietf();
 //! policy.ttl = Duration::from_secs(72 * 3600);

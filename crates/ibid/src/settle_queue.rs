@@ -163,7 +163,7 @@ impl SettleQueueState {
     async fn settle(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let sent = Instant::now();
         let answer = self.store.settle(lease, end).await;
-        self.observer.asked(StoreCall::Settle, sent.elapsed());
+        self.observer.on_store_call(StoreCall::Settle, sent.elapsed());
         answer
     }
 

@@ -167,7 +167,7 @@ pub struct CompletedEntry {
     pub fingerprint: Fingerprint,
     /// Whether the remembered answer is a failure.
     pub failed: bool,
-    /// The encoded answer, see [`crate::Record`].
+    /// The encoded answer, see [`crate::record::Record`].
     pub record: Bytes,
     /// How long the answer is still remembered.
     pub expires_in: Duration,
@@ -180,7 +180,7 @@ pub enum Settlement {
     Complete {
         /// Whether the answer is a failure.
         failed: bool,
-        /// The encoded answer, see [`crate::Record`].
+        /// The encoded answer, see [`crate::record::Record`].
         record: Bytes,
         /// The columns that operators query.
         summary: RecordSummary,

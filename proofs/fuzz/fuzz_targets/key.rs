@@ -2,7 +2,7 @@
 //! written.
 #![no_main]
 
-use ibid::extract_key;
+use ibid::key::extract_key;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|value: &[u8]| {

@@ -5,7 +5,7 @@
 #![no_main]
 
 use bytes::Bytes;
-use ibid::Record;
+use ibid::record::Record;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

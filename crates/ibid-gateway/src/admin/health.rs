@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ibid::{Ibid, StoreCall, store::Guarantees};
+use ibid::{Ibid, observe::StoreCall, store::Guarantees};
 use ibid_stores::StoreRole;
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ impl StoreHealth {
             [authority] => (None, authority),
             _ => unreachable!("a gateway has one store, or two"),
         };
-        engine.observer().asked(StoreCall::Get, authority.took);
+        engine.observer().on_store_call(StoreCall::Get, authority.took);
         let can_claim = match front {
             _ if authority.claims => Works::Full,
             Some(front) if front.role == StoreRole::Front && front.claims => Works::FrontOnly,

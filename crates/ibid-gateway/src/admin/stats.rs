@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use ibid::{
-    LabelText, PolicyMode, RefusalReason,
+    RefusalReason,
+    label::LabelText,
+    policy::PolicyMode,
     store::{Address, EntryCounts, EntryFilter, ListCursor},
 };
 use ibid_stores::StoreRole;

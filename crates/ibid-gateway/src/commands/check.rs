@@ -3,7 +3,7 @@
 
 use std::{io, path::PathBuf};
 
-use ibid::Credentials;
+use ibid::scope::Credentials;
 
 use ibid_tools::{
     CommandError,

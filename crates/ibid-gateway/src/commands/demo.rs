@@ -18,7 +18,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ibid::{EngineEvent, Observer, RequestOutcome, RequestReport, generate_key, rfc3339};
+use ibid::{Observer, RequestOutcome, RequestReport, generate_key, observe::EngineEvent, time::rfc3339};
 use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
 use serde_json::Value;
@@ -104,7 +104,7 @@ struct TerminalObserver {
 }
 
 impl Observer for TerminalObserver {
-    fn answered(&self, request: &RequestReport<'_>) {
+    fn on_request(&self, request: &RequestReport<'_>) {
         let (word, colour) = match request.outcome {
             RequestOutcome::Executed => ("EXECUTED", 32),
             RequestOutcome::Replayed => ("REPLAYED", 36),

@@ -6,7 +6,8 @@ use std::{
 };
 
 use ibid::{
-    EngineEvent, Observer,
+    Observer,
+    observe::EngineEvent,
     store::{Address, ErrorKind, Store},
 };
 use ibid_stores::{OpenedStore, StoreUrl, seal::Sealer};

@@ -10,8 +10,9 @@ use std::{
 };
 
 use ibid::{
-    Ibid, Journal, Observer,
+    Ibid, Observer,
     http::Cors,
+    journal::Journal,
     store::{Address, Store},
 };
 use ibid_stores::{OpenedStore, ProcessLock};

@@ -5,9 +5,14 @@ use std::{net::SocketAddr, sync::LazyLock, time::Duration};
 
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
-    FingerprintPart, HeaderTemplate, InvalidSetting, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent,
-    OnMismatch, OnStoreDown, OnUnknown, PolicyMode, RefusalFormat, RefusalReason, Remember, ResolveProbe,
-    ResponseEnvelope, ScopePart,
+    RefusalReason,
+    fingerprint::JsonPointer,
+    key::{KeyFormat, KeySource},
+    policy::{
+        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
+        OnUnknown, PolicyMode, RefusalFormat, Remember, ResolveProbe, ResponseEnvelope,
+    },
+    scope::ScopePart,
     webhook::{SignatureEncoding, SignedContent},
 };
 use toml::Value;

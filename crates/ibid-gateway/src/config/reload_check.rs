@@ -4,7 +4,13 @@
 //! again. So for every old route and method, this compares every new route that now handles some of its requests.
 
 use http::Method;
-use ibid::{KeyFormat, OnMismatch, Policy, PolicyMode, ScopePart, http::Protocol};
+use ibid::{
+    Policy,
+    http::Protocol,
+    key::KeyFormat,
+    policy::{OnMismatch, PolicyMode},
+    scope::ScopePart,
+};
 
 use ibid_tools::format::format_duration;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use data_encoding::BASE64;
-use ibid::AddressSecret;
+use ibid::scope::AddressSecret;
 use ibid_stores::seal::{SealKey, SealOptions, Sealer};
 
 use super::{args::config_path, env::Env, error::ConfigError, raw, read_table, secret::Secret, store::StoreSelection};

@@ -4,7 +4,10 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use ibid::{Credentials, QuotaLimit, TrustedProxies};
+use ibid::{
+    quota::QuotaLimit,
+    scope::{Credentials, TrustedProxies},
+};
 use ibid_stores::seal::Sealer;
 
 use super::{

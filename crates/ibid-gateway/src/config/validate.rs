@@ -6,7 +6,10 @@ use std::{
 };
 
 use http::HeaderName;
-use ibid::{Credentials, TrustedProxies, grpc::UnaryMethods};
+use ibid::{
+    grpc::UnaryMethods,
+    scope::{Credentials, TrustedProxies},
+};
 
 use super::{
     collector::Collector,

@@ -4,11 +4,16 @@ use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
-    FingerprintPart, HeaderTemplate, InvalidSetting, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent,
-    OnMismatch, OnStoreDown, OnUnknown, PolicyMode, QuotaLimit, RefusalFormat, ResolveProbe, ResponseEnvelope,
-    ScopePart, StatusRange,
+    fingerprint::JsonPointer,
     grpc::GrpcStatusCode,
+    key::{KeyFormat, KeySource},
+    policy::{
+        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
+        OnUnknown, PolicyMode, RefusalFormat, ResolveProbe, ResponseEnvelope, StatusRange,
+    },
     presets,
+    quota::QuotaLimit,
+    scope::ScopePart,
     webhook::{SignatureEncoding, SignedContent},
 };
 use ibid_tools::format::{self, ALLOWED_DURATION, MAX_DURATION};

@@ -1,7 +1,11 @@
 //! Finds probable mistakes, and facts that a reader of the configuration should know.
 
 use http::Method;
-use ibid::{OnConcurrent, PolicyMode, ScopePart, http::Protocol};
+use ibid::{
+    http::Protocol,
+    policy::{OnConcurrent, PolicyMode},
+    scope::ScopePart,
+};
 
 use ibid_tools::{
     describe,

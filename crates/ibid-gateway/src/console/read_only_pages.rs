@@ -1,7 +1,7 @@
 //! Pages without actions: policies, the store, the audit trail, and the shadow report.
 
 use askama::Template;
-use ibid::{StoreCall, store::EntryCounts};
+use ibid::{observe::StoreCall, store::EntryCounts};
 use ibid_stores::StoreRole;
 
 use super::{

@@ -1,7 +1,7 @@
 //! One record in full: its fields, answer, timeline, refusals and audit entries.
 
 use askama::Template;
-use ibid::{PartDigests, RefusalReason, store::Address};
+use ibid::{RefusalReason, fingerprint::PartDigests, store::Address};
 
 use super::{
     page::{PageShell, filters},

@@ -1,10 +1,12 @@
 //! Describes policy settings in words for API clients.
 
 use ibid::{
-    FingerprintPart, KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, Remember, ScopePart,
-    StatusRange,
+    Policy, RefusalReason,
     grpc::{CallOutcome, GrpcStatusCode},
     http::Protocol,
+    key::KeySource,
+    policy::{FingerprintPart, OnConcurrent, OnMismatch, OnUnknown, Remember, StatusRange},
+    scope::ScopePart,
     webhook::{WebhookScheme, WebhookVerifier},
 };
 
@@ -187,7 +189,7 @@ pub(super) fn unknown(policy: &Policy) -> &'static str {
 }
 
 /// A header's value, with placeholders explained.
-pub(super) fn header_value(value: &ibid::HeaderTemplate) -> String {
+pub(super) fn header_value(value: &ibid::policy::HeaderTemplate) -> String {
     let value = value.to_string().replace("{request_id}", "(yours, or a new one)");
     value.replace("{original_time}", "(when it was first answered)")
 }

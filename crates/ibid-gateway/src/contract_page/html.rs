@@ -1,7 +1,12 @@
 //! The contract as a self-contained HTML page, without scripts, in the reader's light or dark mode.
 
 use askama::Template;
-use ibid::{KeySource, Policy, PolicyMode, RefusalFormat, RefusalReason, http::Protocol};
+use ibid::{
+    Policy, RefusalReason,
+    http::Protocol,
+    key::KeySource,
+    policy::{PolicyMode, RefusalFormat},
+};
 
 use ibid_tools::describe::is_possible;
 

@@ -232,13 +232,13 @@ fn rounded_json(value: f64) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use ibid::{EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport};
+    use ibid::{Observer, RefusalReason, RequestOutcome, RequestReport, observe::EngineEvent};
 
     use super::*;
 
     fn tell(metrics: &Metrics, outcome: RequestOutcome, times: u32) {
         for _ in 0..times {
-            metrics.answered(&RequestReport {
+            metrics.on_request(&RequestReport {
                 route: "POST /a",
                 method: "POST",
                 path: "/a",

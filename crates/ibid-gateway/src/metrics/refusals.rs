@@ -5,7 +5,9 @@
 
 use std::{collections::VecDeque, net::IpAddr};
 
-use ibid::{PartDigests, RefusalReason, RequestOutcome, RequestReport, ShadowOutcome, store::Address};
+use ibid::{
+    RefusalReason, RequestOutcome, RequestReport, fingerprint::PartDigests, observe::ShadowOutcome, store::Address,
+};
 use parking_lot::Mutex;
 
 use crate::format::now_ms;

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use ibid::{RefusalReason, RequestOutcome, RequestReport, ShadowOutcome};
+use ibid::{RefusalReason, RequestOutcome, RequestReport, observe::ShadowOutcome};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 

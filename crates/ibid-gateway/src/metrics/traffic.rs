@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid::{RefusalReason, RequestOutcome, ShadowOutcome};
+use ibid::{RefusalReason, RequestOutcome, observe::ShadowOutcome};
 
 use super::{Metrics, sharded::HistogramSnapshot};
 
@@ -164,7 +164,7 @@ mod tests {
     use super::{super::all_outcomes, *};
 
     fn tell(metrics: &Metrics, route: &str, outcome: RequestOutcome) {
-        metrics.answered(&RequestReport {
+        metrics.on_request(&RequestReport {
             route,
             method: "POST",
             path: "/",

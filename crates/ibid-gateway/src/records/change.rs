@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
-    Record, RecordBody,
+    record::{Record, RecordBody},
     store::{ClaimOutcome, ErrorKind, Fence, RecordSummary, SettleOutcome, Settlement, Store, StoreError},
 };
 use ibid_stores::seal::is_sealed;

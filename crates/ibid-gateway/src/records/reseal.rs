@@ -142,7 +142,7 @@ mod tests {
         let store = Arc::new(DelayedStore::new(Memory::default()));
         let key = |id: &str, byte| SealKey::new(id, [byte; 32]).unwrap();
         let sealing = Sealer::new(key("old", 1), Vec::new(), &[9; 32], SealOptions::default());
-        let sealed = SealedStore::new(store.clone(), sealing.clone(), Arc::new(ibid::NoopObserver));
+        let sealed = SealedStore::new(store.clone(), sealing.clone(), Arc::new(ibid::observe::NoopObserver));
         for at in 0..entries {
             let ask = ClaimRequest {
                 address: Address([at; 32]),

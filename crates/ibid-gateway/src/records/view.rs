@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use data_encoding::HEXLOWER;
 use ibid::{
-    LabelText, Record, RecordBody, mask,
+    label::LabelText,
+    mask,
+    record::{Record, RecordBody},
     store::{ClaimOutcome, EntryInfo, EntryState, Fingerprint},
 };
 use ibid_stores::seal::sealing_key_id;

@@ -20,8 +20,8 @@ use tokio::{
 use super::span_context::SpanContext;
 use crate::{
     config::{Collector, TraceSettings},
-    watch::LiveConfig,
     outbound::OutboundClient,
+    watch::LiveConfig,
 };
 
 /// Spans in the queue; more are dropped.

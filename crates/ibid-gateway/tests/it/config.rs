@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use http::{Method, StatusCode};
 use ibid::{
-    FingerprintPart, KeyFormat, KeySource, OnConcurrent, OnUnknown, Policy, PolicyMode, RefusalReason, Remember,
-    ScopePart,
+    Policy, RefusalReason,
+    key::{KeyFormat, KeySource},
+    policy::{FingerprintPart, OnConcurrent, OnUnknown, PolicyMode, Remember},
+    scope::ScopePart,
 };
 use ibid_gateway::config::{
     ConfigError, Env, GatewaySettings, LogFormat, LogLevel, Role, ServeArgs, forgotten_answers, shortened_ttls,

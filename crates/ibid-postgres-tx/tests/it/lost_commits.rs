@@ -153,7 +153,7 @@ async fn a_commit_that_cannot_be_looked_up_is_in_doubt_and_the_next_call_finds_i
     let TxOutcome::Replayed(record) = pay::<D>(&pool).task.await.unwrap().unwrap() else {
         panic!("it had been committed")
     };
-    assert_eq!(record.body, ibid::RecordBody::Whole("run 1".into()));
+    assert_eq!(record.body, ibid::record::RecordBody::Whole("run 1".into()));
     assert_eq!((scene.effects(), scene.remembered_answers()), (1, 1));
 }
 

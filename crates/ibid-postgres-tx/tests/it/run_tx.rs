@@ -11,7 +11,11 @@ use std::{
 use bytes::Bytes;
 use http::StatusCode;
 use ibid::{
-    Credentials, Ibid, KeyFormat, OnMismatch, Policy, Record, RecordBody, Scope, ScopeInput, ScopePart, TrustedProxies,
+    Ibid, Policy, Scope,
+    key::KeyFormat,
+    policy::OnMismatch,
+    record::{Record, RecordBody},
+    scope::{Credentials, ScopeInput, ScopePart, TrustedProxies},
     store::{ClaimOutcome, ClaimRequest, ClaimToken, EntryState, Fingerprint, RecordSummary, Settlement, Store, Tags},
 };
 use ibid_postgres_tx::{IdempotentCall, TxError, TxOutcome};

@@ -7,7 +7,10 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::BodyExt as _;
 use ibid::{
-    Credentials, Ibid, OnMismatch, Policy, Record, RecordBody, Scope, ScopeInput, ScopePart, TrustedProxies,
+    Ibid, Policy, Scope,
+    policy::OnMismatch,
+    record::{Record, RecordBody},
+    scope::{Credentials, ScopeInput, ScopePart, TrustedProxies},
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, SettleOutcome, Settlement,
         Store, Tags,
@@ -119,7 +122,8 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
     {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    let identity = ibid::TokenVerification(Ok(ibid::TokenClaims([("sub".to_owned(), "s-7".to_owned())].into())));
+    let identity =
+        ibid::scope::TokenVerification(Ok(ibid::scope::TokenClaims([("sub".to_owned(), "s-7".to_owned())].into())));
     let caller = ScopeInput {
         method: &Method::POST,
         uri: &Uri::from_static("/pay"),

@@ -4,7 +4,11 @@ use std::{future::Future, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use ibid::{OnConcurrent, OnUnknown, Policy, Scope, store::Store};
+use ibid::{
+    Policy, Scope,
+    policy::{OnConcurrent, OnUnknown},
+    store::Store,
+};
 use ibid_postgres_tx::{IdempotentCall, Tx, TxError, TxFuture, TxOutcome, TxPool, run_tx};
 use ibid_stores::{
     RemoteOptions,

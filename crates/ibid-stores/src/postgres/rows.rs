@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
-    Record, RecordBody,
+    record::{Record, RecordBody},
     store::{
         ClaimOutcome, ClaimRequest, CompletedEntry, EntryInfo, EntryState, ErrorKind, Fence, Fingerprint, Holder,
         Lease, RecordSummary, SettleOutcome, Settlement, StoreError, Tags,

@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use ibid::{
-    EngineEvent,
+    observe::EngineEvent,
     store::{Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError},
 };
 use tokio::{

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::{
-    EngineEvent,
+    observe::EngineEvent,
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fence, Fingerprint, Lease, SettleOutcome,
         StoreError, Tags,

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::{
-    EngineEvent,
+    observe::EngineEvent,
     store::{
         ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Lease, RecordSummary, SettleOutcome,
         Settlement, StoreError,

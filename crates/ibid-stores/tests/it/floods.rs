@@ -8,7 +8,9 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use ibid::{
-    CompletedAnswer, Decision, Engine, Operation, Policy, Quota, QuotaLimit, RefusalReason, RunOutcome,
+    Decision, Engine, Operation, Policy, RefusalReason, RunOutcome,
+    engine::CompletedAnswer,
+    quota::{Quota, QuotaLimit},
     store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, MemoryLimits, Store, Tags},
 };
 use ibid_stores::{

@@ -10,8 +10,8 @@ use std::{
 
 use futures_util::future::join_all;
 use ibid::{
-    NoopObserver,
     inbox::{HandleError, HandleOutcome, Inbox, InboxEvent},
+    observe::NoopObserver,
     store::{ClaimToken, Store},
 };
 use ibid_stores::{StoreConfig, StoreOptions, local_cache::MAX_UNCONFIRMED_AGE};

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::{
-    EngineEvent, NoopObserver, Observer,
+    Observer,
+    observe::{EngineEvent, NoopObserver},
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fence, Fingerprint, Lease, Memory, RecordSummary,
         SettleOutcome, Settlement, Store, Tags,

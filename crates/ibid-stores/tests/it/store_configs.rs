@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::{
-    NoopObserver,
+    observe::NoopObserver,
     store::{ClaimToken, Store},
 };
 use ibid_stores::{StoreConfig, StoreOptions};

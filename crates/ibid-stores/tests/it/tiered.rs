@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::{
-    EngineEvent, NoopObserver, Observer,
+    Observer,
+    observe::{EngineEvent, NoopObserver},
     store::{ClaimOutcome, Memory, Store},
 };
 use ibid_stores::{

@@ -4,7 +4,13 @@
 //! `ietf` and `stripe` describe third-party servers: a check is required only where the draft, or Stripe's
 //! documentation, requires it; the others are advice.
 
-use ibid::{KeyFormat, KeySource, OnConcurrent, Policy, ResponseEnvelope, ScopePart, presets::PRESET_NAMES};
+use ibid::{
+    Policy,
+    key::{KeyFormat, KeySource},
+    policy::{OnConcurrent, ResponseEnvelope},
+    presets::PRESET_NAMES,
+    scope::ScopePart,
+};
 
 use crate::describe;
 

@@ -12,7 +12,12 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri, header};
-use ibid::{FingerprintPart, HeaderTemplate, KeyFormat, Policy, RefusalReason, ResponseEnvelope, store::Fingerprint};
+use ibid::{
+    Policy, RefusalReason,
+    key::KeyFormat,
+    policy::{FingerprintPart, HeaderTemplate, ResponseEnvelope},
+    store::Fingerprint,
+};
 use rustls::ClientConfig;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use http::Method;
-use ibid::{Policy, PolicyMode};
+use ibid::{Policy, policy::PolicyMode};
 
 use super::{
     CoveringRoute, FindRoute, components,

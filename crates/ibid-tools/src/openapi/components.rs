@@ -3,7 +3,12 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderName, header};
-use ibid::{KeyFormat, KeySource, Policy, RefusalFormat, RefusalReason, ResponseEnvelope, ScopePart};
+use ibid::{
+    Policy, RefusalReason,
+    key::{KeyFormat, KeySource},
+    policy::{RefusalFormat, ResponseEnvelope},
+    scope::ScopePart,
+};
 
 use super::new_value::{NewValue, new_reference, object};
 use crate::describe::{self, is_possible};

@@ -1,6 +1,6 @@
 //! Tests of the insertions: styles of YAML and JSON, existing content, coverage by routes.
 
-use ibid::PolicyMode;
+use ibid::policy::PolicyMode;
 
 use super::*;
 
@@ -155,11 +155,11 @@ fn the_pattern_of_a_key_admits_what_the_gateway_takes() {
     let pattern = regex_lite::Regex::new(pattern).unwrap();
     for key in ["k-1", "550e8400", "a:b", "a\\b", "\"a,b\"", "\"a;b\"", "\"a\\\"b\"", "~", "!"] {
         assert!(pattern.is_match(key), "{key}");
-        assert!(ibid::extract_key(key.as_bytes()).is_ok(), "{key}");
+        assert!(ibid::key::extract_key(key.as_bytes()).is_ok(), "{key}");
     }
     for key in ["a,b", "a;b", "a;p=1", "a\"b", "\"a", "a b", "", "\"\"", "\"a\\b\"", "\u{e9}", "a, b", "\"a\", \"b\""] {
         assert!(!pattern.is_match(key), "{key}");
-        assert!(ibid::extract_key(key.as_bytes()).is_err(), "{key}");
+        assert!(ibid::key::extract_key(key.as_bytes()).is_err(), "{key}");
     }
 }
 

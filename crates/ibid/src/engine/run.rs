@@ -114,7 +114,7 @@ impl Engine {
     async fn extend(&self, lease: &Lease, policy: &Terms) -> HeartbeatOutcome {
         let sent = Instant::now();
         let answer = self.store.extend(lease, policy.lease).await;
-        self.observer.asked(StoreCall::Extend, sent.elapsed());
+        self.observer.on_store_call(StoreCall::Extend, sent.elapsed());
         match answer {
             Ok(SettleOutcome::Applied) => HeartbeatOutcome::Extended,
             Ok(SettleOutcome::Restored) => {
@@ -240,7 +240,7 @@ impl Engine {
         loop {
             asked += 1;
             let answer = self.store.settle(lease, end).await;
-            self.observer.asked(StoreCall::Settle, sent.elapsed());
+            self.observer.on_store_call(StoreCall::Settle, sent.elapsed());
             match answer {
                 Ok(held) => {
                     if held == SettleOutcome::Restored {

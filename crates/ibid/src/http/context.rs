@@ -211,7 +211,7 @@ impl RequestContext {
 
     pub(super) fn report(&self, shared: &LayerState, outcome: RequestOutcome, status: u16) {
         let (run_took, attempt) = self.run.get().copied().unwrap_or_default();
-        shared.engine.observer().answered(&RequestReport {
+        shared.engine.observer().on_request(&RequestReport {
             route: &self.route.name,
             method: self.method.as_str(),
             path: self.uri.path(),

@@ -10,8 +10,10 @@ use std::{
 
 use bytes::Bytes;
 use ibid::{
-    Claimant, CompletedAnswer, Decision, Engine, EngineEvent, Journal, Observer, OnRollback, Operation, Policy,
-    ProbeOutcome, Refusal, RefusalReason, RunOutcome, Scope, StoredAs, UnknownCause,
+    Claimant, Decision, Engine, Observer, Operation, Policy, Refusal, RefusalReason, RunOutcome, Scope,
+    engine::{CompletedAnswer, OnRollback, ProbeOutcome, StoredAs, UnknownCause},
+    journal::Journal,
+    observe::EngineEvent,
     store::{
         ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, SettleOutcome, Settlement, Store,
         Tags,

@@ -10,8 +10,11 @@ use common::{
     EngineFixture, TestOperation, assert_refused, assert_replay, claim_request, claim_request_for, complete, expect_ran,
 };
 use ibid::{
-    Decision, Journal, OnConcurrent, OnRollback, OnStoreDown, OnUnknown, Policy, PolicyMode, ProbeOutcome,
-    RefusalReason, RequestOutcome, Scope, ShadowOutcome, ShadowResult, ShadowRunOutcome, StoredAs, UnknownCause,
+    Decision, Policy, RefusalReason, RequestOutcome, Scope,
+    engine::{OnRollback, ProbeOutcome, ShadowResult, ShadowRunOutcome, StoredAs, UnknownCause},
+    journal::Journal,
+    observe::ShadowOutcome,
+    policy::{OnConcurrent, OnStoreDown, OnUnknown, PolicyMode},
     store::{Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Fingerprint, Memory, Store},
 };
 use ibid_testkit::wrappers::{CallFilter, DelayedStore, FailingStore};

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, sync::atomic::Ordering::SeqCst, time::Duration};
 
-use ibid::{Journal, Policy, RefusalReason, store::ClaimOutcome, store::Store};
+use ibid::{Policy, RefusalReason, journal::Journal, store::ClaimOutcome, store::Store};
 use tokio::time::sleep;
 
 use super::common::{EngineFixture, TestOperation, assert_refused, assert_replay, claim_request};

@@ -3,7 +3,11 @@
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use bytes::Bytes;
-use ibid::{OnConcurrent, OnUnknown, Policy, PolicyMode, RefusalReason, grpc::GrpcStatusCode};
+use ibid::{
+    Policy, RefusalReason,
+    grpc::GrpcStatusCode,
+    policy::{OnConcurrent, OnUnknown, PolicyMode},
+};
 use testbed::grpc::{frame_message, message};
 
 use super::common::{GrpcLayerShop, with_changes, within};

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf, BufMut, Bytes};
 use http_body_util::BodyExt;
-use ibid::{Ibid, OnConcurrent, Policy, grpc::UnaryMethods, store::Memory};
+use ibid::{Ibid, Policy, grpc::UnaryMethods, policy::OnConcurrent, store::Memory};
 use testbed::grpc::message;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tonic::{

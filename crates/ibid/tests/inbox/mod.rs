@@ -9,8 +9,8 @@ use std::{
 };
 
 use ibid::{
-    OnUnknown,
     inbox::{BrokerReply, HandleError, HandleOutcome, Inbox, InboxEvent},
+    policy::OnUnknown,
     store::{Memory, Store},
 };
 use tokio::time::{advance, sleep};

@@ -8,9 +8,11 @@ use std::sync::{
 use axum::{Router, body::Body};
 use http::{HeaderName, Method, Request, Response, StatusCode, Version, request::Parts};
 use ibid::{
-    EngineEvent, Ibid, Observer, Policy, PolicyMode,
+    Ibid, Observer, Policy,
     grpc::UnaryMethods,
     http::{IbidLayer, Protocol, Route, RouteMatch, Routing},
+    observe::EngineEvent,
+    policy::PolicyMode,
     store::Memory,
     webhook::WebhookScheme,
 };

@@ -16,8 +16,10 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use ibid::{
-    Ibid, LabelText, Observer, OnConcurrent, Policy, PolicyMode, RequestReport,
+    Ibid, Observer, Policy, RequestReport,
     http::PeerAddress,
+    label::LabelText,
+    policy::{OnConcurrent, PolicyMode},
     store::{
         ClaimOutcome, ClaimRequest, ClaimToken, EntryFilter, Fingerprint, ListCursor, Memory, RecordSummary,
         SettleOutcome, Settlement, Store, Tags,
@@ -366,7 +368,8 @@ async fn what_an_older_version_recorded_is_compared_by_its_rules() {
 #[tokio::test]
 async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_the_fingerprint() {
     let mut policy = Policy::ietf();
-    (policy.on_mismatch, policy.fingerprint) = (ibid::OnMismatch::New, vec![ibid::FingerprintPart::Path]);
+    (policy.on_mismatch, policy.fingerprint) =
+        (ibid::policy::OnMismatch::New, vec![ibid::policy::FingerprintPart::Path]);
     let (router, _, _) = app(policy.clone());
     let print = |version, path: &'static str| {
         let uri = Uri::from_static(path);
@@ -397,7 +400,7 @@ async fn forget_running(store: &dyn Store) {
 /// operator forgets every key that is running.
 async fn in_shadow_mode(path: &str, forgets: bool) -> [StatusCode; 2] {
     let mut policy = Policy::ietf();
-    policy.mode = ibid::PolicyMode::Shadow;
+    policy.mode = ibid::policy::PolicyMode::Shadow;
     let ibid = Ibid::new(Arc::new(Memory::default()));
     let store = ibid.engine().store().clone();
     let handler = move |status: StatusCode| {
@@ -438,7 +441,7 @@ async fn in_shadow_mode_the_client_gets_what_the_app_says_whatever_becomes_of_th
 struct RequestReports(Mutex<Vec<(String, String, String)>>);
 
 impl Observer for RequestReports {
-    fn answered(&self, request: &RequestReport<'_>) {
+    fn on_request(&self, request: &RequestReport<'_>) {
         let peer = request.client_address.map(|peer| peer.to_string()).unwrap_or_default();
         self.0.lock().push((request.key.into(), peer, request.request_id.into()));
     }

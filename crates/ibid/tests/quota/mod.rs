@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::{
-    Decision, Engine, Operation, Policy, Quota, QuotaLimit, RefusalReason, RunOutcome,
+    Decision, Engine, Operation, Policy, RefusalReason, RunOutcome,
+    quota::{Quota, QuotaLimit},
     store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, Store as _, Tags},
 };
 
@@ -20,7 +21,7 @@ impl Operation for QuotaPayment {
 
     async fn run(&mut self, _: Option<&Lease>) -> RunOutcome<()> {
         let record = bytes::Bytes::from_static(b"paid");
-        RunOutcome::Complete((), ibid::CompletedAnswer { failed: false, record, summary: Default::default() })
+        RunOutcome::Complete((), ibid::engine::CompletedAnswer { failed: false, record, summary: Default::default() })
     }
 }
 

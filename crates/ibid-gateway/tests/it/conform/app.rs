@@ -195,7 +195,7 @@ impl ConformAppState {
         if keys.next().is_some() && !faults.takes_first_key {
             return problem(400, "two keys");
         }
-        let key = match ibid::extract_key(key.as_bytes()) {
+        let key = match ibid::key::extract_key(key.as_bytes()) {
             Ok(_) if faults.ignores_keys => "the same".into(),
             Ok(key) if key.len() <= if faults.takes_short_keys { 100 } else { 255 } => key,
             _ if faults.refuses_in_plain_text => {

@@ -49,7 +49,7 @@ impl ConsoleGateway {
             "{CONFIG}[admin]\naudit = {audit:?}\ntoken = {ADMIN:?}\n\
              tokens = [{{ role = \"viewer\", token = {VIEWER:?} }}, {{ role = \"user\", user = \"user-1\", token = {USER:?} }}]\n"
         );
-        let gateway = start_in_process(&config, &upstream, store.clone(), Arc::new(ibid::NoopObserver)).await;
+        let gateway = start_in_process(&config, &upstream, store.clone(), Arc::new(ibid::observe::NoopObserver)).await;
         ConsoleGateway { gateway, store, upstream, _folder: folder }
     }
 

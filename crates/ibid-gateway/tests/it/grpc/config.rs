@@ -1,6 +1,6 @@
 //! gRPC in the configuration: what is allowed, what is told, what a change forgets.
 
-use ibid::{KeySource, http::Protocol};
+use ibid::{http::Protocol, key::KeySource};
 use ibid_gateway::{
     commands::check::{CheckArgs, run},
     config::{Env, GatewaySettings, ServeArgs},

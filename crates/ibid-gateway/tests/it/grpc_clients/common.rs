@@ -55,7 +55,7 @@ pub(super) enum GrpcProtection {
 pub(super) struct InProgressCounter(AtomicUsize);
 
 impl Observer for InProgressCounter {
-    fn answered(&self, request: &RequestReport<'_>) {
+    fn on_request(&self, request: &RequestReport<'_>) {
         if request.outcome == RequestOutcome::Refused(RefusalReason::InProgress) {
             self.0.fetch_add(1, SeqCst);
         }

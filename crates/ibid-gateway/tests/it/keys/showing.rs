@@ -8,7 +8,7 @@ use super::{
 /// `2026-11-15T08:00:00.000Z`, and not long ago.
 #[track_caller]
 fn assert_recent(date: &str) {
-    let now = ibid::rfc3339(
+    let now = ibid::time::rfc3339(
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_millis() as u64,
     );
     assert!(date.len() == now.len() && date <= now.as_str() && date[..8] == now[..8], "{date} is not before {now}");

@@ -6,7 +6,8 @@ use std::{
 };
 
 use ibid::{
-    EngineEvent, Observer,
+    Observer,
+    observe::EngineEvent,
     store::{Address, ErrorKind, StoreError},
 };
 use ibid_gateway::logs::LogObserver;

@@ -160,8 +160,8 @@ async fn start_misbehaving(upstream: &TestUpstream, answers: u32) -> (serve::Run
     let store = Arc::new(FailingStore::new(DelayedStore::new(Memory::default())));
     let key = |id: &str| SealKey::new(id, key_bytes(id)).unwrap();
     let sealing = Sealer::new(key("old"), Vec::new(), &key_bytes(SECRET), SealOptions::default());
-    let sealed = SealedStore::new(store.clone(), sealing.clone(), Arc::new(ibid::NoopObserver));
-    let observer = Arc::new(ibid::NoopObserver);
+    let sealed = SealedStore::new(store.clone(), sealing.clone(), Arc::new(ibid::observe::NoopObserver));
+    let observer = Arc::new(ibid::observe::NoopObserver);
     let gateway = start_on_opened_store(WHO, upstream, OpenedStore::sealed(sealed), observer).await;
     for nth in 0..answers {
         assert_ran(&pay_at(gateway.address(), &format!("key-{nth}")).send().await);

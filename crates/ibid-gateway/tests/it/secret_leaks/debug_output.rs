@@ -1,7 +1,7 @@
 //! What a panic, or a careless line of log, would show of values that hold a secret: their `Debug`.
 
 use ibid::{
-    AddressSecret,
+    scope::AddressSecret,
     store::{Address, Store as _},
 };
 use ibid_gateway::{

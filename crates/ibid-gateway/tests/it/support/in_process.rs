@@ -9,7 +9,8 @@ use std::{
 };
 
 use ibid::{
-    EngineEvent, Observer,
+    Observer,
+    observe::EngineEvent,
     store::{ClaimOutcome, EntryFilter, ListCursor, Memory, Store},
 };
 use ibid_gateway::{

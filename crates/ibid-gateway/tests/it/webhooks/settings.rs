@@ -1,7 +1,11 @@
 //! Which settings a route for webhooks may have, and what each mistake is told.
 
 use ibid::{
-    KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, ScopePart, presets::WEBHOOK_PRESET_NAMES,
+    Policy, RefusalReason,
+    key::KeySource,
+    policy::{OnConcurrent, OnMismatch, OnUnknown},
+    presets::WEBHOOK_PRESET_NAMES,
+    scope::ScopePart,
 };
 use ibid_gateway::config::{ConfigError, Env, GatewaySettings, ServeArgs, forgotten_answers};
 

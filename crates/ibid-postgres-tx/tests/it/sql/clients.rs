@@ -7,7 +7,8 @@ use std::{
 };
 
 use ibid::{
-    Record, RecordBody, Scope,
+    Scope,
+    record::{Record, RecordBody},
     store::{ClaimOutcome, Store as _},
 };
 use tokio::{process::Command, time::timeout};

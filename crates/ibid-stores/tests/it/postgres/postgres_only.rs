@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use ibid::{
-    Record, RecordBody,
+    record::{Record, RecordBody},
     store::{ClaimOutcome, ClaimRequest, EntryState, SettleOutcome, Store},
 };
 use testbed::TestPostgres;

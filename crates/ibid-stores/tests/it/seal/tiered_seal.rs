@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ibid::{
-    NoopObserver,
+    observe::NoopObserver,
     store::{ErrorKind, Memory, SettleOutcome, Store},
 };
 use ibid_stores::{

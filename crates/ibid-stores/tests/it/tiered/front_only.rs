@@ -1,7 +1,9 @@
 //! Claims that run on the first store alone, and their way to the last one.
 
 use ibid::{
-    CompletedAnswer, Decision, Engine, Journal, Operation, Policy, RunOutcome, StoredAs,
+    Decision, Engine, Operation, Policy, RunOutcome,
+    engine::{CompletedAnswer, StoredAs},
+    journal::Journal,
     store::{ClaimRequest, ErrorKind, Lease, RecordSummary, SettleOutcome, Settlement},
 };
 use ibid_testkit::wrappers::CallFilter;

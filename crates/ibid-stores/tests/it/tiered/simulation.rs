@@ -9,8 +9,9 @@ use std::{collections::HashMap, sync::atomic::AtomicU64};
 
 use bytes::Bytes;
 use ibid::{
-    CompletedAnswer, Decision, Engine, OnConcurrent, OnUnknown, Operation, Policy, Refusal, RefusalReason, RunOutcome,
-    StoredAs, UnknownCause,
+    Decision, Engine, Operation, Policy, Refusal, RefusalReason, RunOutcome,
+    engine::{CompletedAnswer, StoredAs, UnknownCause},
+    policy::{OnConcurrent, OnUnknown},
     store::{
         Address, ClaimRequest, ClaimToken, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, Fingerprint,
         Guarantees, Lease, ListCursor, RecordSummary, SettleOutcome, Settlement, StoreAdmin, StoreError, StoreFuture,

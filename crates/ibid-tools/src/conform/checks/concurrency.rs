@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ibid::{OnConcurrent, RefusalReason};
+use ibid::{RefusalReason, policy::OnConcurrent};
 
 use super::{
     super::{

@@ -1,6 +1,6 @@
 //! Checks of the key's format, and of requests without a key.
 
-use ibid::{KeyFormat, RefusalReason};
+use ibid::{RefusalReason, key::KeyFormat};
 
 use super::{
     super::{

@@ -1,6 +1,10 @@
 //! Checks with the same key on another request, or from another caller.
 
-use ibid::{FingerprintPart, OnMismatch, RefusalReason, ScopePart};
+use ibid::{
+    RefusalReason,
+    policy::{FingerprintPart, OnMismatch},
+    scope::ScopePart,
+};
 
 use super::{
     super::{request::RawRequest, session::ConformSession},

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{Response, header};
-use ibid::RefusalFormat;
+use ibid::policy::RefusalFormat;
 use serde_json::Value;
 
 use super::super::{request::header_of, session::ConformSession};
