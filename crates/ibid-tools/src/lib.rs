@@ -1,5 +1,5 @@
 //! The tools beside the gateway: [`conform`] checks any server with idempotency keys, [`openapi`] annotates an OpenAPI
-//! document. Both describe a policy to people, as the gateway does; [`describe`] and [`format`] are that text.
+//! document. Both describe a policy to people, as the gateway does; [`describe`] and [`mod@format`] are that text.
 
 #![allow(missing_docs, reason = "a part of the binary: its items are documented where the name does not say enough")]
 

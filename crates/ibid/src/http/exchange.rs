@@ -46,6 +46,7 @@ pub(super) struct KeyedHead {
 }
 
 /// The result of [`begin`].
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum BegunExchange<B, RB> {
     /// The client gets this response.
     Respond(Response<ResponseBody<RB>>),

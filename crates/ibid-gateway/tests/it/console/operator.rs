@@ -50,6 +50,13 @@ async fn resolve_record(browser: &ConsoleBrowser, scene: &ConsoleGateway) {
     browser.wait_for_text("7d").await;
     assert_eq!(scene.pay("lost", UNKNOWN_KEY, 1).send().await.status, 409, "nothing was changed");
 
+    // The form has a hidden step that commits; the step of the button counts.
+    browser.click_text("Change something").await;
+    browser.wait_for_element("#reason").await;
+    assert_eq!(scene.pay("lost", UNKNOWN_KEY, 1).send().await.status, 409, "nothing was changed");
+    browser.click_text("Review").await;
+    browser.wait_for_text("Nothing has been changed yet").await;
+
     browser.click_text("It happened: resolve").await;
     browser.wait_for_text("Resolved: every retry with this key gets this answer from now on.").await;
     let page = browser.text().await;
