@@ -58,9 +58,13 @@ mod tests {
             (86_400_000, "24h"),
         ] {
             assert_eq!(format_duration(Duration::from_millis(millis)), text);
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)));
         }
         for (bytes, text) in [(0, "0"), (1000, "1000"), (1024, "1KiB"), (1 << 20, "1MiB"), (3 << 30, "3GiB")] {
             assert_eq!(format_size(bytes), text);
+        }
+        for wrong in ["", "5", "m", "-5m", "5 m", "5w", "1.5h", "99999999999999999999s"] {
+            assert_eq!(parse_duration(wrong), None, "{wrong}");
         }
     }
 }

@@ -150,9 +150,11 @@ fn start(args: &TimingArgs, app: &TimingApp, folder: &tempfile::TempDir, config:
     let config = format!("{config}[policy]\nlease = \"10m\"\ntimeout = \"10m\"\n");
     std::fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
     let (file, upstream) = (file.display().to_string(), format!("http://{}", app.addr()));
-    let flags = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--upstream", &upstream, "--config", &file];
+    let journal = folder.path().join("journal").display().to_string();
+    let flags = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--journal", &journal, "--upstream", &upstream];
+    let flags: Vec<String> = flags.into_iter().chain(["--config", &file]).map(str::to_owned).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|why| why.to_string())?;
-    runtime.block_on(ServerChild::start(&args.ibid_bin, &flags.map(str::to_owned)))
+    runtime.block_on(ServerChild::start(&args.ibid_bin, &flags))
 }
 
 /// Prints a row. Whether it is as it should be.
