@@ -108,7 +108,7 @@ async fn a_release_that_the_store_could_not_take_is_told_until_it_does() {
 async fn a_failing_heartbeat_neither_cancels_nor_repeats_the_operation() {
     let upstream = TestUpstream::start().await;
     let gate = upstream.gate("/pay");
-    let here = InProcessGateway::start("[policy]\nlease = \"300ms\"", &upstream).await;
+    let here = InProcessGateway::start("[policy]\nlease = \"1s\"", &upstream).await;
     here.store.fail(CallFilter::Extend, ErrorKind::NotApplied);
     let mut running = here.pay("k-1").start().await;
     gate.arrived(1).await;
