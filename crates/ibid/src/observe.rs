@@ -122,7 +122,7 @@ pub enum RequestOutcome {
 pub enum ShadowOutcome {
     /// The stored answer.
     Replay,
-    /// A refusal.
+    /// The refusal with this reason.
     Refusal(RefusalReason),
 }
 

@@ -161,7 +161,7 @@ pub enum FingerprintPart {
 /// What a key gets that was used with another fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnMismatch {
-    /// A refusal.
+    /// The refusal `key-reused`.
     Reject,
     /// An entry of its own: the fingerprint becomes part of the address.
     New,
@@ -172,7 +172,7 @@ pub enum OnMismatch {
 /// What a duplicate of a running request gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConcurrent {
-    /// A refusal.
+    /// The refusal `in-progress`.
     Reject,
     /// The response, after waiting for it.
     Wait,
@@ -190,7 +190,7 @@ pub enum OnUnknown {
 /// What a request gets while the store is down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnStoreDown {
-    /// A refusal.
+    /// The refusal `store-unavailable`.
     Closed,
     /// An unprotected run; the response says so.
     Open,

@@ -39,7 +39,8 @@ const MAX_UNCOUNTED_RESPONSE_BYTES: u64 = 4 << 10;
 
 /// A request with a key, and the routes that may cover it.
 pub(super) struct KeyedHead {
-    pub(super) context: RequestContext,
+    /// Boxed, because it moves from step to step.
+    pub(super) context: Box<RequestContext>,
     pub(super) keyed: KeyedRequest,
     /// Further routes under which the request has a key.
     pub(super) others: Vec<(Arc<Route>, KeyedRequest)>,
@@ -51,7 +52,7 @@ pub(super) enum BegunExchange<B, RB> {
     /// The client gets this response.
     Respond(Response<ResponseBody<RB>>),
     /// The body contains no key, and needs none: the request passes through.
-    Pass(RequestContext, Request<RequestBody<B>>),
+    Pass(Box<RequestContext>, Request<RequestBody<B>>),
     /// The operation runs now.
     Run(Exchange),
 }
@@ -59,7 +60,7 @@ pub(super) enum BegunExchange<B, RB> {
 /// A request whose operation runs now. If it is dropped before its end, the outcome is unknown.
 pub(super) struct Exchange {
     pub(super) shared: Arc<LayerState>,
-    pub(super) context: RequestContext,
+    pub(super) context: Box<RequestContext>,
     /// `None` if the operation runs unprotected.
     pub(super) run: Option<ClaimedRun>,
     pub(super) handler_claim: Option<HandlerClaim>,

@@ -80,7 +80,7 @@ where
             shared.sweeper.start(&shared.engine);
             context.key = keyed.masked();
             let (state, id) = (WorkState::new(), context.request_id.clone());
-            let head = KeyedHead { context, keyed, others };
+            let head = KeyedHead { context: Box::new(context), keyed, others };
             let mut work: RequestWork<A::Body> = if is_shadow {
                 Box::pin(UnderRequestId::new(id, shadow::handle_keyed(shared.clone(), app, parts, body, head)))
             } else {

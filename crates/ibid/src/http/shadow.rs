@@ -59,7 +59,8 @@ where
             return Some(service::pass_through(app.pass(Request::from_parts(parts, body)).await, &context));
         }
     };
-    let (started, run_report, context) = (Instant::now(), ShadowRunReport::default(), Arc::new(context));
+    let (started, run_report) = (Instant::now(), ShadowRunReport::default());
+    let context: Arc<RequestContext> = Arc::from(context);
     let body = RequestBody::whole(prepared.body.clone(), prepared.trailers.clone());
     let observation = observe(&shared, prepared, &parts, context.clone(), run_report.clone());
     context.set_request_id(&mut parts.headers);
