@@ -22,11 +22,15 @@ use ibid::{
 };
 use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
+    cores::Cores,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, UpstreamRequestBody},
     server::connection_builder,
     upstream::{self, UpstreamClient},
 };
 use tokio::net::{TcpListener, TcpStream};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 type ProxyStartError = Box<dyn Error + Send + Sync>;
 
@@ -71,9 +75,15 @@ async fn serve(settings: GatewaySettings) -> Result<(), ProxyStartError> {
     let upstream = UpstreamClient::new(settings.upstream.parse()?, pool)?;
     writeln!(std::io::stdout(), "listening on http://{}", listener.local_addr()?)?;
     let front = Arc::new(BareProxy { settings, upstream });
+    let cores = Cores::start()?;
     loop {
         let (socket, peer) = listener.accept().await?;
-        tokio::spawn(front.clone().serve_connection(socket, peer));
+        let (socket, front) = (socket.into_std()?, front.clone());
+        cores.spawn(async move {
+            if let Ok(socket) = TcpStream::from_std(socket) {
+                front.serve_connection(socket, peer).await;
+            }
+        });
     }
 }
 

@@ -25,6 +25,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     sync::{oneshot, watch},
+    task::JoinSet,
 };
 use tower_service::Service as _;
 
@@ -34,7 +35,7 @@ use crate::{
     config,
     console::{self, Attention},
     format::now_ms,
-    listener::{AcceptedConnection, ConnectionHandler, accept_connections},
+    listener::{self, AcceptedConnection, ConnectionHandler, accept_connections},
     metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
     watch::LiveConfig,
 };
@@ -141,8 +142,14 @@ impl AdminServer {
         let Self { listener, secure, state } = self;
         tokio::spawn(state.history.clone().run_sampler(state.metrics.clone(), stop.clone()));
         let handler = AdminConnections { router: router(state.clone(), stop), live: state.live.clone(), secure };
+        let (handler, mut connections) = (Arc::new(handler), JoinSet::new());
         let ended = async move { drop(ended.await) };
-        accept_connections(listener, Arc::new(handler), MAX_CONNECTIONS, ended).await.shutdown().await;
+        accept_connections(listener, MAX_CONNECTIONS, ended, |socket, peer, permit| {
+            while connections.try_join_next().is_some() {}
+            connections.spawn(listener::serve_connection(socket, peer, permit, handler.clone()));
+        })
+        .await;
+        connections.shutdown().await;
     }
 }
 

@@ -10,6 +10,7 @@ pub mod commands;
 pub mod config;
 mod console;
 pub mod contract_page;
+pub mod cores;
 pub(crate) mod format;
 pub mod jwt;
 mod listener;

@@ -1,4 +1,4 @@
-//! Accepts the connections of both listeners: the limit on open ones, TLS, and a task for each.
+//! Accepts the connections of both listeners: the limit on open ones, and TLS.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,7 +12,6 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinSet,
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
@@ -44,11 +43,12 @@ pub(crate) struct AcceptedConnection {
 }
 
 /// Accepts connections until `stop`, at most `max_connections` at a time; further ones wait in the system's backlog.
-/// Closes the listener and returns the connections that are still open.
+/// `serve` starts to serve a connection, which holds its permit. Closes the listener on return.
 pub(crate) async fn accept_connections(
-    listener: TcpListener, handler: Arc<impl ConnectionHandler>, max_connections: usize, stop: impl Future<Output = ()>,
-) -> JoinSet<()> {
-    let (mut connections, mut stop) = (JoinSet::new(), pin!(stop));
+    listener: TcpListener, max_connections: usize, stop: impl Future<Output = ()>,
+    mut serve: impl FnMut(TcpStream, SocketAddr, OwnedSemaphorePermit),
+) {
+    let mut stop = pin!(stop);
     let room = Arc::new(Semaphore::new(max_connections));
     loop {
         let next = async {
@@ -56,14 +56,11 @@ pub(crate) async fn accept_connections(
             (permit, listener.accept().await)
         };
         let (permit, accepted) = tokio::select! {
-            () = &mut stop => return connections,
+            () = &mut stop => return,
             next = next => next,
         };
-        while connections.try_join_next().is_some() {}
         match accepted {
-            Ok((socket, peer)) => {
-                connections.spawn(handshake(socket, peer, Arc::new(permit), handler.clone()));
-            }
+            Ok((socket, peer)) => serve(socket, peer, permit),
             Err(why) => {
                 tracing::error!(%why, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -72,13 +69,14 @@ pub(crate) async fn accept_connections(
     }
 }
 
-async fn handshake(
-    socket: TcpStream, peer: SocketAddr, permit: Arc<OwnedSemaphorePermit>, handler: Arc<impl ConnectionHandler>,
+/// Serves a connection until its end, after a TLS handshake if the listener uses TLS.
+pub(crate) async fn serve_connection(
+    socket: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit, handler: Arc<impl ConnectionHandler>,
 ) {
     let _ = socket.set_nodelay(true);
     let _ = set_client_keep_alive(&socket);
     let local = socket.local_addr().map_or(peer.ip(), |address| address.ip());
-    let connection = |is_secure| AcceptedConnection { peer, local, is_secure, permit };
+    let connection = |is_secure| AcceptedConnection { peer, local, is_secure, permit: Arc::new(permit) };
     match handler.tls() {
         None => handler.serve(socket, connection(false)).await,
         Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, TlsAcceptor::from(tls).accept(socket)).await {

@@ -10,6 +10,10 @@ use ibid_gateway::{
 };
 use ibid_tools::conform;
 
+/// Most allocations of a request are freed by the core that made them, which mimalloc does without a lock.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit code for invalid arguments: `EX_USAGE` of sysexits.
 const EXIT_USAGE: u8 = 64;
 

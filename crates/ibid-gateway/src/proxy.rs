@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     future::Future,
     net::IpAddr,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -149,13 +149,13 @@ impl Proxy {
                 interim.push(serial, reply.status(), reply.headers());
             });
         }
-        let reply = self.upstream.send_tracked(request, care, &client.affinity, call.send_state);
-        let reply = async {
+        let reply = pin!(self.upstream.send_tracked(request, care, &client.affinity, call.send_state));
+        let reply = pin!(async {
             match is_timed {
                 true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
                 false => Some(reply.await),
             }
-        };
+        });
         let reply = match version {
             Version::HTTP_11 => client.interim.write_while_waiting(reply).await,
             _ => reply.await,
@@ -167,7 +167,9 @@ impl Proxy {
                 let reason = if is_full { RefusalReason::Overloaded } else { RefusalReason::UpstreamUnreachable };
                 Err(failure.error(reason, &why.to_string()))
             }
-            Some(Err(SendFailure::MaybeWritten(_))) if progress.is_some_and(|progress| progress.has_timed_out()) => {
+            Some(Err(SendFailure::MaybeWritten(_)))
+                if progress.as_ref().is_some_and(|progress| progress.has_timed_out()) =>
+            {
                 Ok(body_error_response(&BodyStartError::TimedOut, version, self.refusals))
             }
             Some(Err(SendFailure::MaybeWritten(why))) => {

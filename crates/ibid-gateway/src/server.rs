@@ -30,9 +30,8 @@ use ibid::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::watch,
-    task::JoinSet,
     time::timeout,
 };
 
@@ -43,8 +42,9 @@ use self::{
 use crate::{
     config::LimitSettings,
     contract_page,
+    cores::Cores,
     jwt::JwtVerifier,
-    listener::{AcceptedConnection, ConnectionHandler, accept_connections},
+    listener::{self, AcceptedConnection, ConnectionHandler, accept_connections},
     openapi_document::Asked,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
     snapshot::{RequestHead, RoutedUpstream},
@@ -66,6 +66,7 @@ type ClientResponse = Response<ResponseBody<ProxyResponseBody>>;
 /// A listening gateway.
 pub struct GatewayServer {
     listener: TcpListener,
+    cores: Cores,
     state: Arc<ServerState>,
 }
 
@@ -105,8 +106,10 @@ impl GatewayServer {
         };
         let listener =
             TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
+        let cores =
+            Cores::start().map_err(|why| format!("the threads that serve requests cannot be started: {why}"))?;
         let state = ServerState { live, ibid, limits, trusted_proxies, tracer, is_secure, stop };
-        Ok(Self { listener, state: Arc::new(state) })
+        Ok(Self { listener, cores, state: Arc::new(state) })
     }
 
     /// The bound address.
@@ -125,9 +128,21 @@ impl GatewayServer {
     pub async fn run(self) {
         let mut stop = self.state.stop.clone();
         let stopped = async move { drop(stop.wait_for(|stop| *stop).await) };
-        let max_connections = self.state.limits.max_connections;
-        let connections = accept_connections(self.listener, self.state.clone(), max_connections, stopped).await;
-        self.state.shut_down(connections).await;
+        let Self { listener, cores, state } = self;
+        accept_connections(listener, state.limits.max_connections, stopped, |socket, peer, permit| {
+            // Leaves the acceptor's runtime, so that the core's runtime can adopt it.
+            let socket = socket.into_std();
+            let state = state.clone();
+            cores.spawn(async move {
+                match socket.and_then(TcpStream::from_std) {
+                    Ok(socket) => listener::serve_connection(socket, peer, permit, state).await,
+                    Err(why) => tracing::error!(%peer, %why, "a connection could not be served"),
+                }
+            });
+        })
+        .await;
+        state.shut_down(&cores).await;
+        cores.stop().await;
     }
 }
 
@@ -148,16 +163,16 @@ impl ConnectionHandler for ServerState {
 }
 
 impl ServerState {
-    async fn shut_down(&self, mut connections: JoinSet<()>) {
+    async fn shut_down(&self, cores: &Cores) {
         let running = self.ibid.engine().running();
         let all = async {
-            while connections.join_next().await.is_some() {}
+            cores.wait_idle().await;
             running.wait_idle().await;
         };
         if timeout(self.limits.shutdown, all).await.is_err() {
             tracing::warn!(running = running.count(), "shutdown: operations still run; their outcome is unknown");
             running.close();
-            connections.shutdown().await;
+            cores.abort().await;
         }
         let later = self.ibid.engine().settle_queue();
         if timeout(SETTLE_FLUSH_TIMEOUT, later.wait_until_empty()).await.is_err() {
@@ -249,7 +264,7 @@ impl ServerState {
         let trace = self.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &request));
         let precheck = self.precheck(&mut request);
         sender.poll_hook = trace.as_ref().map(RequestTrace::poll_hook);
-        let answer = async {
+        let answer = pin!(async {
             match precheck {
                 Precheck::Respond(answer) => answer,
                 Precheck::Document(routed, asked) => {
@@ -263,7 +278,7 @@ impl ServerState {
                     self.send(client, request, sender, routed, trace.clone()).await
                 }
             }
-        };
+        });
         match &trace {
             Some(trace) => {
                 let mut answer = trace.scope(answer).await;

@@ -17,7 +17,7 @@
 use std::{
     cell::RefCell,
     future::{Future, poll_fn},
-    pin::pin,
+    pin::Pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -129,8 +129,7 @@ impl RequestTrace {
     }
 
     /// Polls a future with this trace as the current one, so that observer calls are recorded in it.
-    pub async fn scope<F: Future>(&self, future: F) -> F::Output {
-        let mut future = pin!(future);
+    pub async fn scope<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
         poll_fn(|cx| self.enter(|| future.as_mut().poll(cx))).await
     }
 

@@ -247,7 +247,10 @@ impl Engine {
     ) -> Decision<O::Answer> {
         match self.begin(policy, request, &mut operation).await {
             BeginOutcome::Run(run) => {
-                let outcome = Box::pin(self.keep_alive(policy, &run, operation.run(Some(run.lease())))).await;
+                let outcome = {
+                    let mut work = Box::pin(operation.run(Some(run.lease())));
+                    self.keep_alive(policy, run.lease(), work.as_mut()).await
+                };
                 let operation = &mut operation;
                 Box::pin(self.end(policy, run, outcome, move |version| operation.fingerprint(version))).await
             }

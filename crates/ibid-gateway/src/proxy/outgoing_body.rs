@@ -25,13 +25,14 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 #[derive(Default)]
 pub struct OutgoingBody {
-    /// Read before the request took a connection.
-    first_frame: Option<Frame<Bytes>>,
     remaining: RequestBody<Incoming>,
-    idle_watch: Option<BodyIdleWatch>,
+    /// Boxed, because claimed requests have none, and requests are moved often.
+    timed: Option<Box<TimedBody>>,
 }
 
-struct BodyIdleWatch {
+struct TimedBody {
+    /// Read before the request took a connection.
+    first_frame: Option<Frame<Bytes>>,
     progress: Arc<BodyProgress>,
     limit: Duration,
     /// Runs while the client sends nothing.
@@ -81,12 +82,18 @@ impl OutgoingBody {
             Some(frame) => frame.map_err(|_| BodyStartError::Broken)?,
         };
         let progress = Arc::new(BodyProgress::new());
-        let watched = BodyIdleWatch { progress: progress.clone(), limit, idle_timer: None };
-        Ok((Self { first_frame: Some(first), remaining: body, idle_watch: Some(watched) }, Some(progress)))
+        let timed = TimedBody { first_frame: Some(first), progress: progress.clone(), limit, idle_timer: None };
+        Ok((Self { remaining: body, timed: Some(Box::new(timed)) }, Some(progress)))
     }
 }
 
-impl BodyIdleWatch {
+impl OutgoingBody {
+    fn first_frame(&self) -> Option<&Frame<Bytes>> {
+        self.timed.as_ref()?.first_frame.as_ref()
+    }
+}
+
+impl TimedBody {
     fn moved(&mut self) {
         self.progress.moved();
         self.progress.awaits_client.store(false, Relaxed);
@@ -129,9 +136,8 @@ impl BodyProgress {
 /// Returns the response if it begins within `limit` of the last progress of the request's body, or of now without
 /// `progress`. While the body waits for the client, the body's idle timeout applies instead.
 pub(super) async fn wait_for_reply<T>(
-    reply: impl Future<Output = T>, progress: Option<&BodyProgress>, limit: Duration,
+    mut reply: Pin<&mut impl Future<Output = T>>, progress: Option<&BodyProgress>, limit: Duration,
 ) -> Option<T> {
-    let mut reply = std::pin::pin!(reply);
     let mut due = Instant::now() + limit;
     loop {
         if let Ok(reply) = timeout_at(due, reply.as_mut()).await {
@@ -155,26 +161,26 @@ impl Body for OutgoingBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        let frame = match this.first_frame.take() {
+        let frame = match this.timed.as_mut().and_then(|timed| timed.first_frame.take()) {
             Some(first) => Poll::Ready(Some(Ok(first))),
             None => Pin::new(&mut this.remaining).poll_frame(cx),
         };
-        match (frame, &mut this.idle_watch) {
-            (Poll::Ready(frame), Some(watched)) => {
-                watched.moved();
+        match (frame, &mut this.timed) {
+            (Poll::Ready(frame), Some(timed)) => {
+                timed.moved();
                 Poll::Ready(frame)
             }
-            (Poll::Pending, Some(watched)) => watched.poll_idle_timeout(cx).map(|()| Some(Err(BodyIdleError.into()))),
+            (Poll::Pending, Some(timed)) => timed.poll_idle_timeout(cx).map(|()| Some(Err(BodyIdleError.into()))),
             (frame, None) => frame,
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first_frame.is_none() && self.remaining.is_end_stream()
+        self.first_frame().is_none() && self.remaining.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let first = self.first_frame.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
+        let first = self.first_frame().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
         let rest = self.remaining.size_hint();
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower() + first);

@@ -9,7 +9,7 @@
 
 use std::{
     io::{self, IoSlice},
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -93,8 +93,7 @@ impl InterimResponses {
     }
 
     /// Waits for a response. A `push` meanwhile wakes this task, which also writes.
-    pub async fn write_while_waiting<T>(&self, reply: impl Future<Output = T>) -> T {
-        let mut reply = pin!(reply);
+    pub async fn write_while_waiting<T>(&self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
         loop {
             tokio::select! {
                 biased;

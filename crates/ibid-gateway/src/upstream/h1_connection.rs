@@ -7,6 +7,7 @@
 //!
 //! Invariant: a connection has at most one checkout. An idle connection is in exactly one list, or about to be pushed.
 
+use std::pin::Pin;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use tokio::task::AbortHandle;
 use super::ReusePolicy;
 use super::pool::{ConnectionLimit, PoolTicket, UnclaimedPermit, UpstreamPool};
 use super::socket::WriteProof;
+use crate::cores;
 
 /// Maximum idle time of a connection for a claimed request. The shorter it was idle, the less
 /// likely it is that the upstream is just closing it.
@@ -41,7 +43,11 @@ impl<B> Affinity<B> {
         self.0.lock().upgrade()
     }
 
+    /// Remembers a connection of this core. Others cost a wake-up of their core per request.
     pub(super) fn remember(&self, lease: &Checkout<B>) {
+        if lease.slot().core != cores::index() {
+            return;
+        }
         let mut last = self.0.lock();
         if !std::ptr::eq(last.as_ptr(), Arc::as_ptr(lease.slot())) {
             *last = Arc::downgrade(lease.slot());
@@ -55,6 +61,8 @@ pub(super) struct H1Connection<B> {
     /// Weak, because the pool owns idle connections. Used only to enter a list.
     pool: Weak<UpstreamPool<B>>,
     driver: AbortHandle,
+    /// The index of the core that drives the connection.
+    pub(super) core: usize,
     /// Contended only by scans of the lists.
     state: Mutex<H1ConnectionState<B>>,
 }
@@ -100,7 +108,7 @@ impl<B> H1Connection<B> {
             last_used: since,
             reuse_until: retire,
         });
-        Checkout::new(Arc::new(Self { proof, limit: gate, pool, driver, state }), false)
+        Checkout::new(Arc::new(Self { proof, limit: gate, pool, driver, core: cores::index(), state }), false)
     }
 
     /// Whether the connection belongs to the upstream that `gate` limits.
@@ -296,8 +304,7 @@ impl<B> Checkout<B> {
     ///
     /// A request that is queued at the moment when its driver ends would stay in hyper's channel for as long as the
     /// channel has a sender. So this drops the sender when the driver is gone, and hyper returns the request.
-    pub(super) async fn await_reply<T>(&self, reply: impl Future<Output = T>) -> T {
-        tokio::pin!(reply);
+    pub(super) async fn await_reply<T>(&self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
         tokio::select! {
             biased;
             reply = &mut reply => return reply,

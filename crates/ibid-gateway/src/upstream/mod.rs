@@ -20,6 +20,7 @@ mod pool;
 mod socket;
 
 use std::error::Error as StdError;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -44,6 +45,8 @@ use error::error_chain;
 use h1_connection::Checkout;
 use pool::{ConnectionPermit, PoolTicket, UnclaimedPermit, UpstreamPool};
 use socket::WriteProof;
+
+use crate::cores;
 
 /// The error type of request bodies.
 pub type BodyError = Box<dyn StdError + Send + Sync>;
@@ -139,8 +142,8 @@ pub struct UpstreamClient<B> {
     is_grpc: bool,
     /// The configured protocol, or the one that ALPN chose last.
     protocol: AtomicU8,
-    /// Locked only to clone or replace it.
-    h2_connection: Mutex<Option<H2Connection<B>>>,
+    /// One connection per core, whose runtime drives it. Locked only to clone or replace it.
+    h2_connections: Box<[Mutex<Option<H2Connection<B>>>]>,
     /// Held while connecting to an upstream that may speak HTTP/2, so that concurrent requests open one
     /// connection. Contains the last attempt's error for the requests that queued meanwhile; otherwise each of them
     /// would wait for its own connect timeout in turn.
@@ -170,7 +173,7 @@ where
             pool_timeout: settings.pool_timeout,
             is_grpc: settings.is_grpc,
             protocol: AtomicU8::new(speaks),
-            h2_connection: Mutex::new(None),
+            h2_connections: (0..cores::count()).map(|_| Mutex::new(None)).collect(),
             connect_lock: tokio::sync::Mutex::new(None),
             connect_attempts: AtomicU64::new(0),
         }))
@@ -202,15 +205,20 @@ where
         loop {
             // Lets a caller that gives up while we wait for a connection know that nothing was written.
             send_state.iter().for_each(|state| state.mark_unsent());
-            let channel = self
-                .acquire_channel(care, affinity, fresh || tries == MAX_SEND_ATTEMPTS)
-                .await
-                .map_err(SendFailure::NeverWritten)?;
+            let fresh_only = fresh || tries == MAX_SEND_ATTEMPTS;
+            let channel = match self.try_acquire_channel(care, affinity, fresh_only) {
+                Some(channel) => channel,
+                // Boxed: futures are moved as a whole, and most requests find an open connection.
+                None => {
+                    let channel = Box::pin(self.acquire_channel(care, affinity, fresh_only)).await;
+                    channel.map_err(SendFailure::NeverWritten)?
+                }
+            };
             send_state.iter().for_each(|state| state.mark_sending());
             let copy = (repeatable && channel.is_reused()).then(|| clone_without_body(&request));
             let result = match channel {
                 SendChannel::H1(lease) => self.send_h1(lease, request, affinity).await,
-                SendChannel::H2(shared) => self.send_h2(shared, request).await,
+                SendChannel::H2(shared) => Box::pin(self.send_h2(shared, request)).await,
             };
             match result {
                 Ok(response) => return Ok(response),
@@ -235,7 +243,7 @@ where
         let gone = || UpstreamError::Closed { reason: "found closed".to_owned() };
         let reply = match lease.send(request) {
             // From here to the reply, dropping this future drops the checkout, which closes the connection.
-            Ok(reply) => lease.await_reply(reply).await,
+            Ok(reply) => lease.await_reply(pin!(reply)).await,
             Err(back) => return Err(AttemptError::NotSent(Box::new(back), gone())),
         };
         match reply {
@@ -290,6 +298,15 @@ where
                 }
                 None => Err(AttemptError::Final(SendFailure::MaybeWritten(UpstreamError::from_reply_error(e.error())))),
             },
+        }
+    }
+
+    /// Returns an open connection without waiting.
+    fn try_acquire_channel(&self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool) -> Option<SendChannel<B>> {
+        match self.protocol.load(Ordering::Acquire) {
+            SPEAKS_H1 if fresh => None,
+            SPEAKS_H1 => self.pool.try_get(care, affinity).map(SendChannel::H1),
+            _ => self.live_h2_connection().map(SendChannel::H2),
         }
     }
 
@@ -350,8 +367,8 @@ where
             reply = &mut reply => return reply,
             () = shared.proof.wait_dropped() => {}
         }
-        {
-            let mut current = self.h2_connection.lock();
+        for connection in &self.h2_connections {
+            let mut current = connection.lock();
             if current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.proof, &shared.proof)) {
                 *current = None;
             }
@@ -360,16 +377,22 @@ where
         reply.await
     }
 
+    /// Returns this core's connection. If it has none and no more may be opened, returns another core's.
     fn live_h2_connection(&self) -> Option<H2Connection<B>> {
-        let mut shared = self.h2_connection.lock();
-        match &*shared {
-            Some(live) if !live.sender.is_closed() && !live.proof.is_unusable() => Some(live.clone()),
-            Some(_) => {
-                *shared = None;
-                None
-            }
-            None => None,
+        let own = cores::index();
+        self.live_h2_connection_of(own).or_else(|| {
+            let others = (0..self.h2_connections.len()).filter(|core| *core != own && self.pool.is_full());
+            others.into_iter().find_map(|core| self.live_h2_connection_of(core))
+        })
+    }
+
+    fn live_h2_connection_of(&self, core: usize) -> Option<H2Connection<B>> {
+        let mut shared = self.h2_connections[core].lock();
+        let is_live = |live: &H2Connection<B>| !live.sender.is_closed() && !live.proof.is_unusable();
+        if !shared.as_ref().is_some_and(is_live) {
+            *shared = None;
         }
+        shared.clone()
     }
 
     async fn open_channel(
@@ -387,7 +410,7 @@ where
                 NewConnection::Tls { stream, .. } => handshake::start_h2(stream, !self.is_grpc).await,
             };
             let shared = H2Connection { sender: sender.map_err(closed)?, proof, is_reused: false };
-            *self.h2_connection.lock() = Some(shared.clone());
+            *self.h2_connections[cores::index()].lock() = Some(shared.clone());
             self.protocol.store(SPEAKS_H2, Ordering::Release);
             return Ok(SendChannel::H2(shared));
         }

@@ -24,6 +24,7 @@ use tokio::task::AbortHandle;
 use super::ReusePolicy;
 use super::h1_connection::{Affinity, Checkout, CheckoutOutcome, H1Connection};
 use super::socket::WriteProof;
+use crate::cores;
 
 /// Interval of the search for expired and dead idle connections.
 const IDLE_SWEEP_INTERVAL: Duration = Duration::from_millis(500);
@@ -107,14 +108,13 @@ pub(super) struct UpstreamPool<B> {
     limit: Arc<ConnectionLimit<B>>,
     /// For requests without a claim.
     unclaimed_permits: Arc<Semaphore>,
-    /// One list per core. Streams of an HTTP/2 client share one affinity and would contend for a single list.
+    /// One list per core, whose runtime also drives the connections in it.
     shards: Box<[IdleList<B>]>,
     has_sweeper: AtomicBool,
 }
 
 impl<B: Send + 'static> UpstreamPool<B> {
     pub(super) fn new(max: usize, idle_timeout: Duration) -> Arc<Self> {
-        let shards = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
         let max = max.max(1);
         Arc::new(Self {
             limit: Arc::new(ConnectionLimit {
@@ -124,9 +124,18 @@ impl<B: Send + 'static> UpstreamPool<B> {
                 state: Mutex::new(LimitState { open_count: 0, waiters: VecDeque::new() }),
             }),
             unclaimed_permits: Arc::new(Semaphore::new((max - max / 4).min(Semaphore::MAX_PERMITS))),
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            shards: (0..cores::count()).map(|_| Mutex::default()).collect(),
             has_sweeper: AtomicBool::new(false),
         })
+    }
+
+    /// Returns an idle connection without waiting.
+    pub(super) fn try_get(&self, care: ReusePolicy, affinity: &Affinity<B>) -> Option<Checkout<B>> {
+        let share = match care {
+            ReusePolicy::Claimed => None,
+            ReusePolicy::PassThrough => Some(Arc::clone(&self.unclaimed_permits).try_acquire_owned().ok()?),
+        };
+        self.checkout_idle(care, affinity).map(|lease| lease.with_permit(share))
     }
 
     /// Returns an idle connection or a permit to open one; waits if there is neither. With `fresh`, never an idle one.
@@ -146,16 +155,8 @@ impl<B: Send + 'static> UpstreamPool<B> {
     }
 
     async fn next_ticket(&self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool) -> PoolTicket<B> {
-        if !fresh {
-            if let Some(slot) = affinity.last()
-                && slot.belongs_to(&self.limit)
-                && let CheckoutOutcome::Checkout(lease) = slot.try_checkout(care, Instant::now())
-            {
-                return PoolTicket::Connection(lease);
-            }
-            if let Some(lease) = self.take_idle(care) {
-                return PoolTicket::Connection(lease);
-            }
+        if !fresh && let Some(lease) = self.checkout_idle(care, affinity) {
+            return PoolTicket::Connection(lease);
         }
         let wait = {
             let mut queue = self.limit.state.lock();
@@ -181,6 +182,16 @@ impl<B: Send + 'static> UpstreamPool<B> {
         wait.await.expect("the gate outlives its waiters: they borrow the pool")
     }
 
+    fn checkout_idle(&self, care: ReusePolicy, affinity: &Affinity<B>) -> Option<Checkout<B>> {
+        if let Some(slot) = affinity.last()
+            && slot.belongs_to(&self.limit)
+            && let CheckoutOutcome::Checkout(lease) = slot.try_checkout(care, Instant::now())
+        {
+            return Some(lease);
+        }
+        self.take_idle(care)
+    }
+
     /// Adds a new connection, checked out by the caller.
     pub(super) fn register(
         self: &Arc<Self>, sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle,
@@ -193,9 +204,14 @@ impl<B: Send + 'static> UpstreamPool<B> {
             .with_permit(share)
     }
 
+    /// Whether no further connection may be opened.
+    pub(super) fn is_full(&self) -> bool {
+        self.limit.state.lock().open_count >= self.limit.max_open
+    }
+
     fn take_idle(&self, care: ReusePolicy) -> Option<Checkout<B>> {
         let now = Instant::now();
-        let first = thread_index() % self.shards.len();
+        let first = cores::index();
         let (before, from) = self.shards.split_at(first);
         from.iter().chain(before).find_map(|shard| {
             let mut list = shard.lock();
@@ -232,7 +248,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
 impl<B> UpstreamPool<B> {
     /// Lists a connection that became idle.
     pub(super) fn add_idle(&self, slot: Arc<H1Connection<B>>) {
-        self.shards[thread_index() % self.shards.len()].lock().push(slot);
+        self.shards[slot.core].lock().push(slot);
     }
 }
 
@@ -244,11 +260,4 @@ async fn sweep_periodically<B: Send + 'static>(pool: Weak<UpstreamPool<B>>) {
             None => return,
         }
     }
-}
-
-/// A number for this thread, from 0.
-fn thread_index() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static HERE: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    HERE.with(|n| *n)
 }

@@ -1,9 +1,6 @@
 //! Runs under a claim: the heartbeat while the operation runs, and the settlement at its end.
 
-use std::{
-    future::Future,
-    pin::{Pin, pin},
-};
+use std::{future::Future, pin::Pin};
 
 use tokio::time::{Instant, sleep};
 
@@ -80,13 +77,7 @@ impl Engine {
     }
 
     /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
-    pub async fn keep_alive<T>(&self, policy: &Terms, run: &ClaimedRun, work: impl Future<Output = T>) -> T {
-        self.keep_lease_alive(policy, run.lease(), pin!(work)).await
-    }
-
-    pub(super) async fn keep_lease_alive<T>(
-        &self, policy: &Terms, lease: &Lease, mut work: Pin<&mut impl Future<Output = T>>,
-    ) -> T {
+    pub async fn keep_alive<T>(&self, policy: &Terms, lease: &Lease, mut work: Pin<&mut impl Future<Output = T>>) -> T {
         let beat = sleep(policy.lease / 3);
         tokio::pin!(beat);
         loop {
@@ -95,8 +86,8 @@ impl Engine {
                 ended = &mut work => return ended,
                 () = &mut beat => {}
             }
-            let extended = self.extend(lease, policy);
-            tokio::pin!(extended);
+            // Boxed, because most runs end before.
+            let mut extended = Box::pin(self.extend(lease, policy));
             let now = tokio::select! {
                 biased;
                 ended = &mut work => return ended,

@@ -33,7 +33,8 @@ pin_project! {
         #[pin]
         untouched: Option<B>,
         rest: Option<Pin<Box<B>>>,
-        trailers: Option<HeaderMap>,
+        // Boxed, because few requests have any, and requests are moved often.
+        trailers: Option<Box<HeaderMap>>,
     }
 }
 
@@ -45,7 +46,8 @@ impl<B> RequestBody<B> {
 
     /// Creates a body that was read completely.
     pub fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self { first: Some(body).filter(|body| !body.is_empty()), untouched: None, rest: None, trailers }
+        let first = Some(body).filter(|body| !body.is_empty());
+        Self { first, untouched: None, rest: None, trailers: trailers.map(Box::new) }
     }
 
     /// Creates a body whose beginning was read.
@@ -85,7 +87,7 @@ where
         if let Some(rest) = this.rest {
             return poll_inner(rest.as_mut(), cx);
         }
-        Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+        Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(*trailers))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,15 +1,16 @@
 //! Calls the app for a claimed request, within its time limits, and reads its reply to the end.
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
-    task::Poll,
+    task::{Context, Poll},
 };
 
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::Body;
+use pin_project_lite::pin_project;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
@@ -80,14 +81,14 @@ impl Exchange {
         };
         let request = call.prepare_request(request.take().expect("an operation runs once"));
         let started = call.started;
-        let work = async {
+        let work = pin!(async {
             match call.send(app, request, state).await {
                 Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
                 Err(outcome) => outcome,
             }
-        };
+        });
         let outcome = match run {
-            Some(run) => shared.engine.keep_alive(context.policy().terms(), run, work).await,
+            Some(run) => shared.engine.keep_alive(context.policy().terms(), run.lease(), work).await,
             None => work.await,
         };
         context.set_run(started.elapsed(), info.map(|run| run.attempt));
@@ -299,13 +300,27 @@ fn probe_request<B>(context: &RequestContext, parts: &Parts, key: &str) -> Optio
 }
 
 /// Returns the output of a future, or `None` if it panicked. The panic hook has been called.
-pub async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Some),
-        Err(_) => Poll::Ready(None),
-    })
-    .await
+pub fn catch_panic<F: Future>(future: F) -> impl Future<Output = Option<F::Output>> {
+    CatchPanic { future }
+}
+
+pin_project! {
+    // Not an `async fn`, which would store its argument twice.
+    struct CatchPanic<F> {
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for CatchPanic<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match catch_unwind(AssertUnwindSafe(|| self.project().future.poll(cx))) {
+            Ok(poll) => poll.map(Some),
+            Err(_) => Poll::Ready(None),
+        }
+    }
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {

@@ -1,0 +1,138 @@
+//! One thread per core, each with a single-threaded runtime, for the connections of clients.
+//!
+//! A core serves a connection from its first byte to its last. The tasks of its requests and the upstream connections
+//! that they open run on the same thread, so that a request wakes no other thread.
+//!
+//! One acceptor gives each connection to the core with the fewest open ones. `SO_REUSEPORT` would let the kernel
+//! distribute them by a hash, which is less even for long-lived connections, and would let a second process share the
+//! port unnoticed.
+
+use std::{
+    cell::Cell,
+    io,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use tokio::runtime::{Builder, Handle};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The cores of this process.
+pub struct Cores {
+    cores: Vec<Core>,
+    tasks: TaskTracker,
+    /// Ends the tasks.
+    abort: CancellationToken,
+    /// Ends the threads. Dropping `Cores` also ends them.
+    exit: CancellationToken,
+}
+
+struct Core {
+    runtime: Handle,
+    /// Every task of the core holds a clone.
+    tasks: Arc<()>,
+    thread: JoinHandle<()>,
+}
+
+thread_local!(static INDEX: Cell<usize> = const { Cell::new(0) });
+
+/// The number of cores.
+pub fn count() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The index of the core that runs this thread, below [`count`]. Other threads have index 0.
+pub fn index() -> usize {
+    INDEX.get()
+}
+
+impl Cores {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// Returns the error of the operating system.
+    pub fn start() -> io::Result<Self> {
+        let exit = CancellationToken::new();
+        let cores = (0..count()).map(|index| Core::start(index, exit.clone())).collect::<io::Result<_>>()?;
+        Ok(Self { cores, tasks: TaskTracker::new(), abort: CancellationToken::new(), exit })
+    }
+
+    /// Runs a task on the core that has the fewest.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        // Boxed, because the future that can abort it would store it twice.
+        let task = Box::pin(task);
+        let core = self.cores.iter().min_by_key(|core| Arc::strong_count(&core.tasks)).expect("at least one core");
+        let (counted, abort) = (core.tasks.clone(), self.abort.clone());
+        let task = async move {
+            abort.run_until_cancelled(task).await;
+            drop(counted);
+        };
+        self.tasks.spawn_on(task, &core.runtime);
+    }
+
+    /// Returns once every task has ended. Spawn none after this call.
+    pub async fn wait_idle(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Ends all tasks, and waits until they are dropped.
+    pub async fn abort(&self) {
+        self.abort.cancel();
+        self.wait_idle().await;
+    }
+
+    /// Ends the threads, and waits until everything that ran on them is dropped.
+    pub async fn stop(mut self) {
+        self.exit.cancel();
+        let threads: Vec<_> = self.cores.drain(..).map(|core| core.thread).collect();
+        let joined = tokio::task::spawn_blocking(|| threads.into_iter().for_each(|thread| drop(thread.join())));
+        let _ = joined.await;
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        self.exit.cancel();
+    }
+}
+
+impl Core {
+    fn start(index: usize, exit: CancellationToken) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let thread = thread::Builder::new().name(format!("ibid-core-{index}")).spawn(move || {
+            INDEX.set(index);
+            runtime.block_on(exit.cancelled());
+        })?;
+        Ok(Self { runtime: handle, tasks: Arc::default(), thread })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn tasks_are_spread_evenly_and_end_with_their_core() {
+        let cores = Cores::start().unwrap();
+        let (seen, all) = mpsc::channel();
+        for _ in 0..2 * count() {
+            let seen = seen.clone();
+            cores.spawn(async move {
+                seen.send(index()).unwrap();
+                std::future::pending().await
+            });
+        }
+        let mut indexes: Vec<_> =
+            (0..2 * count()).map(|_| all.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+        indexes.sort_unstable();
+        assert_eq!(indexes, (0..count()).flat_map(|index| [index; 2]).collect::<Vec<_>>());
+        drop(seen);
+        cores.abort().await;
+        assert_eq!(all.recv(), Err(mpsc::RecvError), "every task is dropped");
+        cores.stop().await;
+    }
+}
