@@ -13,6 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use tokio::sync::Notify;
 
 use super::write_progress::WriteProgress;
 
@@ -24,6 +25,8 @@ pub(super) struct ConnectionActivity {
     running: AtomicUsize,
     /// When the last activity ended, in milliseconds after `opened_at`.
     last_end_ms: AtomicU64,
+    /// Notified when `running` becomes 0.
+    idle: Notify,
 }
 
 /// Marks the connection as active until it is dropped.
@@ -40,7 +43,8 @@ pub(super) struct TrackedBody<B> {
 
 impl ConnectionActivity {
     pub(super) fn new() -> Self {
-        Self { opened_at: Instant::now(), running: AtomicUsize::new(0), last_end_ms: AtomicU64::new(0) }
+        let opened_at = Instant::now();
+        Self { opened_at, running: AtomicUsize::new(0), last_end_ms: AtomicU64::new(0), idle: Notify::new() }
     }
 
     pub(super) fn begin(this: &Arc<Self>) -> ActivityGuard {
@@ -51,12 +55,16 @@ impl ConnectionActivity {
     /// Returns once the connection has been idle for `limit`, counted from `since` at the earliest.
     pub(super) async fn wait_until_idle(&self, limit: Duration, since: Instant) {
         loop {
-            let last = self.opened_at + Duration::from_millis(self.last_end_ms.load(Relaxed));
-            let quiet = last.max(since).elapsed();
-            if self.running.load(Relaxed) == 0 && quiet >= limit {
-                return;
+            if self.running.load(Relaxed) > 0 {
+                // A stored notification of an earlier request only costs another round.
+                self.idle.notified().await;
+                continue;
             }
-            tokio::time::sleep(limit.saturating_sub(quiet).max(Duration::from_millis(100))).await;
+            let last = self.opened_at + Duration::from_millis(self.last_end_ms.load(Relaxed));
+            match limit.checked_sub(last.max(since).elapsed()) {
+                Some(left) if !left.is_zero() => tokio::time::sleep(left).await,
+                _ => return,
+            }
         }
     }
 
@@ -77,7 +85,9 @@ impl ActivityGuard {
 impl Drop for ActivityGuard {
     fn drop(&mut self) {
         self.0.last_end_ms.store(self.0.opened_at.elapsed().as_millis() as u64, Relaxed);
-        self.0.running.fetch_sub(1, Relaxed);
+        if self.0.running.fetch_sub(1, Relaxed) == 1 {
+            self.0.idle.notify_one();
+        }
     }
 }
 
