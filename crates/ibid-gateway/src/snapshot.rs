@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
 use ibid::{
     Refusal, RefusalReason, grpc,
@@ -47,8 +48,8 @@ pub struct ConfigSnapshot {
 /// The published contract, rendered for people (`html`) and for programs (`json`).
 #[derive(Debug)]
 pub struct RenderedContract {
-    pub html: String,
-    pub json: String,
+    pub html: Bytes,
+    pub json: Bytes,
 }
 
 /// The upstream that a request goes to, and the route that covers it.
@@ -94,8 +95,8 @@ impl ConfigSnapshot {
         }
         let default = upstreams[&settings.upstream].clone();
         let page = RenderedContract {
-            html: contract_page::render_html(&settings.routes),
-            json: format!("{:#}\n", contract_page::json(&settings.routes)),
+            html: contract_page::render_html(&settings.routes).into(),
+            json: format!("{:#}\n", contract_page::json(&settings.routes)).into(),
         };
         // Turning TLS off needs a restart. Until then the last certificate stays in use.
         let tls = match &settings.tls {
@@ -143,10 +144,11 @@ impl ConfigSnapshot {
 
     /// Returns the verifier for the request's token and the claims that its route needs, or `None` if it needs none.
     pub(crate) fn verifier_for(&self, chosen: &RoutedUpstream) -> Option<(Arc<JwtVerifier>, HashSet<String>)> {
+        let verifier = self.jwt_verifier.as_ref()?;
         let RouteMatch::Covered { route, alternatives: also } = &chosen.route_match else { return None };
         let routes = std::iter::once(route).chain(also);
         let wanted: HashSet<_> = routes.flat_map(|route| route.policy.claims()).map(str::to_owned).collect();
-        self.jwt_verifier.clone().filter(|_| !wanted.is_empty()).map(|verifier| (verifier, wanted))
+        (!wanted.is_empty()).then(|| (verifier.clone(), wanted))
     }
 
     pub(crate) fn upstreams(&self, protocol: Protocol) -> &HashMap<String, Arc<UpstreamClient<UpstreamRequestBody>>> {

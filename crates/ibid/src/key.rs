@@ -224,11 +224,21 @@ pub fn derive_key(parts: &[&str]) -> String {
     format_uuid4(digest[..16].try_into().expect("16 of 32"))
 }
 
-fn format_uuid4(mut bytes: [u8; 16]) -> String {
+fn format_uuid4(bytes: [u8; 16]) -> String {
+    String::from_utf8(uuid4_text(bytes).to_vec()).expect("hex digits and hyphens")
+}
+
+/// The text of a UUID of version 4, in hex digits and hyphens.
+pub(crate) fn uuid4_text(mut bytes: [u8; 16]) -> [u8; 36] {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex = hex(&bytes);
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    let mut hex = [0; 32];
+    HEXLOWER.encode_mut(&bytes, &mut hex);
+    let mut text = [b'-'; 36];
+    for (from, to) in [(0..8, 0), (8..12, 9), (12..16, 14), (16..20, 19), (20..32, 24)] {
+        text[to..to + from.len()].copy_from_slice(&hex[from]);
+    }
+    text
 }
 
 /// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
@@ -283,7 +293,8 @@ impl KeyFormat {
     }
 }
 
-fn is_uuid(key: &str) -> bool {
+/// Whether a text is a UUID with hyphens, in any case.
+pub(crate) fn is_uuid(key: &str) -> bool {
     key.len() == 36
         && key.bytes().enumerate().all(|(at, byte)| match at {
             8 | 13 | 18 | 23 => byte == b'-',

@@ -127,7 +127,7 @@ impl Scope {
     pub(crate) fn read(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<(Self, CallerKind), Refusal> {
         // With a credential, a header only narrows the scope: a forged value selects other keys of the same caller.
         let narrows = parts.contains(&ScopePart::Credential);
-        let mut framed = Vec::with_capacity(96);
+        let mut framed = Vec::with_capacity(192);
         let mut kind = CallerKind::Named;
         let mut refused: Option<Refusal> = None;
         for part in parts {
@@ -161,23 +161,44 @@ impl Scope {
 
     /// The address of a key in this scope. Pass `fingerprint` if each fingerprint has its own entry.
     pub fn address(&self, key: &str, fingerprint: Option<&Fingerprint>, secret: Option<&AddressSecret>) -> Address {
-        let mut framed = Vec::with_capacity(self.0.len() + key.len() + 64);
-        framed.push(ADDRESS_VERSION);
-        framed.extend_from_slice(&self.0);
-        frame(&mut framed, b'k', key.as_bytes());
-        if let Some(fingerprint) = fingerprint {
-            frame(&mut framed, b'f', &fingerprint.digest);
+        let fingerprint = fingerprint.map(|fingerprint| (b'f', &fingerprint.digest[..]));
+        Address(digest(secret, &self.0, [Some((b'k', key.as_bytes())), fingerprint]))
+    }
+
+    /// The value of [`ScopePart::Credential`], if the scope contains it.
+    pub(crate) fn credential(&self) -> Option<&[u8]> {
+        let mut rest = &self.0[..];
+        while let Some((tag, tail)) = rest.split_first() {
+            let (length, tail) = tail.split_first_chunk::<8>()?;
+            let (value, tail) = tail.split_at_checked(u64::from_le_bytes(*length) as usize)?;
+            if *tag == ScopePart::Credential.tag() {
+                return Some(value);
+            }
+            rest = tail;
         }
-        Address(digest(&framed, secret))
+        None
     }
 }
 
-fn digest(bytes: &[u8], secret: Option<&AddressSecret>) -> [u8; 32] {
+/// Hashes the version, framed bytes, and further values that it frames.
+fn digest<const N: usize>(secret: Option<&AddressSecret>, framed: &[u8], values: [Option<(u8, &[u8])>; N]) -> [u8; 32] {
+    let feed = |update: &mut dyn FnMut(&[u8])| {
+        update(&[ADDRESS_VERSION]);
+        update(framed);
+        for (tag, value) in values.into_iter().flatten() {
+            update(&frame_head(tag, value));
+            update(value);
+        }
+    };
     match secret {
-        None => Sha256::digest(bytes).into(),
+        None => {
+            let mut hash = Sha256::new();
+            feed(&mut |bytes| hash.update(bytes));
+            hash.finalize().into()
+        }
         Some(secret) => {
             let mut mac = <Hmac<Sha256>>::new_from_slice(&secret.0).expect("any length will do");
-            mac.update(bytes);
+            feed(&mut |bytes| mac.update(bytes));
             mac.finalize().into_bytes().into()
         }
     }
@@ -186,12 +207,7 @@ fn digest(bytes: &[u8], secret: Option<&AddressSecret>) -> [u8; 32] {
 impl Address {
     /// The address of a cookie that a response at this address set.
     pub(crate) fn of_cookie(&self, name: &[u8], value: &[u8], secret: Option<&AddressSecret>) -> Self {
-        let mut framed = Vec::with_capacity(64 + name.len() + value.len());
-        framed.push(ADDRESS_VERSION);
-        frame(&mut framed, b'a', &self.0);
-        frame(&mut framed, b'n', name);
-        frame(&mut framed, b'v', value);
-        Self(digest(&framed, secret))
+        Self(digest(secret, &[], [Some((b'a', &self.0)), Some((b'n', name)), Some((b'v', value))]))
     }
 }
 
@@ -210,9 +226,14 @@ fn append_credential(caller: &ScopeInput<'_>, out: &mut Vec<u8>) -> Result<Calle
 }
 
 fn frame(out: &mut Vec<u8>, tag: u8, value: &[u8]) {
-    out.push(tag);
-    out.extend_from_slice(&(value.len() as u64).to_le_bytes());
+    out.extend_from_slice(&frame_head(tag, value));
     out.extend_from_slice(value);
+}
+
+fn frame_head(tag: u8, value: &[u8]) -> [u8; 9] {
+    let mut head = [tag; 9];
+    head[1..].copy_from_slice(&(value.len() as u64).to_le_bytes());
+    head
 }
 
 impl ScopePart {
@@ -270,7 +291,7 @@ impl ScopePart {
             Self::Host => host(caller)?.to_ascii_lowercase().into_bytes().into(),
             Self::Method => caller.method.as_str().as_bytes().into(),
             Self::Path => caller.uri.path().as_bytes().into(),
-            Self::Route => caller.route.as_bytes().to_vec().into(),
+            Self::Route => caller.route.as_bytes().into(),
             Self::Global => b"".as_slice().into(),
             Self::Optional(part) => return part.find(caller, narrows),
         }))

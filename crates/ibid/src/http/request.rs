@@ -162,7 +162,7 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
     match judged {
         Err(refusal) => HeadCheck::Refused(refusal, masked()),
         Ok(((scope, kind), owner)) => {
-            let (tenant, user) = tags(policy, &caller, key.as_ref());
+            let (tenant, user) = tags(policy, &caller, &scope, key.as_ref());
             HeadCheck::Keyed(KeyedRequest { key, scope, caller: kind, key_owner: owner, tenant, user })
         }
     }
@@ -433,13 +433,13 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
     }
 }
 
-fn tags(policy: &Policy, caller: &ScopeInput<'_>, key: Option<&IdempotencyKey>) -> (String, String) {
+fn tags(policy: &Policy, caller: &ScopeInput<'_>, scope: &Scope, key: Option<&IdempotencyKey>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
     // A scope of users only has no separate tenant: both tags are then the same.
     let named = policy.scope.iter().find(|part| part.names_user());
     let user = policy.label.user.as_ref().or(named).or_else(|| who.next());
-    let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller)).unwrap_or_default();
+    let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller, scope)).unwrap_or_default();
     let mut user = tag(user);
     if user.is_empty()
         && policy.key.format == KeyFormat::Operation
@@ -451,8 +451,9 @@ fn tags(policy: &Policy, caller: &ScopeInput<'_>, key: Option<&IdempotencyKey>) 
 }
 
 /// The tag for operators. Of secrets, only a prefix of their hash.
-fn tag(part: &ScopePart, caller: &ScopeInput<'_>) -> String {
-    let Ok(value) = part.value(caller) else { return String::new() };
+fn tag(part: &ScopePart, caller: &ScopeInput<'_>, scope: &Scope) -> String {
+    let known = scope.credential().filter(|_| *part == ScopePart::Credential);
+    let Ok(value) = known.map_or_else(|| part.value(caller), |value| Ok(value.into())) else { return String::new() };
     match part.part() {
         _ if value.is_empty() => String::new(),
         ScopePart::Credential | ScopePart::Cookie(_) => hex(&Sha256::digest(&value)[..6]),

@@ -10,11 +10,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pin_project_lite::pin_project;
 
-use crate::key::generate_key;
+use crate::{key::uuid4_text, store::ClaimToken};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -38,7 +37,7 @@ pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
 
 /// The client's `X-Request-Id` if it is valid, otherwise a new id.
 pub(super) fn sent_or_new(headers: &HeaderMap) -> HeaderValue {
-    let new = || HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID");
+    let new = || HeaderValue::from_bytes(&uuid4_text(ClaimToken::mint().0)).expect("hex digits and hyphens");
     sent_request_id(headers).cloned().unwrap_or_else(new)
 }
 

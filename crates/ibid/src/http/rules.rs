@@ -9,7 +9,7 @@ use super::{body::WholeBody, client_response, context::RequestContext};
 use crate::{
     engine::{CompletedAnswer, StoredAs},
     fingerprint::{FingerprintInput, PartDigests},
-    key::KeyFormat,
+    key::is_uuid,
     policy::Policy,
     protocol::{AppReply, ProtocolRules, ReplyMeaning},
     record::{Record, RecordBody},
@@ -32,7 +32,12 @@ impl ProtocolRules for HttpRules {
     }
 
     fn endpoint(&self, request: &Parts) -> String {
-        format!("{} {}", request.method, path_pattern(request.uri.path()))
+        let (method, path) = (request.method.as_str(), request.uri.path());
+        let mut endpoint = String::with_capacity(method.len() + 1 + path.len());
+        endpoint.push_str(method);
+        endpoint.push(' ');
+        push_path_pattern(&mut endpoint, path);
+        endpoint
     }
 
     fn judge(&self, policy: &Policy, reply: AppReply<'_>) -> ReplyMeaning {
@@ -134,14 +139,15 @@ fn is_never_stored(name: &HeaderName) -> bool {
     )
 }
 
-/// Replaces each path segment that is a number or a UUID with `:id`.
-fn path_pattern(path: &str) -> String {
-    let is_id = |segment: &str| {
+/// Appends a path, with `:id` in place of each segment that is a number or a UUID.
+fn push_path_pattern(out: &mut String, path: &str) {
+    for (at, segment) in path.split('/').enumerate() {
+        if at > 0 {
+            out.push('/');
+        }
         let digits = !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit());
-        digits || KeyFormat::Uuid.check(segment).is_ok()
-    };
-    let segments: Vec<_> = path.split('/').map(|segment| if is_id(segment) { ":id" } else { segment }).collect();
-    segments.join("/")
+        out.push_str(if digits || is_uuid(segment) { ":id" } else { segment });
+    }
 }
 
 #[cfg(test)]
@@ -157,7 +163,9 @@ mod tests {
             ("/a/550e8400-e29b-41d4-a716-446655440000", "/a/:id"),
             ("/v1/a2b", "/v1/a2b"),
         ] {
-            assert_eq!(path_pattern(path), pattern);
+            let mut written = String::new();
+            push_path_pattern(&mut written, path);
+            assert_eq!(written, pattern);
         }
     }
 }
