@@ -29,7 +29,7 @@ use tokio::{
 use tower_service::Service as _;
 
 pub use self::problem::{AdminProblem, UnavailablePart};
-use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, reseal::Resealer, store_state::StoreProbes};
+use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, health::StoreProbes, reseal::Resealer};
 use crate::{
     config,
     console::{self, Attention},
@@ -51,7 +51,6 @@ pub(crate) mod query;
 pub mod records;
 mod reseal;
 pub mod stats;
-pub(crate) mod store_state;
 
 /// Concurrent connections; more wait in the listen backlog.
 const MAX_CONNECTIONS: usize = 1024;

@@ -17,16 +17,16 @@ use axum::{
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use ibid::store::{Address, Fence};
 
-pub(crate) use self::attention::Attention;
+pub(crate) use self::overview::Attention;
 use self::{
     change_form::{ActionForm, ChangeFormPage, ConfirmPage},
     form::Form,
     overview::OverviewPage,
     page::{PAGE_HEADERS, html_response, see_other},
+    page::{RecordVisit, StaffVisit, Visit},
     read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
     record::{RecordPage, RefusalRow},
     record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordSearch},
-    visit::{RecordVisit, StaffVisit, Visit},
 };
 use crate::{
     admin::{
@@ -39,7 +39,6 @@ use crate::{
 };
 
 mod assets;
-mod attention;
 mod change_form;
 mod form;
 mod login;
@@ -48,8 +47,6 @@ mod page;
 mod read_only_pages;
 mod record;
 mod record_list;
-mod view;
-mod visit;
 
 /// Maximum number of audit entries, and of refusals, beside one record.
 const MAX_RELATED_ROWS: usize = 20;

@@ -7,7 +7,7 @@
 //!   the request claims anything.
 //! - **A failed fetch changes nothing**: the known keys stay in force.
 //!
-//! [`keys`] parses keys, [`remote`] fetches them, and this module parses tokens.
+//! [`keys`] parses and fetches keys, and this module parses tokens.
 
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
@@ -21,11 +21,10 @@ use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 
 pub(crate) use self::keys::KeySet;
-use self::{keys::KeyLookup, remote::RemoteJwks};
+use self::keys::{KeyLookup, RemoteJwks};
 use crate::config::{JwtKeys, JwtSettings, TokenSource};
 
 mod keys;
-mod remote;
 
 /// `Retry-After` while no keys are loaded.
 const RETRY_AFTER_NO_KEYS: Duration = Duration::from_secs(1);

@@ -35,8 +35,8 @@ pub use self::{
 };
 pub(crate) use self::{
     history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
+    history::{RequestCounts, TrafficCounts},
     sharded::HistogramSnapshot,
-    traffic::{RequestCounts, TrafficCounts},
 };
 use crate::{logs, routes::RouteTable};
 
@@ -47,7 +47,6 @@ mod refusals;
 mod route_counters;
 mod shadow;
 mod sharded;
-mod traffic;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 

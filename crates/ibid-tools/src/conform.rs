@@ -25,7 +25,6 @@ mod checks;
 mod connection;
 mod profile;
 mod report;
-mod request;
 mod session;
 
 const DEFAULT_BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;

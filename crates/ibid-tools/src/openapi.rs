@@ -22,9 +22,8 @@ mod annotate;
 mod components;
 mod document;
 mod edit;
-mod json;
 mod new_value;
-mod yaml;
+mod parse;
 
 #[derive(Debug, clap::Args)]
 pub struct OpenapiArgs {
@@ -153,10 +152,10 @@ pub fn annotate_text(
 /// Parses JSON if the text looks like JSON, else YAML. YAML that looks like JSON needs `is_yaml`.
 fn parse_document(text: &str, is_yaml: bool) -> Result<OpenapiDocument, DocumentError> {
     if !text.trim_start().starts_with('{') {
-        return yaml::read(text.to_owned());
+        return parse::read_yaml(text.to_owned());
     }
-    match json::read(text.to_owned()) {
-        Err(_) if is_yaml => yaml::read(text.to_owned()),
+    match parse::read_json(text.to_owned()) {
+        Err(_) if is_yaml => parse::read_yaml(text.to_owned()),
         read => read,
     }
 }

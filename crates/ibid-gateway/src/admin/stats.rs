@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::AdminState;
 use crate::{
-    config::dial_format,
+    config::dials,
     format::{format_date, now_ms},
     metrics::{RefusedRequest, UserAgentCount},
     routes::RouteEntry,
@@ -77,7 +77,7 @@ pub fn policies(state: &AdminState) -> Value {
 }
 
 fn policy_json(route: &RouteEntry) -> Value {
-    let dials = dial_format::route_dials(route);
+    let dials = dials::route_dials(route);
     let unusual: Vec<&str> = dials.iter().filter(|dial| dial.overridden).map(|dial| dial.name).collect();
     let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({

@@ -1,26 +1,18 @@
 //! A client of a running gateway's admin API.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
 use ibid_tools::CommandError;
-use rustls::{ClientConfig, pki_types::ServerName};
 use serde::{Deserialize, de::DeserializeOwned};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    time::timeout,
-};
-use tokio_rustls::TlsConnector;
+use tokio::time::timeout;
 
 use crate::{
-    config::{AdminTlsArgs, ClientTls, Env, Secret},
+    config::{AdminTlsArgs, Env, Secret},
+    outbound::{OutboundClient, OutboundError},
     tls,
-    upstream::native_root_config,
 };
 
 /// Timeout of one call. The gateway itself waits ten seconds for its store.
@@ -50,22 +42,8 @@ impl fmt::Debug for AdminArgs {
 pub(super) struct AdminClient {
     /// For messages.
     url: String,
-    server: AdminAddress,
+    server: OutboundClient,
     token: Secret,
-}
-
-pub(super) struct AdminAddress {
-    pub(super) host: String,
-    pub(super) port: u16,
-    pub(super) tls: Option<Arc<ClientConfig>>,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum AdminCallError {
-    #[error("{0}")]
-    NotSent(String),
-    #[error("{0}")]
-    ResponseLost(String),
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,11 +83,10 @@ impl AdminClient {
             let what = format!("--admin: {url:?} speaks no TLS, and certificates were given; write https://");
             return Err(CommandError::Usage(what));
         }
-        let server = AdminAddress {
-            host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: authority.port_u16().unwrap_or(if secure { 443 } else { 80 }),
-            tls: if secure { Some(tls_config(&choice.tls.load(env)?)?) } else { None },
-        };
+        let tls = if secure { tls::client_config("--admin-", &choice.tls.load(env)?) } else { Ok(None) };
+        let origin = format!("{}://{authority}", uri.scheme_str().unwrap_or_default());
+        let server = OutboundClient::with_tls(&origin, tls.map_err(CommandError::Usage)?, ADMIN_CALL_TIMEOUT);
+        let server = server.map_err(|why| CommandError::Usage(format!("{why}; name some with --admin-ca")))?;
         Ok(Some(Self { url: url.clone(), server, token }))
     }
 
@@ -163,63 +140,29 @@ impl AdminClient {
         let url = &self.url;
         let why = match called {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(AdminCallError::NotSent(why))) => format!("{url} cannot be reached: {why}"),
-            Ok(Err(AdminCallError::ResponseLost(why))) => format!("the answer of {url} was lost: {why}{lost}"),
+            Ok(Err(OutboundError::NotSent(why))) => format!("{url} cannot be reached: {why}"),
+            Ok(Err(OutboundError::ResponseLost(why))) => format!("the answer of {url} was lost: {why}{lost}"),
             Err(_) => format!("{url} did not answer within {ADMIN_CALL_TIMEOUT:?}{lost}"),
         };
         Err(CommandError::Unavailable(why))
     }
 
-    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), AdminCallError> {
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = path.parse().map_err(|why| AdminCallError::NotSent(format!("{path}: {why}")))?;
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), OutboundError> {
+        let mut request = request_to(path).map_err(|why| OutboundError::NotSent(format!("{path}: {why}")))?;
         let mut bearer = HeaderValue::from_str(&format!("Bearer {}", self.token.expose())).map_err(|_| {
-            AdminCallError::NotSent("the token cannot be sent: it has characters that a header cannot have".into())
+            OutboundError::NotSent("the token cannot be sent: it has characters that a header cannot have".into())
         })?;
         bearer.set_sensitive(true);
+        (*request.method_mut(), *request.body_mut()) = (method, body);
         let json = HeaderValue::from_static("application/json");
         request.headers_mut().extend([(header::AUTHORIZATION, bearer), (header::CONTENT_TYPE, json)]);
-        self.server.send(request).await
+        let answer = self.server.send(request, MAX_RESPONSE_BYTES).await?;
+        Ok((answer.status(), answer.into_body()))
     }
 }
 
-impl AdminAddress {
-    /// Sends one request on a connection of its own.
-    pub(super) async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AdminCallError> {
-        let unsent = |why: &dyn fmt::Display| AdminCallError::NotSent(why.to_string());
-        let Self { host, port, tls } = self;
-        let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        let authority = HeaderValue::from_str(&authority).map_err(|why| unsent(&why))?;
-        let agent = HeaderValue::from_static(concat!("ibid/", env!("CARGO_PKG_VERSION")));
-        request.headers_mut().extend([(header::HOST, authority), (header::USER_AGENT, agent)]);
-        let socket = TcpStream::connect((host.as_str(), *port)).await.map_err(|why| unsent(&why))?;
-        let Some(tls) = tls else { return exchange(socket, request).await };
-        let name = ServerName::try_from(host.clone()).map_err(|why| unsent(&why))?;
-        let socket = TlsConnector::from(tls.clone()).connect(name, socket).await.map_err(|why| unsent(&why))?;
-        exchange(socket, request).await
-    }
-}
-
-fn tls_config(given: &ClientTls) -> Result<Arc<ClientConfig>, CommandError> {
-    match tls::client_config("--admin-", given).map_err(CommandError::Usage)? {
-        Some(config) => Ok(config),
-        None => native_root_config()
-            .map(Arc::new)
-            .map_err(|why| CommandError::Usage(format!("{why}; name some with --admin-ca"))),
-    }
-}
-
-async fn exchange<S>(socket: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AdminCallError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;
-    let (mut sender, connection) = handshake.map_err(|why| AdminCallError::NotSent(why.to_string()))?;
-    tokio::spawn(connection);
-    let lost = |why: &dyn fmt::Display| AdminCallError::ResponseLost(why.to_string());
-    let answer = sender.send_request(request).await.map_err(|why| lost(&why))?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_RESPONSE_BYTES).collect().await;
-    Ok((status, body.map_err(|why| lost(&why))?.to_bytes()))
+/// A GET of this path.
+pub(super) fn request_to(path: &str) -> http::Result<Request<Bytes>> {
+    let agent = concat!("ibid/", env!("CARGO_PKG_VERSION"));
+    Request::get(path).header(header::USER_AGENT, agent).body(Bytes::new())
 }

@@ -1,26 +1,26 @@
 //! `ibid health`: checks the gateway that uses the same settings. For container images without curl.
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     time::Duration,
 };
 
 use clap::Args;
-use http::Request;
-use http_body_util::Full;
 use ibid_tools::CommandError;
 use tokio::time::timeout;
 
-use super::{admin_client::AdminAddress, open_store};
+use super::{admin_client::request_to, open_store};
 use crate::{
     config::{AdminTlsArgs, Env, GatewaySettings, ServeArgs},
+    outbound::OutboundClient,
     tls,
 };
 
 /// Timeout of the answer. Readiness includes a store call, which may take a second.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(6);
+const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct HealthArgs {
@@ -58,14 +58,17 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
     let scheme = if tls.is_some() { "https" } else { "http" };
     let path = if args.ready { "/readyz" } else { "/healthz" };
     let url = format!("{scheme}://{addr}{path}");
-    let server = AdminAddress { host: addr.ip().to_string(), port: addr.port(), tls };
-    let request = Request::get(path).body(Full::default()).expect("a path of ours");
+    let unanswered = |why: &dyn fmt::Display| CommandError::Conflict(format!("no answer from {url}: {why}"));
+    let server = OutboundClient::with_tls(&format!("{scheme}://{addr}"), tls, HEALTH_TIMEOUT);
+    let server = server.map_err(|why| unanswered(&why))?;
+    let request = request_to(path).expect("a path of ours");
     let answer = open_store::block_on(async {
-        let answer = timeout(HEALTH_TIMEOUT, server.send(request)).await;
-        let answer = answer.map_err(|_| format!("nothing within {HEALTH_TIMEOUT:?}"));
-        answer.and_then(|answer| answer.map_err(|why| why.to_string())).map_err(CommandError::Conflict)
-    });
-    let (status, said) = answer.map_err(|why| CommandError::Conflict(format!("no answer from {url}: {why}")))?;
+        match timeout(HEALTH_TIMEOUT, server.send(request, MAX_ANSWER_BYTES)).await {
+            Ok(answer) => answer.map_err(|why| unanswered(&why)),
+            Err(_) => Err(unanswered(&format!("nothing within {HEALTH_TIMEOUT:?}"))),
+        }
+    })?;
+    let (status, said) = (answer.status(), answer.into_body());
     let said = String::from_utf8_lossy(&said);
     let said = said.trim();
     if !status.is_success() {

@@ -18,8 +18,8 @@ use ibid::{
 use toml::Value;
 
 use super::{
-    collector::Collector,
     error::ConfigError,
+    secret::Collector,
     secret::{Secret, UpstreamUrl},
     settings::{LimitSettings, LogSettings, PemFile, QuotaSettings, Role},
     store::StoreSettings,

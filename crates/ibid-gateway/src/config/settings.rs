@@ -11,10 +11,10 @@ use ibid::{
 use ibid_stores::seal::Sealer;
 
 use super::{
-    collector::Collector,
     env::ValueResolver,
     error::{ConfigError, quote_list},
     seal::SealSettings,
+    secret::Collector,
     secret::Secret,
     store::StoreSettings,
     toml_node::{FromToml, Scalar, TomlNode, tables},

@@ -12,11 +12,11 @@ use ibid::{
 };
 
 use super::{
-    collector::Collector,
     dials,
     env::ValueResolver,
     error::ConfigError,
     jwt, raw, seal,
+    secret::Collector,
     secret::UpstreamUrl,
     settings::{
         AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, PemFile, REFLECTION_KEYWORD, Role,

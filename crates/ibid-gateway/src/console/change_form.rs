@@ -7,7 +7,7 @@ use askama::Template;
 use super::{
     form::{Form, normalize_newlines},
     page::{PageShell, filters},
-    view::PageField,
+    record::PageField,
 };
 use crate::{
     admin::body::{MAX_REASON_CHARS, parse_keep, validate_reason},

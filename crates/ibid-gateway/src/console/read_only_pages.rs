@@ -6,15 +6,15 @@ use ibid_stores::StoreRole;
 
 use super::{
     form::Form,
+    page::Visit,
     page::{PageShell, filters},
-    visit::Visit,
 };
 use crate::{
     admin::{
         audit::{AuditEntry, AuditTrail},
+        health::StoreState,
         health::{StoreHealth, Works},
         stats::{ShadowReport, ShadowRoute},
-        store_state::StoreState,
     },
     format::{display_date, escape_invisible, format_date},
     metrics::HistogramSnapshot,

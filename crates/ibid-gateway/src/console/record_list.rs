@@ -6,10 +6,10 @@ use askama::Template;
 use ibid::store::Address;
 
 use super::{
-    attention::{AttentionLists, LONG_RUNNING_AFTER},
     form::Form,
+    overview::{AttentionLists, LONG_RUNNING_AFTER},
+    page::Visit,
     page::{PageShell, filters},
-    visit::Visit,
 };
 use crate::{
     admin::{auth::AdminCaller, query::parse_filters},

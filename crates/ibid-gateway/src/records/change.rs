@@ -11,7 +11,7 @@ use ibid::{
 use ibid_stores::seal::is_sealed;
 use serde::{Deserialize, Serialize};
 
-use super::{RecordEntry, RecordView, find, state_name, view};
+use super::{RecordEntry, RecordView, state_name, view};
 use crate::{
     config::raw::UNSETTABLE_HEADERS,
     format::{format_rough, now_ms},
@@ -160,7 +160,7 @@ impl ChangeRequest {
             None => self.apply_to_store(store, &before, seen).await,
         };
         // A failed read must not hide that the change was made.
-        let after = find::at(store, &address).await.ok().flatten();
+        let after = super::read_at(store, &address).await.ok().flatten();
         let (changed, refused, error) = match outcome {
             Ok(refused) => (Some(refused.is_none()), refused, None),
             Err(error) => ((error.kind != ErrorKind::Ambiguous).then_some(false), None, Some(error)),

@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::span_context::SpanContext;
+use super::SpanContext;
 use crate::{
     config::{Collector, TraceSettings},
     outbound::OutboundClient,
@@ -144,7 +144,7 @@ impl OtlpExporter {
         let body = Bytes::from(export_request(spans).to_string());
         let mut request = Request::post(self.collector.path()).body(body).map_err(|why| why.to_string())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let answer = self.server.send(request, 1 << 20).await?;
+        let answer = self.server.send(request, 1 << 20).await.map_err(|why| why.to_string())?;
         if answer.status().is_success() {
             return Ok(());
         }

@@ -24,9 +24,9 @@ use serde_json::Value;
 use super::{
     ConformArgs, DEFAULT_BODY,
     connection::TestedServer,
+    connection::{RawExchange, RawRequest, header_of},
     one_more, parse_url,
     profile::{CheckLevel, CheckRule},
-    request::{RawExchange, RawRequest, header_of},
     text_of,
 };
 use crate::CommandError;

@@ -6,7 +6,7 @@ use ibid::{RefusalReason, policy::OnConcurrent};
 
 use super::{
     super::{
-        request::{RawExchange, RawRequest, header_of},
+        connection::{RawExchange, RawRequest, header_of},
         session::ConformSession,
     },
     NEEDS_SLOW, NO_EVIDENCE, format_run_count, require_reachable,

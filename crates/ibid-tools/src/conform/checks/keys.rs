@@ -5,7 +5,7 @@ use ibid::{RefusalReason, key::KeyFormat};
 use super::{
     super::{
         connection::ExchangeError,
-        request::{RawExchange, RawRequest},
+        connection::{RawExchange, RawRequest},
         session::ConformSession,
     },
     ExpectedOutcome, format_run_count, judge_second,

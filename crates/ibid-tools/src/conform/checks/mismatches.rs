@@ -7,7 +7,7 @@ use ibid::{
 };
 
 use super::{
-    super::{request::RawRequest, session::ConformSession},
+    super::{connection::RawRequest, session::ConformSession},
     ExpectedOutcome, judge_second,
 };
 use crate::CommandError;
