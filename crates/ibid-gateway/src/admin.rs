@@ -42,12 +42,11 @@ use crate::{
 pub mod api;
 pub mod audit;
 pub mod auth;
-pub mod body;
 pub(crate) mod health;
 pub(crate) mod hosts;
 mod idle;
+pub mod input;
 mod problem;
-pub(crate) mod query;
 pub mod records;
 mod reseal;
 pub mod stats;

@@ -23,10 +23,8 @@ mod args;
 pub(crate) mod dials;
 mod env;
 mod error;
-mod jwt;
 pub(crate) mod raw;
 mod reload_check;
-mod seal;
 mod secret;
 mod settings;
 mod store;
@@ -40,13 +38,12 @@ pub(crate) use dials::is_webhook_preset;
 pub use env::Env;
 pub use error::ConfigError;
 pub use reload_check::{forgotten_answers, shortened_ttls};
-pub use seal::SealSettings;
 pub use secret::{Collector, RedactedStoreUrl, Secret};
 pub use settings::{
     AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, GrpcUnknown, JwtKeys, JwtSettings,
     LimitSettings, LogFormat, LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
 };
-pub use store::{DEFAULT_STORE, StoreSelection, StoreSettings};
+pub use store::{DEFAULT_STORE, SealSettings, StoreSelection, StoreSettings};
 
 impl GatewaySettings {
     /// Reads the file, if one is named, applies variables and flags, and validates the result.

@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{check, demo, health, keys, migrate, openapi, report, serve, store, sweep},
+    commands::{check, demo, health, keys, openapi, report, serve, store},
     config::{Env, ServeArgs},
     tls,
 };
@@ -33,9 +33,9 @@ enum Command {
     /// Report what shadow mode observed: requests to replay or refuse, and callers that send no key
     Report(report::ReportArgs),
     /// Remove expired entries from a store and mark expired leases as outcome unknown
-    Sweep(sweep::SweepArgs),
+    Sweep(store::SweepArgs),
     /// Create, update or remove the tables of a PostgreSQL store
-    Migrate(migrate::MigrateArgs),
+    Migrate(store::MigrateArgs),
     /// Maintain an embedded store that no gateway has open
     Store(store::StoreArgs),
     /// Add the key header, the refusals and the replay headers to an OpenAPI document
@@ -62,9 +62,9 @@ fn main() -> ExitCode {
         Command::Health(args) => health::run(&args, env, out).map(done),
         Command::Keys(args) => keys::run(&args, env, out, aside).map(done),
         Command::Report(args) => report::run(&args, env, out).map(done),
-        Command::Sweep(args) => sweep::run(&args, env, out).map(done),
-        Command::Migrate(args) => migrate::run(&args, env, out).map(done),
-        Command::Store(args) => store::run(&args, out, aside),
+        Command::Sweep(args) => store::sweep(&args, env, out).map(done),
+        Command::Migrate(args) => store::migrate(&args, env, out).map(done),
+        Command::Store(args) => store::maintain(&args, out, aside),
         Command::Openapi(args) => openapi::run(&args, env, out, aside).map(done),
         Command::Conform(args) => conform::run(&args, &tls::for_checks, out),
     };

@@ -30,8 +30,7 @@ use self::{
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
-    refusals::{RefusalLog, RefusedRequest},
-    shadow::{ShadowCounters, UserAgentCount},
+    refusals::{RefusalLog, RefusedRequest, ShadowCounters, UserAgentCount},
 };
 pub(crate) use self::{
     history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
@@ -45,7 +44,6 @@ mod gauges;
 mod history;
 mod refusals;
 mod route_counters;
-mod shadow;
 mod sharded;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

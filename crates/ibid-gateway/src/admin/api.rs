@@ -21,8 +21,7 @@ use super::{
     AdminProblem, AdminState, ClientInfo,
     audit::AuditEntryPage,
     auth::{AdminCaller, AuthError, AuthMethod, CSRF_HEADER},
-    body,
-    query::{DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
+    input::{self, DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
     read_only, records, reseal, stats, with_methods,
 };
 use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport};
@@ -78,13 +77,13 @@ async fn change_record(
     state: AppState, ChangingCaller(caller): ChangingCaller, RecordAddress(address): RecordAddress, verb: ChangeVerb,
     ApiBody(body): ApiBody,
 ) -> ApiResult<ChangeReport> {
-    Ok(ApiJson(records::change(&state, &caller, address, body::parse_change(verb, &body)?).await?))
+    Ok(ApiJson(records::change(&state, &caller, address, input::parse_change(verb, &body)?).await?))
 }
 
 async fn reseal_records(
     state: AppState, _: FullView, ChangingCaller(caller): ChangingCaller, ApiBody(body): ApiBody,
 ) -> ApiResult<ResealReport> {
-    Ok(ApiJson(reseal::reseal(&state, &caller, body::parse_reseal(&body)?).await?))
+    Ok(ApiJson(reseal::reseal(&state, &caller, input::parse_reseal(&body)?).await?))
 }
 
 async fn list_audit_entries(
@@ -166,7 +165,7 @@ impl FromRequestParts<Arc<AdminState>> for ChangingCaller {
         let csrf = parts.headers.get(CSRF_HEADER).and_then(|csrf| csrf.to_str().ok());
         caller.authorize_change(&parts.headers, csrf)?;
         NoQuery::from_request_parts(parts, state).await?;
-        if caller.authenticated_by != AuthMethod::Bearer && !body::has_media_type(&parts.headers, "application/json") {
+        if caller.authenticated_by != AuthMethod::Bearer && !input::has_media_type(&parts.headers, "application/json") {
             let detail = "the body must be application/json";
             return Err(AdminProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
         }
@@ -207,7 +206,7 @@ impl<S: Sync> FromRequest<S> for ApiBody {
     type Rejection = AdminProblem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, AdminProblem> {
-        body::read(request.into_body(), body::MAX_BODY_BYTES).await.map(Self)
+        input::read(request.into_body(), input::MAX_BODY_BYTES).await.map(Self)
     }
 }
 

@@ -11,7 +11,7 @@ use clap::Args;
 use ibid_tools::CommandError;
 use tokio::time::timeout;
 
-use super::{admin_client::request_to, open_store};
+use super::{admin_client::request_to, store};
 use crate::{
     config::{AdminTlsArgs, Env, GatewaySettings, ServeArgs},
     outbound::OutboundClient,
@@ -62,7 +62,7 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
     let server = OutboundClient::with_tls(&format!("{scheme}://{addr}"), tls, HEALTH_TIMEOUT);
     let server = server.map_err(|why| unanswered(&why))?;
     let request = request_to(path).expect("a path of ours");
-    let answer = open_store::block_on(async {
+    let answer = store::block_on(async {
         match timeout(HEALTH_TIMEOUT, server.send(request, MAX_ANSWER_BYTES)).await {
             Ok(answer) => answer.map_err(|why| unanswered(&why)),
             Err(_) => Err(unanswered(&format!("nothing within {HEALTH_TIMEOUT:?}"))),

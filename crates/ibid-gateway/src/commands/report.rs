@@ -8,8 +8,8 @@ use ibid_tools::CommandError;
 
 use super::{
     admin_client::{AdminArgs, AdminClient},
-    open_store,
     print::{escape_control, print_columns, print_json},
+    store,
 };
 use crate::{
     admin::stats::{ShadowReport, ShadowRoute},
@@ -30,7 +30,7 @@ pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<
         let what = "which gateway? name its admin address, such as --admin http://127.0.0.1:8081";
         return Err(CommandError::Usage(what.into()));
     };
-    let report: ShadowReport = open_store::block_on(api.get("/api/shadow"))?;
+    let report: ShadowReport = store::block_on(api.get("/api/shadow"))?;
     Ok(if args.json { print_json(&report, out) } else { print(&report, out) }?)
 }
 

@@ -23,7 +23,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::sweep;
+use super::store;
 use crate::{
     admin::AdminServer,
     config::{Env, GatewaySettings, SealSettings, ServeArgs},
@@ -248,7 +248,7 @@ async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Resu
 async fn sweep_periodically(ibid: Ibid, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
-        match sweep::sweep(ibid.engine().store().as_ref()).await.0 {
+        match store::sweep_all(ibid.engine().store().as_ref()).await.0 {
             (0, 0) => {}
             (removed, 0) => tracing::debug!(removed, "swept"),
             (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),

@@ -13,9 +13,9 @@ use ibid_stores::seal::Sealer;
 use super::{
     env::ValueResolver,
     error::{ConfigError, quote_list},
-    seal::SealSettings,
     secret::Collector,
     secret::Secret,
+    store::SealSettings,
     store::StoreSettings,
     toml_node::{FromToml, Scalar, TomlNode, tables},
     values::{AtLeastOne, ByteLimit, HeaderBytes, Positive},

@@ -10,7 +10,7 @@ use super::{
     record::PageField,
 };
 use crate::{
-    admin::body::{MAX_REASON_CHARS, parse_keep, validate_reason},
+    admin::input::{MAX_REASON_CHARS, parse_keep, validate_reason},
     format::{capitalize, escape_invisible, escape_invisible_lines, format_rough_ms, to_sentence},
     records::{ChangeAction, ChangeVerb, RecordView, ResolvedAnswer},
 };

@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{Method, StatusCode};
 
-use crate::admin::body;
+use crate::admin::input;
 
 /// Further pairs are ignored.
 const MAX_FORM_PAIRS: usize = 64;
@@ -29,12 +29,12 @@ impl<S: Sync> FromRequest<S> for Form {
         if request.method() != Method::POST {
             return Ok(Self::parse(request.uri().query().unwrap_or_default().as_bytes()));
         }
-        if !body::has_media_type(request.headers(), "application/x-www-form-urlencoded") {
+        if !input::has_media_type(request.headers(), "application/x-www-form-urlencoded") {
             let text = "this page takes forms; programs use /api\n";
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, text).into_response());
         }
         let largest = if request.uri().path() == "/login" { MAX_LOGIN_FORM_BYTES } else { MAX_FORM_BYTES };
-        let body = body::read(request.into_body(), largest).await.map_err(|problem| {
+        let body = input::read(request.into_body(), largest).await.map_err(|problem| {
             let then = match problem.status {
                 StatusCode::PAYLOAD_TOO_LARGE => "; use ibid keys resolve --body FILE for large answers",
                 _ => "",

@@ -12,7 +12,7 @@ use super::{
     page::{PageShell, filters},
 };
 use crate::{
-    admin::{auth::AdminCaller, query::parse_filters},
+    admin::{auth::AdminCaller, input::parse_filters},
     format::{format_exact_duration, to_sentence},
     records::{RecordList, RecordQuery, RecordView},
 };

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::{ResealArgs, target::KeysBackend};
 use crate::{
     commands::{
-        open_store,
         print::{escape_control, print_json},
+        store,
     },
     config::Env,
     format::{format_date, now_ms},
@@ -27,7 +27,7 @@ pub(super) fn run(
     if args.target.admin.admin.is_some() && args.reason.is_none() {
         return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
     }
-    let done = open_store::block_on(async {
+    let done = store::block_on(async {
         let source = KeysBackend::open(&args.target, env, true).await?;
         reseal_all(&source, args, aside).await
     })?;

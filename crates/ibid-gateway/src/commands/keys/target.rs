@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::KeysTargetArgs;
 use crate::{
-    commands::{admin_client::AdminClient, open_store},
+    commands::{admin_client::AdminClient, store},
     config::{self, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
@@ -50,7 +50,7 @@ impl KeysBackend {
             let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
             return Err(CommandError::Usage(what.into()));
         }
-        Ok(Self::Store(open_store::open_store(&settings, sealing).await?, why))
+        Ok(Self::Store(store::open_store(&settings, sealing).await?, why))
     }
 
     /// Warns that entries are shown sealed, and why.
