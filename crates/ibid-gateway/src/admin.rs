@@ -51,12 +51,26 @@ pub mod records;
 mod reseal;
 pub mod stats;
 
+/// Makes types that handlers take as arguments, from the head of a request.
+macro_rules! extractors {
+    ($($type:ty, $rejection:ty: |$parts:ident, $state:ident| $made:block;)+) => {$(
+        impl axum::extract::FromRequestParts<std::sync::Arc<$crate::admin::AdminState>> for $type {
+            type Rejection = $rejection;
+
+            async fn from_request_parts(
+                $parts: &mut http::request::Parts, $state: &std::sync::Arc<$crate::admin::AdminState>,
+            ) -> Result<Self, $rejection> $made
+        }
+    )+};
+}
+pub(crate) use extractors;
+
 /// Concurrent connections; more wait in the listen backlog.
 const MAX_CONNECTIONS: usize = 1024;
 
 pub struct AdminServer {
     listener: TcpListener,
-    secure: bool,
+    pub is_secure: bool,
     state: Arc<AdminState>,
 }
 
@@ -122,21 +136,17 @@ impl AdminServer {
             attention: Attention::default(),
             stores: StoreProbes::new(members),
         };
-        Ok(Self { listener, secure: settings.tls.is_some(), state: Arc::new(state) })
+        Ok(Self { listener, is_secure: settings.tls.is_some(), state: Arc::new(state) })
     }
 
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    pub fn is_secure(&self) -> bool {
-        self.secure
-    }
-
     /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
     /// the listener and the audit trail's lock are released, so another gateway can use them.
     pub async fn run(self, stop: watch::Receiver<bool>, ended: oneshot::Receiver<()>) {
-        let Self { listener, secure, state } = self;
+        let Self { listener, is_secure: secure, state } = self;
         tokio::spawn(state.history.clone().run_sampler(state.metrics.clone(), stop.clone()));
         let handler = AdminConnections { router: router(state.clone(), stop), live: state.live.clone(), secure };
         let ended = async move { drop(ended.await) };

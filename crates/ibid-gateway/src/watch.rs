@@ -11,7 +11,7 @@ use ibid::quota::Quota;
 use parking_lot::Mutex;
 
 use crate::{
-    config::{ConfigError, Env, GatewaySettings, SealSettings, ServeArgs},
+    config::{ConfigError, Env, GatewaySettings, SealSettings, ServeArgs, forgotten_answers},
     jwt::JwtVerifier,
     snapshot::ConfigSnapshot,
 };
@@ -28,7 +28,7 @@ pub struct LiveConfig {
     reload_lock: Mutex<()>,
     args: ServeArgs,
     /// Keeps its counts when a reload changes the limits.
-    quota: Arc<Quota>,
+    pub quota: Arc<Quota>,
 }
 
 /// The result of a reload.
@@ -59,10 +59,6 @@ impl LiveConfig {
             args,
             quota,
         })
-    }
-
-    pub fn quota(&self) -> &Arc<Quota> {
-        &self.quota
     }
 
     /// Returns the snapshot in force.
@@ -105,7 +101,7 @@ impl LiveConfig {
         // The process still uses the store that it opened at start-up, whatever later files say.
         let mut in_force = before.settings.clone();
         in_force.store = self.startup_settings.store.clone();
-        let forgotten = settings.forgotten_answers(&in_force);
+        let forgotten = forgotten_answers(&in_force, &settings);
         if !forgotten.is_empty() && !settings.accept_forgetting {
             return ReloadOutcome::WouldForget(forgotten);
         }

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    extract::{FromRequest, FromRequestParts, RawQuery, Request, State},
+    extract::{FromRequest, RawQuery, Request, State},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -21,6 +21,7 @@ use super::{
     AdminProblem, AdminState, ClientInfo,
     audit::AuditEntryPage,
     auth::{AdminCaller, AuthError, AuthMethod, CSRF_HEADER},
+    extractors,
     input::{self, DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
     read_only, records, reseal, stats, with_methods,
 };
@@ -127,10 +128,8 @@ struct NoQuery;
 /// The whole body, limited in size and time.
 struct ApiBody(Bytes);
 
-impl FromRequestParts<Arc<AdminState>> for AdminCaller {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+extractors! {
+    AdminCaller, AdminProblem: |parts, state| {
         let client = ClientInfo::of(parts).client;
         let caller = state.auth.caller(&state.live.now().tokens, &parts.headers, client);
         caller.map_err(|denied| {
@@ -141,26 +140,16 @@ impl FromRequestParts<Arc<AdminState>> for AdminCaller {
             }
             denied.into()
         })
-    }
-}
-
-impl FromRequestParts<Arc<AdminState>> for FullView {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+    };
+    FullView, AdminProblem: |parts, state| {
         if AdminCaller::from_request_parts(parts, state).await?.can_see_all() {
             return Ok(Self);
         }
         let detail =
             "this token sees the records of one user; this is about all of them and needs role \"viewer\" or \"admin\"";
         Err(AdminProblem::new(StatusCode::FORBIDDEN, detail))
-    }
-}
-
-impl FromRequestParts<Arc<AdminState>> for ChangingCaller {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+    };
+    ChangingCaller, AdminProblem: |parts, state| {
         let caller = AdminCaller::from_request_parts(parts, state).await?;
         let csrf = parts.headers.get(CSRF_HEADER).and_then(|csrf| csrf.to_str().ok());
         caller.authorize_change(&parts.headers, csrf)?;
@@ -170,36 +159,21 @@ impl FromRequestParts<Arc<AdminState>> for ChangingCaller {
             return Err(AdminProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
         }
         Ok(Self(caller))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for RecordAddress {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
+    };
+    RecordAddress, AdminProblem: |parts, _state| {
         let text = parts.uri.path().split('/').nth(3).unwrap_or_default();
         let wrong = || format!("{text:?} is no address; send the 64 hex digits that the list shows");
         Ok(Self(Address::from_hex(text).ok_or_else(wrong)?))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for ChangeVerb {
-    type Rejection = Infallible;
-
-    /// The last segment of the path.
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+    };
+    // The last segment of the path.
+    ChangeVerb, Infallible: |parts, _state| {
         let name = parts.uri.path().rsplit('/').next().unwrap_or_default();
         Ok(Self::from_name(name).expect("only routes of verbs use it"))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for NoQuery {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
+    };
+    NoQuery, AdminProblem: |parts, _state| {
         QueryParams::parse(parts.uri.query(), &[])?;
         Ok(Self)
-    }
+    };
 }
 
 impl<S: Sync> FromRequest<S> for ApiBody {

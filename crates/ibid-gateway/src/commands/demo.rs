@@ -66,7 +66,7 @@ pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
         let gateway = RunningGateway::start(settings, serve, OpenedStore::plain(store), show).await;
         let gateway = gateway.map_err(CommandError::Failed)?;
         let stopped = stop_signals()?;
-        print_instructions(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
+        print_instructions(gateway.address, gateway.admin.unwrap_or(args.admin), &token, &app, colour);
         stopped.await;
         gateway.stop().await;
         println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));

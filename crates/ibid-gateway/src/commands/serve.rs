@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{ErrorKind, Write},
+    net::SocketAddr,
     os::unix::fs::DirBuilderExt,
     path::Path,
     sync::Arc,
@@ -65,12 +66,14 @@ pub(super) fn block_on(work: impl Future<Output = Result<(), CommandError>>) -> 
 }
 
 pub struct RunningGateway {
-    address: std::net::SocketAddr,
-    admin: Option<std::net::SocketAddr>,
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// Where operators connect.
+    pub admin: Option<SocketAddr>,
     is_secure: bool,
     is_admin_secure: bool,
-    live: Arc<LiveConfig>,
-    ibid: Ibid,
+    pub live: Arc<LiveConfig>,
+    pub ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
     /// The admin port's task and its stop signal. It stops last.
@@ -107,7 +110,7 @@ impl RunningGateway {
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
         let admin_address = admin.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
-        let admin_secure = admin.as_ref().is_some_and(AdminServer::is_secure);
+        let admin_secure = admin.as_ref().is_some_and(|admin| admin.is_secure);
         let (end, ended) = oneshot::channel();
         let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
         tokio::spawn(sweep_periodically(ibid.clone(), sweep_every));
@@ -132,24 +135,6 @@ impl RunningGateway {
             tracer,
             _journal: journal,
         })
-    }
-
-    /// Where clients connect.
-    pub fn address(&self) -> std::net::SocketAddr {
-        self.address
-    }
-
-    /// Where operators connect.
-    pub fn admin(&self) -> Option<std::net::SocketAddr> {
-        self.admin
-    }
-
-    pub fn ibid(&self) -> &Ibid {
-        &self.ibid
-    }
-
-    pub fn live(&self) -> &Arc<LiveConfig> {
-        &self.live
     }
 
     pub async fn stop(self) {
@@ -192,7 +177,7 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
         .body_timeout(settings.limits.body_timeout)
         // Sealing compresses by itself.
         .compress(settings.seal.is_none() && settings.store.compresses())
-        .quota(live.quota().clone());
+        .quota(live.quota.clone());
     if let Some(secret) = settings.seal.as_ref().and_then(SealSettings::address_secret) {
         builder = builder.address_secret(secret);
     }

@@ -151,22 +151,14 @@ const DEFAULT_OTLP_PORT: u16 = 4318;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collector {
-    secure: bool,
+    pub is_secure: bool,
     address: String,
-    path: String,
+    pub path: String,
 }
 
 impl Collector {
-    pub fn is_secure(&self) -> bool {
-        self.secure
-    }
-
     pub fn origin(&self) -> String {
-        format!("{}://{}", if self.secure { "https" } else { "http" }, self.address)
-    }
-
-    pub fn path(&self) -> &str {
-        &self.path
+        format!("{}://{}", if self.is_secure { "https" } else { "http" }, self.address)
     }
 }
 
@@ -187,7 +179,7 @@ impl Scalar for Collector {
             return Err(wrong("it has a query"));
         }
         let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(DEFAULT_OTLP_PORT));
-        Ok(Self { secure, address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
+        Ok(Self { is_secure: secure, address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
     }
 }
 

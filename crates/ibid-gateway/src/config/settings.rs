@@ -261,11 +261,6 @@ impl GatewaySettings {
     pub fn sealing(&self) -> Option<Sealer> {
         self.seal.as_ref().and_then(SealSettings::sealing)
     }
-
-    /// See [`forgotten_answers`](super::forgotten_answers).
-    pub fn forgotten_answers(&self, old: &Self) -> Vec<String> {
-        super::forgotten_answers(old, self)
-    }
 }
 
 impl fmt::Debug for JwtKeys {

@@ -151,8 +151,9 @@ pub struct SealSettings {
     /// The first key seals; all keys open. Empty: only addresses are keyed.
     keys: Vec<SealKey>,
     address_secret: SealKeyBytes,
-    plain_addresses: bool,
-    rules: SealOptions,
+    /// Whether a reader of the store can test guesses of keys.
+    pub(super) plain_addresses: bool,
+    pub(super) rules: SealOptions,
     /// Shared with the stores and the journal that use it.
     sealing: Option<Sealer>,
 }
@@ -196,15 +197,6 @@ impl SealSettings {
         parts.join("; ")
     }
 
-    pub fn accepts_plain(&self) -> bool {
-        self.rules.accept_plain
-    }
-
-    /// Whether a reader of the store can test guesses of keys.
-    pub fn has_plain_addresses(&self) -> bool {
-        self.plain_addresses
-    }
-
     /// Takes over the open sealer of `before`. [`activate_keys`](Self::activate_keys) installs the keys of this
     /// configuration.
     pub(crate) fn reuse_sealing(&mut self, before: &Self) {
@@ -245,7 +237,7 @@ impl SealSettings {
                 "seal.address_secret changed: remembered requests will not be recognised again".into()
             }
             (None, Some(_), None) => "seal.keys removed: what is sealed will not be opened again".into(),
-            (None, None, Some(_)) if !new.is_some_and(Self::accepts_plain) => {
+            (None, None, Some(_)) if new.is_some_and(|new| !new.rules.accept_plain) => {
                 "seal.keys added, and seal.accept_plain is off: what is remembered in clear will be refused".into()
             }
             _ => return Vec::new(),

@@ -16,7 +16,7 @@ use super::{
     env::ValueResolver,
     error::ConfigError,
     raw,
-    secret::{Collector, Secret, UpstreamUrl},
+    secret::{Secret, UpstreamUrl},
     settings::{
         AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, JwtKeys, JwtSettings, PemFile,
         REFLECTION_KEYWORD, Role, TlsSettings, TokenSource, TraceSettings,
@@ -196,7 +196,7 @@ fn build_admin(
 }
 
 fn build_trace(file: raw::RawTrace, lookup: &ValueResolver<'_>) -> Result<Option<TraceSettings>, ConfigError> {
-    let secure = file.otlp.as_ref().is_some_and(Collector::is_secure);
+    let secure = file.otlp.as_ref().is_some_and(|collector| collector.is_secure);
     for (name, given) in [("trace.ca", file.ca.is_some()), ("trace.cert", file.cert.is_some())] {
         if given && !secure {
             return Err(wrong(name, "certificates are for a collector at https://…; set trace.otlp to one"));

@@ -4,10 +4,7 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{
-    extract::FromRequestParts,
-    response::{Html, IntoResponse, Response},
-};
+use axum::response::{Html, IntoResponse, Response};
 use http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header, request::Parts};
 use ibid::store::Address;
 
@@ -16,6 +13,7 @@ use crate::{
     admin::{
         self, AdminProblem, AdminState, ClientInfo, UnavailablePart,
         auth::{AdminCaller, AuthError, AuthMethod, ForbiddenReason},
+        extractors,
     },
     config::Role,
     format::to_sentence,
@@ -145,10 +143,8 @@ pub(super) struct StaffVisit(pub(super) Visit);
 /// A [`Visit`] to a page of a record. Without a valid address there is no such page.
 pub(super) struct RecordVisit(pub(super) Address, pub(super) Visit);
 
-impl FromRequestParts<Arc<AdminState>> for Visit {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, Response> {
+extractors! {
+    Visit, Response: |parts, state| {
         let client = ClientInfo::of(parts);
         let caller = state.auth.caller(&state.live.now().tokens, &parts.headers, client.client);
         Ok(Self {
@@ -159,25 +155,15 @@ impl FromRequestParts<Arc<AdminState>> for Visit {
             uri: parts.uri.clone(),
             secure: client.secure,
         })
-    }
-}
-
-impl FromRequestParts<Arc<AdminState>> for StaffVisit {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, Response> {
+    };
+    StaffVisit, Response: |parts, state| {
         let visit = Visit::from_request_parts(parts, state).await?;
         if visit.caller.can_see_all() { Ok(Self(visit)) } else { Err(visit.forbidden_for_users()) }
-    }
-}
-
-impl FromRequestParts<Arc<AdminState>> for RecordVisit {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, Response> {
+    };
+    RecordVisit, Response: |parts, state| {
         let address = parts.uri.path().split('/').nth(2).and_then(Address::from_hex).ok_or_else(admin::not_found)?;
         Ok(Self(address, Visit::from_request_parts(parts, state).await?))
-    }
+    };
 }
 
 /// Redirects to the log-in page, or responds with a problem if the request had a token.

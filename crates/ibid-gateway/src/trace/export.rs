@@ -142,7 +142,7 @@ impl OtlpExporter {
 
     async fn export(&self, spans: &[Box<FinishedSpan>]) -> Result<(), String> {
         let body = Bytes::from(export_request(spans).to_string());
-        let mut request = Request::post(self.collector.path()).body(body).map_err(|why| why.to_string())?;
+        let mut request = Request::post(self.collector.path.as_str()).body(body).map_err(|why| why.to_string())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let answer = self.server.send(request, 1 << 20).await.map_err(|why| why.to_string())?;
         if answer.status().is_success() {
