@@ -83,7 +83,6 @@ pub(crate) struct ClientInfo {
     connected_to: IpAddr,
 }
 
-/// The state that the admin API and the console share.
 pub struct AdminState {
     pub ibid: Ibid,
     /// Reseals stored records with the first key; `None` if the gateway seals nothing.
@@ -92,7 +91,6 @@ pub struct AdminState {
     pub auth: Authenticator,
     pub audit: AuditTrail,
     pub metrics: Arc<Metrics>,
-    /// Cached counts of the store's entries.
     pub gauges: StoreGauges,
     pub shadow: Arc<ShadowCounters>,
     pub refusals: Arc<RefusalLog>,
@@ -154,7 +152,6 @@ impl AdminServer {
     }
 }
 
-/// Serves the connections to the admin port.
 struct AdminConnections {
     router: Router,
     live: Arc<LiveConfig>,
@@ -221,7 +218,6 @@ fn read_only<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRou
     with_methods(get(handler), READ_METHODS)
 }
 
-/// Adds the responses to `OPTIONS` and to methods that are not allowed.
 fn with_methods(route: MethodRouter<Arc<AdminState>>, allowed: &'static str) -> MethodRouter<Arc<AdminState>> {
     route
         .options(async move || (StatusCode::NO_CONTENT, [(header::ALLOW, allowed)]))
@@ -273,7 +269,6 @@ const API_HEADERS: [(HeaderName, &str); 5] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Adds these headers unless the response has them.
 pub(crate) fn add_headers(headers: &mut HeaderMap, more: &[(HeaderName, &'static str)]) {
     for (name, value) in more {
         headers.entry(name).or_insert(HeaderValue::from_static(value));

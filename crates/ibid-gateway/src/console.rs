@@ -79,7 +79,6 @@ fn page<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRouter<A
     with_methods(get(handler), "GET")
 }
 
-/// Adds the response to methods that are not allowed.
 fn with_methods(route: MethodRouter<Arc<AdminState>>, allowed: &'static str) -> MethodRouter<Arc<AdminState>> {
     let text = format!("only {} is understood here\n", allowed.replace(", ", " or "));
     route.fallback(async move || (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allowed)], text))

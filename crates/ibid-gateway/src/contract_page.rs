@@ -23,7 +23,6 @@ pub(crate) mod describe;
 
 pub const CONTRACT_PATH: &str = "/.well-known/idempotency";
 
-/// The contract for programs.
 pub fn json(routes: &RouteTable) -> Value {
     json!({
         "contract": CONTRACT_PATH,
@@ -51,7 +50,6 @@ fn published_routes(routes: &RouteTable) -> impl Iterator<Item = &RouteEntry> {
     routes.iter().filter(|route| route.policy.mode != PolicyMode::Off)
 }
 
-/// The gRPC methods that a route covers.
 fn grpc_methods<'a>(routes: &'a RouteTable, route: &RouteEntry) -> Vec<&'a str> {
     if route.protocol == Protocol::Http {
         return Vec::new();
@@ -128,7 +126,6 @@ struct RouteSection<'a> {
     rows: Vec<(&'static str, String)>,
 }
 
-/// The contract for people.
 pub fn render_html(routes: &RouteTable) -> String {
     let section = |route| RouteSection { route, rows: rows(route, &grpc_methods(routes, route)) };
     ContractPage { routes: published_routes(routes).map(section).collect() }.render().expect("only text is written")

@@ -59,7 +59,6 @@ impl JwtVerifier {
         self.settings == *settings
     }
 
-    /// Verifies the token of a request. Returns the wanted claims or a refusal.
     pub(crate) async fn identify_caller(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> TokenVerification {
         let token = match extract_token(headers, &self.settings.from) {
             Ok(token) => token,
@@ -142,7 +141,6 @@ fn validation(settings: &JwtSettings) -> Validation {
     rules
 }
 
-/// Returns the token of a request from the first source that is present.
 fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
     for source in from {
         let mut found: Vec<&[u8]> = match source {

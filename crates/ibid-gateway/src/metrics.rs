@@ -48,14 +48,12 @@ mod sharded;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric family: all samples of one name.
 #[derive(Debug)]
 pub struct MetricFamily {
     pub name: &'static str,
     pub labels: &'static [&'static str],
     pub kind: MetricKind,
     pub help: &'static str,
-    /// Writes the samples.
     read: fn(&MetricSources<'_>, &mut FamilyWriter<'_>),
 }
 
@@ -69,7 +67,6 @@ pub enum MetricKind {
 struct MetricSources<'a> {
     metrics: &'a Metrics,
     stored: EntryCounts,
-    /// Whether each store is up.
     up: &'a [(&'a str, bool)],
 }
 
@@ -146,7 +143,6 @@ pub const FAMILIES: [MetricFamily; 20] = [
              read: |_, page| page.sample(&[], logs::lost_lines()) },
 ];
 
-/// Counts requests and engine events.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: RouteCounters,
@@ -188,7 +184,6 @@ impl Metrics {
         }
     }
 
-    /// Renders all metrics in Prometheus' text format. `up` gives the state of each store.
     pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
         let (mut page, sources) = (String::new(), MetricSources { metrics: self, stored, up });
         for family in &FAMILIES {
@@ -217,22 +212,18 @@ impl Metrics {
         self.requests.iter()
     }
 
-    /// Claims taken over while their operation ran.
     pub(crate) fn lost_claims(&self) -> u64 {
         self.total(|counters| &counters.lost_claims)
     }
 
-    /// How long each call of the store took.
     pub(crate) fn store_calls(&self) -> impl Iterator<Item = (StoreCall, HistogramSnapshot)> {
         StoreCall::ALL.into_iter().map(|call| (call, self.histogram(|counters| &counters.store[call as usize])))
     }
 
-    /// Time that requests took beyond their operation.
     fn overhead(&self) -> HistogramSnapshot {
         self.histogram(|counters| &counters.overhead)
     }
 
-    /// Runs whose outcome is unknown.
     fn unknown(&self) -> u64 {
         self.requests.total(RequestOutcome::Unknown) + self.total(|counters| &counters.late_unknown)
     }

@@ -44,7 +44,6 @@ impl OutboundClient {
         UpstreamClient::new(origin.parse()?, settings).map(Self)
     }
 
-    /// Sends a request and reads the whole response.
     pub(crate) async fn send(
         &self, request: Request<Bytes>, max_bytes: usize,
     ) -> Result<Response<Bytes>, OutboundError> {

@@ -106,7 +106,6 @@ impl RecordQuery {
         Ok(RecordList { records: entries.iter().map(RecordView::from).collect(), next })
     }
 
-    /// Finds the only entry that matches.
     pub async fn find_one(self, store: &dyn Store) -> Result<RecordEntry, RecordLookupError> {
         let filters = self.filters();
         for _ in 0..MAX_READ_ATTEMPTS {

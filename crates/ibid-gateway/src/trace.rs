@@ -56,7 +56,6 @@ struct RequestSpan {
     details: Mutex<SpanDetails>,
 }
 
-/// Attributes that become known while the request is handled.
 #[derive(Default)]
 struct SpanDetails {
     route: Option<String>,
@@ -279,7 +278,6 @@ fn random_id() -> [u8; 16] {
     ClaimToken::mint().0
 }
 
-/// Identifies a span in its trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
     trace_id: [u8; 16],

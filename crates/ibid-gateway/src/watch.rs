@@ -19,7 +19,6 @@ use crate::{
 /// Interval between two checks of the file. Its content is compared, so every way of replacing it is noticed.
 const FILE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Holds the snapshot in force.
 pub struct LiveConfig {
     current: ArcSwap<ConfigSnapshot>,
     /// The settings at start-up. Settings that are only read at start-up keep these values.
@@ -31,7 +30,6 @@ pub struct LiveConfig {
     pub quota: Arc<Quota>,
 }
 
-/// The result of a reload.
 #[derive(Debug)]
 pub enum ReloadOutcome {
     /// The file is equivalent to the configuration in force.
@@ -61,7 +59,6 @@ impl LiveConfig {
         })
     }
 
-    /// Returns the snapshot in force.
     pub fn now(&self) -> arc_swap::Guard<Arc<ConfigSnapshot>> {
         self.current.load()
     }

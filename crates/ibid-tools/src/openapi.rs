@@ -47,7 +47,6 @@ pub struct OpenapiArgs {
     pub check: bool,
 }
 
-/// The route that covers an operation.
 pub struct CoveringRoute<'a> {
     pub policy: &'a Policy,
     pub has_quota: bool,
@@ -55,7 +54,6 @@ pub struct CoveringRoute<'a> {
     pub is_default_policy: bool,
 }
 
-/// Finds the route of a method and a path.
 pub type FindRoute<'f, 'r> = &'f dyn Fn(&Method, &str) -> Option<CoveringRoute<'r>>;
 
 /// Annotates and writes. Notes go to `aside`.

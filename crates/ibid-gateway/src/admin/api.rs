@@ -119,10 +119,8 @@ struct FullView;
 /// A caller who may make changes, with a request that is meant as one.
 struct ChangingCaller(AdminCaller);
 
-/// The address in the path of a record.
 struct RecordAddress(Address);
 
-/// Refuses a request with query parameters.
 struct NoQuery;
 
 /// The whole body, limited in size and time.

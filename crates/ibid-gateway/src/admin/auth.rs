@@ -76,13 +76,10 @@ pub enum AuthError {
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct SessionSecrets {
-    /// The value of [`SESSION_COOKIE`].
     pub cookie: String,
-    /// The CSRF token of [`AuthMethod::Session`].
     pub csrf: String,
 }
 
-/// The tokens of a configuration, with their hashes.
 pub struct AdminTokens(Vec<(TokenHash, AdminToken)>);
 
 /// Sessions, and failed log-ins by client. It outlives configurations, so a reload does not reset the limits.

@@ -26,7 +26,6 @@ use tokio::{
 
 use crate::format::{format_date, now_ms};
 
-/// The health of the gateway's store, or of both its stores.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreHealth {
     pub(crate) guarantees: Guarantees,
@@ -46,7 +45,6 @@ pub(crate) struct StoreHealth {
     pub(crate) pending_settlements: u64,
     /// CSS class: `good`, `warn` or `bad`.
     pub(crate) css_class: &'static str,
-    /// One-line summary for the console.
     pub(crate) summary: &'static str,
 }
 
@@ -105,7 +103,6 @@ impl StoreHealth {
         }
     }
 
-    /// Whether new keys are granted.
     pub(crate) fn is_healthy(&self) -> bool {
         self.error.is_none()
     }
@@ -216,7 +213,6 @@ pub(crate) struct StoreState {
     pub(crate) since_ms: u64,
     /// The latest failure, kept after recovery.
     pub(crate) last_error: Option<LastError>,
-    /// Latency of the read.
     pub(crate) took: Duration,
 }
 
@@ -245,12 +241,10 @@ struct Found {
 }
 
 impl StoreState {
-    /// Whether it grants new keys and can be read.
     pub(crate) fn is_up(&self) -> bool {
         self.claims
     }
 
-    /// Why it is down; `None` if it is up.
     pub(crate) fn error(&self) -> Option<&str> {
         self.last_error.as_ref().filter(|_| !self.is_up()).map(|error| error.text.as_str())
     }
@@ -263,7 +257,6 @@ impl StoreProbes {
         Self(members.into_iter().map(probe).collect())
     }
 
-    /// Probes every store; the authority is the last.
     pub(crate) async fn ask(&self) -> Vec<StoreState> {
         join_all(self.0.iter().map(StoreProbe::ask)).await
     }

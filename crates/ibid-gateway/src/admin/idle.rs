@@ -119,20 +119,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedSocket<S> {
         written
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
-        if matches!(written, Poll::Ready(Ok(1..))) {
-            self.activity.touch();
-        }
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_flush(cx)
     }

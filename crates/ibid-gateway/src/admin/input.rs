@@ -33,7 +33,6 @@ const MAX_FILTER_CHARS: usize = 1024;
 
 pub(super) struct QueryParams(Vec<(String, String)>);
 
-/// The parameters of `GET /api/records`.
 #[derive(Debug)]
 pub(super) struct ListRequest {
     pub(super) query: RecordQuery,

@@ -37,7 +37,6 @@ use crate::{
     watch::LiveConfig,
 };
 
-/// Minimum timeout of the store check at start-up.
 const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
@@ -68,7 +67,6 @@ pub(super) fn block_on(work: impl Future<Output = Result<(), CommandError>>) -> 
 pub struct RunningGateway {
     /// Where clients connect.
     pub address: SocketAddr,
-    /// Where operators connect.
     pub admin: Option<SocketAddr>,
     is_secure: bool,
     is_admin_secure: bool,

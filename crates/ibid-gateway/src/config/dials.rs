@@ -208,7 +208,6 @@ fn set_for_reason<T>(values: &mut Vec<(RefusalReason, T)>, reason: RefusalReason
     values.push((reason, value));
 }
 
-/// A dial of a route.
 pub(crate) struct Dial {
     pub(crate) name: &'static str,
     pub(crate) value: String,

@@ -104,7 +104,6 @@ impl StoreSettings {
         })
     }
 
-    /// Checks the settings against each other.
     pub(super) fn check(self) -> Result<Self, ConfigError> {
         let wrong = |name: &str, what: String| Err(ConfigError::at(format!("store.{name}"), what));
         let prefix = &self.prefix;

@@ -65,7 +65,6 @@ impl ChangeVerb {
         capitalize(self.name())
     }
 
-    /// The heading of its form, and what it means.
     fn question(self) -> (&'static str, &'static str) {
         match self {
             Self::Release => (
@@ -143,7 +142,6 @@ fn lifetime(view: &RecordView) -> String {
 }
 
 impl<'a> ChangeFormPage<'a> {
-    /// The form, with an error message if there is one.
     pub(super) fn new(
         shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: ActionForm, error: Option<String>,
     ) -> Self {

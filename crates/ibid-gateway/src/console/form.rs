@@ -46,7 +46,6 @@ impl<S: Sync> FromRequest<S> for Form {
 }
 
 impl Form {
-    /// Parses `application/x-www-form-urlencoded`.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.into_owned());
         Self(form_urlencoded::parse(bytes).take(MAX_FORM_PAIRS).map(owned).collect())
@@ -83,7 +82,6 @@ impl Form {
     }
 }
 
-/// Converts CRLF to LF.
 pub(super) fn normalize_newlines(text: &str) -> String {
     text.replace("\r\n", "\n")
 }

@@ -91,7 +91,6 @@ impl TrafficCounts {
 }
 
 impl RequestCounts {
-    /// The columns of the table of routes.
     fn columns(&self) -> [(&'static str, u64); 9] {
         [
             ("Requests", self.total()),
@@ -189,9 +188,7 @@ fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, coun
 /// A record in progress for longer than this (60 s) is listed.
 pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
 pub(super) const MAX_ROWS_PER_LIST: usize = 50;
-/// Time limit of the store for each list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Minimum time for which lists are cached.
 const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
 /// Lists are cached for this many times the duration of listing them.
 const LIST_TIME_DIVISOR: u32 = 10;
@@ -202,11 +199,9 @@ pub(crate) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
 
 #[derive(Debug, Default)]
 pub(super) struct AttentionLists {
-    /// Records with an unknown outcome.
     pub(super) unknown: Vec<RecordView>,
     /// Whether the store has more of them.
     pub(super) more_unknown: bool,
-    /// Records in progress for long.
     pub(super) long_running: Vec<RecordView>,
     /// Whether the store has more of them.
     pub(super) more_long_running: bool,
@@ -215,7 +210,6 @@ pub(super) struct AttentionLists {
 }
 
 impl Attention {
-    /// Returns the cached lists, or loads them.
     pub(super) async fn get(&self, store: &dyn Store) -> Arc<AttentionLists> {
         // Holds the lock while loading, so that concurrent callers share the result.
         let mut last = self.0.lock().await;
@@ -231,7 +225,6 @@ impl Attention {
         lists
     }
 
-    /// Drops the cached lists after a change.
     pub(super) async fn invalidate(&self) {
         *self.0.lock().await = None;
     }

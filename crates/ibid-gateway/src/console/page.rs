@@ -66,7 +66,6 @@ impl PageShell {
         NAV_LINKS.iter().filter(|(path, _)| self.caller.role != Role::User || *path == "/records")
     }
 
-    /// The caller's name and role.
     pub(super) fn who(&self) -> String {
         match &self.caller.user {
             Some(user) => format!("user {user}"),
@@ -126,14 +125,12 @@ pub(super) mod filters {
     }
 }
 
-/// A request for a page.
 pub(super) struct Visit {
     pub(super) state: Arc<AdminState>,
     pub(super) caller: AdminCaller,
     pub(super) method: Method,
     pub(super) headers: HeaderMap,
     uri: Uri,
-    /// Whether the request came over TLS.
     pub(super) secure: bool,
 }
 

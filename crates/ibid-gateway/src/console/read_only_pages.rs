@@ -84,7 +84,6 @@ impl Works {
     }
 }
 
-/// Audit entries per page.
 const AUDIT_PAGE_SIZE: usize = 50;
 
 #[derive(Template)]

@@ -20,7 +20,6 @@ use crate::{
     records::{AnswerView, BodyView, RecordView},
 };
 
-/// Maximum number of body bytes shown.
 const MAX_BODY_BYTES_SHOWN: usize = 64 << 10;
 
 #[derive(Template)]
@@ -181,7 +180,6 @@ impl AnswerPanel {
     }
 }
 
-/// Cuts a text at [`MAX_BODY_BYTES_SHOWN`].
 fn truncate_body(text: &str) -> String {
     if text.len() <= MAX_BODY_BYTES_SHOWN {
         return text.to_owned();
@@ -228,7 +226,6 @@ fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
     ]
 }
 
-/// A name and its value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageField {
     pub(super) name: &'static str,
@@ -275,7 +272,6 @@ impl RecordView {
         format_rough_ms(self.expires_in_ms)
     }
 
-    /// How long the operation ran.
     pub(super) fn took(&self) -> Option<Duration> {
         self.duration_ms.map(|ms| Duration::from_secs_f64(ms.clamp(0.0, 1e12) / 1e3))
     }

@@ -132,7 +132,6 @@ impl RecordListPage {
         }
     }
 
-    /// The form with an error message.
     pub(super) fn with_error(visit: &Visit, search: RecordSearch, wrong: String) -> Self {
         Self { error: Some(wrong), ..Self::empty_page(visit, search) }
     }

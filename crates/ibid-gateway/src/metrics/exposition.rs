@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 
 use super::{MetricFamily, MetricKind, sharded::HistogramSnapshot};
 
-/// Writes the samples of one family.
 pub(super) struct FamilyWriter<'a> {
     text: &'a mut String,
     family: &'a MetricFamily,

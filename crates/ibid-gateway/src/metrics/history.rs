@@ -38,7 +38,6 @@ struct HistoryRing {
     points: VecDeque<TrafficCounts>,
 }
 
-/// The time span of a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum ChartWindow {
     #[default]
@@ -243,14 +242,12 @@ pub(crate) struct TrafficCounts {
     pub(crate) hits: u64,
     /// Store calls that one of two stores decided alone.
     pub(crate) fallbacks: u64,
-    /// Time that requests took beyond their operation.
     pub(crate) overhead: HistogramSnapshot,
 }
 
 /// Defines the counts, and the operations that work on each of them.
 macro_rules! request_counts {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// Requests by outcome.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub(crate) struct RequestCounts {
             $($(#[$doc])* pub(crate) $name: u64,)+
@@ -273,7 +270,6 @@ request_counts! {
     stored,
     /// Ran, and the answer is not remembered.
     released,
-    /// Ran, outcome unknown.
     unknown,
     /// Ran without protection.
     degraded,
@@ -286,12 +282,10 @@ request_counts! {
     refused,
     /// Had no key and passed through.
     keyless,
-    /// Passed through in shadow mode.
     shadowed,
 }
 
 impl Metrics {
-    /// The counts since the process started.
     pub(crate) fn snapshot(&self) -> TrafficCounts {
         TrafficCounts {
             requests: self

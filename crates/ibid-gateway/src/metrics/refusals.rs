@@ -72,7 +72,6 @@ impl ShadowCounters {
         }
     }
 
-    /// Would-be refusals of a route, by reason.
     pub fn refusals(&self, route: &str) -> Vec<(&'static str, u64)> {
         let routes = self.0.lock();
         let Some(route) = routes.get(route) else { return Vec::new() };

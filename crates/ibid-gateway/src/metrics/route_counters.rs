@@ -41,7 +41,6 @@ pub(crate) struct RouteCounter {
 }
 
 impl RouteCounters {
-    /// Returns the counter of a route, and adds it if it is new.
     pub(super) fn get_or_insert(&self, route: &str) -> &RouteCounter {
         // Names are at least 8 bytes apart. The multiplier is 2^64 divided by the golden ratio.
         let place = (route.as_ptr() as u64 >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - HINT_SLOTS.ilog2());

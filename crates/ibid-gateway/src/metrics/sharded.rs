@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-/// Number of shards. More threads than this share them.
 const SHARD_COUNT: usize = 16;
 
 #[derive(Debug, Default)]
@@ -53,7 +52,6 @@ pub(super) struct Histogram {
     sum: AtomicU64,
 }
 
-/// The content of a [`Histogram`] when it was read.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct HistogramSnapshot {
     buckets: [u64; BUCKET_BOUNDS.len() + 1],
@@ -92,7 +90,6 @@ impl HistogramSnapshot {
         self.buckets.iter().sum()
     }
 
-    /// The durations recorded since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let mut since = *self;
         since.buckets.iter_mut().zip(before.buckets).for_each(|(now, then)| *now = now.saturating_sub(then));

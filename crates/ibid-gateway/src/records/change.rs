@@ -39,7 +39,6 @@ pub(crate) enum ChangeVerb {
     Resolve,
 }
 
-/// The answer of an operation, as an operator supplies it.
 #[derive(Debug, Clone)]
 pub struct ResolvedAnswer {
     /// 200 or above.
@@ -66,7 +65,6 @@ pub struct ChangeReport {
     /// `None` if unknown.
     pub changed: Option<bool>,
     pub reason: String,
-    /// Why nothing was changed.
     pub refused: Option<String>,
     pub before: RecordView,
     /// `None` if the entry is absent, or could not be read.

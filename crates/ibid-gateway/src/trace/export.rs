@@ -153,7 +153,6 @@ impl OtlpExporter {
     }
 }
 
-/// Builds an `ExportTraceServiceRequest`.
 fn export_request(spans: &[Box<FinishedSpan>]) -> Value {
     let version = env!("CARGO_PKG_VERSION");
     let spans: Vec<_> = spans.iter().map(|span| span.to_json()).collect();

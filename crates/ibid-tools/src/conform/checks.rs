@@ -34,7 +34,6 @@ pub(super) async fn run_all(session: &mut ConformSession<'_>) -> Result<(), Comm
     Ok(())
 }
 
-/// The expected result of the second of two requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpectedOutcome {
     /// A refusal with this status, and no run.
@@ -113,7 +112,6 @@ fn check_problems(session: &mut ConformSession<'_>) {
     }
 }
 
-/// Describes what is wrong with a problem response, as an expectation.
 fn find_problem_error(answer: &Response<Bytes>, refusals: RefusalFormat) -> Option<String> {
     let kind = header_of(answer, "content-type").unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case(refusals.media_type()) {

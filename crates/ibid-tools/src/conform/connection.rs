@@ -56,7 +56,6 @@ pub(super) enum ExchangeError {
 trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
-/// An open connection to the server.
 pub(super) struct RawConnection(Box<dyn IoStream>);
 
 impl TestedServer {
@@ -110,7 +109,6 @@ impl TestedServer {
         exchange.unwrap_or(Err(ExchangeError::TimedOut(self.timeout)))
     }
 
-    /// Sends bytes, waits, and disconnects without reading.
     pub(super) async fn send_and_disconnect(&self, bytes: &[u8], after: Duration) -> Result<(), ExchangeError> {
         let RawConnection(mut stream) = self.connect().await?;
         let sent = timeout(self.timeout, stream.write_all(bytes)).await;
@@ -270,7 +268,6 @@ impl RawExchange {
         self.response.as_ref().ok().map(|answer| answer.status().as_u16())
     }
 
-    /// The response, if it is a success.
     pub(super) fn success(&self) -> Option<&Response<Bytes>> {
         self.response.as_ref().ok().filter(|answer| answer.status().is_success())
     }

@@ -29,7 +29,6 @@ impl ConformReport<'_> {
         self.args.url.as_deref().unwrap_or_default()
     }
 
-    /// Prints one line per check, and more for failures.
     pub(super) fn print_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
         writeln!(out, "{}, profile {}\n", self.url(), self.args.profile.name)?;
         for CheckFinding { rule, verdict, sent, received, expected } in self.findings {

@@ -38,7 +38,6 @@ struct Annotator<'a> {
     document: &'a OpenapiDocument,
     additions: Additions<'a>,
     outcome: AnnotateOutcome,
-    /// The components to add, by section.
     components: Vec<(&'static str, Vec<(String, NewValue)>)>,
     /// By reference: whether only covered operations use a shared response.
     ours: HashMap<String, bool>,

@@ -37,7 +37,6 @@ pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io
     print_columns(&rows, out)
 }
 
-/// Prints each field on its own line, then the answer.
 pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> io::Result<()> {
     let mut lines = vec![
         ("address", escape_control(&view.address)),

@@ -53,7 +53,6 @@ impl KeysBackend {
         Ok(Self::Store(store::open_store(&settings, sealing).await?, why))
     }
 
-    /// Warns that entries are shown sealed, and why.
     pub(super) fn warn_if_sealed(&self, views: &[RecordView], aside: &mut dyn io::Write) -> io::Result<()> {
         let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
         let (Self::Store(_, why), 1..) = (self, sealed) else { return Ok(()) };
