@@ -186,19 +186,7 @@ fn classify_refusal(refusal: Option<Refused>, seen: &ReceivedResponse<'_>, now: 
         Some(Refused::UpstreamUnreachable | Refused::UpstreamLost | Refused::UpstreamTimeout) => {
             ResponseAction::Retry { why: RetryCause::Upstream, after: None }
         }
-        Some(
-            Refused::KeyMissing
-            | Refused::KeyInvalid
-            | Refused::ScopeMissing
-            | Refused::RequestAmbiguous
-            | Refused::IdentityInvalid
-            | Refused::ScopeRefused
-            | Refused::BodyTooLarge
-            | Refused::KeyReused
-            | Refused::MethodUnknown
-            | Refused::OutcomeUnknown,
-        )
-        | None => ResponseAction::Refused(refusal),
+        refusal => ResponseAction::Refused(refusal),
     }
 }
 

@@ -29,7 +29,7 @@ use tokio::{
 use tower_service::Service as _;
 
 pub use self::problem::{AdminProblem, UnavailablePart};
-use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, health::StoreProbes, reseal::Resealer};
+use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, health::StoreProbes, records::Resealer};
 use crate::{
     config,
     console::{self, Attention},
@@ -48,7 +48,6 @@ mod idle;
 pub mod input;
 mod problem;
 pub mod records;
-mod reseal;
 pub mod stats;
 
 /// Makes types that handlers take as arguments, from the head of a request.

@@ -2,9 +2,13 @@
 //!
 //! Templates render the pages, which work without scripts; scripts refresh parts of a page and draw charts. Invariants:
 //! a page shows nothing that the admin API would not show to the same caller, and changes go through the same
-//! [`admin::records::change`](crate::admin::records::change). Browsers load nothing from other hosts.
+//! [`admin::records::change`](crate::admin::records::change). The binary contains the static files; browsers load nothing
+//! from other hosts.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use axum::{
     Router,
@@ -14,7 +18,8 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use http::{HeaderMap, Method, StatusCode, Uri, header};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use ibid::store::{Address, Fence};
 
 pub(crate) use self::overview::Attention;
@@ -22,8 +27,7 @@ use self::{
     change_form::{ActionForm, ChangeFormPage, ConfirmPage},
     form::Form,
     overview::OverviewPage,
-    page::{PAGE_HEADERS, html_response, see_other},
-    page::{RecordVisit, StaffVisit, Visit},
+    page::{PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
     read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
     record::{RecordPage, RefusalRow},
     record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordSearch},
@@ -38,7 +42,6 @@ use crate::{
     records::{ChangeAction, ChangeRequest, ChangeVerb},
 };
 
-mod assets;
 mod change_form;
 mod form;
 mod login;
@@ -70,7 +73,7 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
     }
     let assets = get(async |uri: Uri, headers: HeaderMap| {
         let name = uri.path().trim_start_matches("/assets/");
-        assets::serve_asset(name, &headers).unwrap_or_else(admin::not_found)
+        serve_asset(name, &headers).unwrap_or_else(admin::not_found)
     });
     pages.route("/assets/{name}", with_methods(assets, "GET")).layer(from_fn(set_page_headers))
 }
@@ -242,4 +245,62 @@ async fn log_out(visit: Visit, form: Form) -> Response {
     }
     visit.state.auth.log_out(&visit.headers);
     login::log_out_response(visit.secure)
+}
+
+/// Name, content type and bytes.
+type Asset = (&'static str, &'static str, &'static [u8]);
+
+#[rustfmt::skip]
+const ASSETS: [Asset; 6] = [
+    ("console.css", "text/css; charset=utf-8", include_bytes!("../assets/console.css")),
+    ("console.js", "text/javascript; charset=utf-8", include_bytes!("../assets/console.js")),
+    ("htmx.js", "text/javascript; charset=utf-8", include_bytes!("../assets/vendor/htmx-2.0.11.min.js")),
+    ("uplot.js", "text/javascript; charset=utf-8", include_bytes!("../assets/vendor/uplot-1.6.32.min.js")),
+    ("uplot.css", "text/css; charset=utf-8", include_bytes!("../assets/vendor/uplot-1.6.32.min.css")),
+    ("icon.svg", "image/svg+xml", include_bytes!("../assets/icon.svg")),
+];
+
+/// Serves a file with an ETag, so that browsers revalidate it.
+fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response> {
+    let (_, kind, bytes) = ASSETS.iter().find(|(known, ..)| *known == name)?;
+    let tag = etag(bytes);
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (header::ETAG, tag.clone()),
+    ];
+    Some(match asked.get(header::IF_NONE_MATCH) == Some(&tag) {
+        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
+        false => (headers, Bytes::from_static(bytes)).into_response(),
+    })
+}
+
+fn etag(bytes: &[u8]) -> HeaderValue {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    HeaderValue::from_str(&format!("\"{:016x}\"", hasher.finish())).expect("hex in quotes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_the_browser_has_is_not_sent_again() {
+        let first = serve_asset("console.css", &HeaderMap::new()).unwrap();
+        assert_eq!(first.status(), StatusCode::OK);
+        let asked = HeaderMap::from_iter([(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone())]);
+        assert_eq!(serve_asset("console.css", &asked).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(serve_asset("console.js", &asked).unwrap().status(), StatusCode::OK, "another file");
+        assert!(serve_asset("../console.css", &asked).is_none());
+    }
+
+    #[test]
+    fn our_own_files_name_no_other_place() {
+        for (name, _, bytes) in ASSETS.iter().filter(|(name, ..)| name.starts_with("console.")) {
+            let text = std::str::from_utf8(bytes).unwrap();
+            assert!(!text.contains("//") || !text.contains("http"), "{name}");
+            assert!(!text.contains("url(") && !text.contains("@import"), "{name}");
+        }
+    }
 }

@@ -165,7 +165,7 @@ fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a
     Err(missing_token_refusal(from))
 }
 
-fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
+pub(crate) fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
     let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     let value = |pair: &'a [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     pairs.filter_map(value).collect()

@@ -22,29 +22,27 @@ use ibid::{
 };
 use serde_json::{Value, json};
 
+pub(crate) use self::{
+    counters::HistogramSnapshot,
+    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
+    history::{RequestCounts, TrafficCounts},
+};
 use self::{
+    counters::{Histogram, RouteCounter, RouteCounters, Sharded},
     exposition::FamilyWriter,
-    route_counters::{RouteCounter, RouteCounters},
-    sharded::{Histogram, Sharded},
 };
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
     refusals::{RefusalLog, RefusedRequest, ShadowCounters, UserAgentCount},
 };
-pub(crate) use self::{
-    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
-    history::{RequestCounts, TrafficCounts},
-    sharded::HistogramSnapshot,
-};
 use crate::{logs, routes::RouteTable};
 
+mod counters;
 mod exposition;
 mod gauges;
 mod history;
 mod refusals;
-mod route_counters;
-mod sharded;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 

@@ -23,7 +23,7 @@ use super::{
     auth::{AdminCaller, AuthError, AuthMethod, CSRF_HEADER},
     extractors,
     input::{self, DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
-    read_only, records, reseal, stats, with_methods,
+    read_only, records, stats, with_methods,
 };
 use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport};
 
@@ -84,7 +84,7 @@ async fn change_record(
 async fn reseal_records(
     state: AppState, _: FullView, ChangingCaller(caller): ChangingCaller, ApiBody(body): ApiBody,
 ) -> ApiResult<ResealReport> {
-    Ok(ApiJson(reseal::reseal(&state, &caller, input::parse_reseal(&body)?).await?))
+    Ok(ApiJson(records::reseal(&state, &caller, input::parse_reseal(&body)?).await?))
 }
 
 async fn list_audit_entries(

@@ -17,7 +17,10 @@ use tokio::time::Instant;
 
 pub use self::login_limits::MAX_FAILED_LOGINS_PER_MINUTE;
 use self::login_limits::{LoginAttempts, client_entry};
-use crate::config::{AdminToken, Role};
+use crate::{
+    config::{AdminToken, Role},
+    jwt::cookie_values,
+};
 
 mod login_limits;
 
@@ -268,11 +271,10 @@ fn bearer_token(value: &HeaderValue) -> Option<&str> {
 
 /// The session cookie; `None` if it occurs twice.
 fn session_cookie(headers: &HeaderMap) -> Option<&str> {
-    let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
-    let pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    let mut values = pairs.filter(|(name, _)| *name == SESSION_COOKIE).map(|(_, value)| value);
-    let first = values.next()?;
-    values.next().is_none().then_some(first)
+    match cookie_values(headers, SESSION_COOKIE)[..] {
+        [only] => std::str::from_utf8(only).ok(),
+        _ => None,
+    }
 }
 
 /// 256 random bits in hex.

@@ -19,7 +19,7 @@ use serde::{
 };
 use tokio::time::timeout;
 
-use super::{AdminProblem, reseal};
+use super::{AdminProblem, records::ResealRequest};
 use crate::{
     format::{MAX_DURATION, parse_duration},
     records::{ChangeAction, ChangeRequest, ChangeVerb, RecordQuery, ResolvedAnswer, state_from_name},
@@ -284,7 +284,7 @@ pub(super) fn parse_change(verb: ChangeVerb, body: &[u8]) -> Result<ChangeReques
     Ok(ChangeRequest { action, reason: validate_reason(&reason)?, fence: fence.map(Fence) })
 }
 
-pub(super) fn parse_reseal(body: &[u8]) -> Result<reseal::ResealRequest, AdminProblem> {
+pub(super) fn parse_reseal(body: &[u8]) -> Result<ResealRequest, AdminProblem> {
     let allowed =
         "{\"reason\": TEXT, \"cursor\": what \"next\" said, \"limit\": NUMBER}, of which the last two may be left out";
     let ResealBody { reason, cursor, limit } = parse_json(body, allowed)?;
@@ -292,7 +292,7 @@ pub(super) fn parse_reseal(body: &[u8]) -> Result<reseal::ResealRequest, AdminPr
     let limit = limit.unwrap_or(DEFAULT_PAGE_SIZE as u64);
     let at_most = u32::try_from(limit).ok().filter(|limit| (1..=MAX_PAGE_SIZE as u32).contains(limit));
     let limit = at_most.ok_or_else(|| format!("limit: {limit} is no limit; allowed is 1 to {MAX_PAGE_SIZE}"))?;
-    Ok(reseal::ResealRequest { reason: validate_reason(&reason)?, from, limit })
+    Ok(ResealRequest { reason: validate_reason(&reason)?, from, limit })
 }
 
 fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T, String> {

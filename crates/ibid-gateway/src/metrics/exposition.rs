@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use super::{MetricFamily, MetricKind, sharded::HistogramSnapshot};
+use super::{MetricFamily, MetricKind, counters::HistogramSnapshot};
 
 pub(super) struct FamilyWriter<'a> {
     text: &'a mut String,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use super::{Metrics, sharded::HistogramSnapshot};
+use super::{Metrics, counters::HistogramSnapshot};
 use crate::format::{as_millis, now_ms};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,8 +30,6 @@ pub struct MetricsHistory(Mutex<[HistoryRing; RINGS.len()]>);
 
 #[derive(Debug)]
 struct HistoryRing {
-    interval: Duration,
-    capacity: usize,
     last: TrafficCounts,
     /// When `last` was read.
     since: Instant,
@@ -51,13 +49,7 @@ impl MetricsHistory {
     /// Starts with the current counters as the baseline.
     pub(crate) fn new(metrics: &Metrics) -> Arc<Self> {
         let (last, since) = (metrics.snapshot(), Instant::now());
-        Arc::new(Self(Mutex::new(RINGS.map(|(step, most)| HistoryRing {
-            interval: step,
-            capacity: most,
-            last,
-            since,
-            points: VecDeque::new(),
-        }))))
+        Arc::new(Self(Mutex::new(RINGS.map(|_| HistoryRing { last, since, points: VecDeque::new() }))))
     }
 
     /// Samples the counters each second until the gateway stops.
@@ -76,7 +68,8 @@ impl MetricsHistory {
     }
 
     fn record_sample(&self, reading: &TrafficCounts, now: Instant, at_ms: u64) {
-        self.0.lock().iter_mut().for_each(|ring| ring.record_sample(reading, now, at_ms));
+        let mut rings = self.0.lock();
+        rings.iter_mut().zip(RINGS).for_each(|(ring, size)| ring.record_sample(reading, now, at_ms, size));
     }
 
     /// Totals of the last five minutes, or since the start if that is shorter.
@@ -171,13 +164,15 @@ fn trailing_percent(points: &[TrafficCounts], first: usize, of: fn(&TrafficCount
 }
 
 impl HistoryRing {
-    fn record_sample(&mut self, reading: &TrafficCounts, now: Instant, at_ms: u64) {
+    fn record_sample(
+        &mut self, reading: &TrafficCounts, now: Instant, at_ms: u64, (interval, capacity): (Duration, usize),
+    ) {
         let over = now - self.since;
         // A sample that comes slightly early still completes its point.
-        if over + SAMPLE_INTERVAL / 2 < self.interval {
+        if over + SAMPLE_INTERVAL / 2 < interval {
             return;
         }
-        if self.points.len() == self.capacity {
+        if self.points.len() == capacity {
             self.points.pop_front();
         }
         self.points.push_back(TrafficCounts { at_ms, over, ..reading.since(&self.last) });
