@@ -207,7 +207,7 @@ async fn change_record(RecordVisit(address, visit): RecordVisit, verb: ChangeVer
     }
     let given = ActionForm::from_form(&form);
     let Ok(seen) = form.value("seen").parse::<u64>() else {
-        let wrong = Some("This form was not filled in here. Begin again.".into());
+        let wrong = Some("This form is incomplete. Start again.".into());
         return form_page(StatusCode::BAD_REQUEST, given, fence, wrong);
     };
     // The confirmation has the step in a hidden field, and its button to go back has another, which comes later.

@@ -203,12 +203,12 @@ fn select_claims(all: Map<String, Value>, wanted: &HashSet<String>) -> TokenClai
 fn describe_error(kind: &ErrorKind) -> TokenError {
     TokenError::Invalid(match kind {
         ErrorKind::ExpiredSignature => "it has expired".into(),
-        ErrorKind::ImmatureSignature => "it is not good yet (nbf)".into(),
-        ErrorKind::InvalidIssuer => "it is of another issuer (iss)".into(),
-        ErrorKind::InvalidAudience => "it is for somebody else (aud)".into(),
+        ErrorKind::ImmatureSignature => "it is not valid yet (nbf)".into(),
+        ErrorKind::InvalidIssuer => "it is from another issuer (iss)".into(),
+        ErrorKind::InvalidAudience => "it is for another audience (aud)".into(),
         ErrorKind::MissingRequiredClaim(claim) => format!("it has no claim {claim:?}, or one that cannot be read"),
         ErrorKind::InvalidClaimFormat(claim) => format!("its claim {claim:?} cannot be read"),
-        ErrorKind::InvalidSignature => "its signature does not hold".into(),
+        ErrorKind::InvalidSignature => "its signature is invalid".into(),
         _ => "it is not a signed token in a form that is known here".into(),
     })
 }

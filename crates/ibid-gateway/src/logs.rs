@@ -86,7 +86,7 @@ impl LogBuffer {
         let BufferedLines { lines, lost } = std::mem::take(&mut *self.0.lock());
         if lost > 0 {
             // The buffer is empty now, so this line follows the lines that were buffered before the loss.
-            tracing::warn!(lost, "{lost} log lines were lost, because standard error did not take them");
+            tracing::warn!(lost, "{lost} log lines were lost because standard error blocked");
         }
         write_all(&mut io::stderr(), &lines);
         !lines.is_empty()

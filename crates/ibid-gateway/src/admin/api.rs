@@ -133,8 +133,8 @@ extractors! {
         caller.map_err(|denied| {
             match denied {
                 // The login limit also limits how often this is logged.
-                AuthError::InvalidToken => tracing::warn!(%client, "the admin API was asked with a wrong token"),
-                _ => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
+                AuthError::InvalidToken => tracing::warn!(%client, "a request to the admin API had a wrong token"),
+                _ => tracing::debug!(%client, ?denied, "a request to the admin API was not authenticated"),
             }
             denied.into()
         })

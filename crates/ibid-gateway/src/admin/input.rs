@@ -297,7 +297,7 @@ pub(super) fn parse_reseal(body: &[u8]) -> Result<ResealRequest, AdminProblem> {
 
 fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|why| {
-        // Replaces serde's message about an untagged enum, which helps nobody.
+        // Replaces serde's message about an untagged enum, which does not help the caller.
         let why = why.to_string().replace(
             "data did not match any variant of untagged enum AnswerBody",
             "answer.body: allowed is TEXT or {\"hex\": DIGITS}",
@@ -310,7 +310,7 @@ fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T
 pub(crate) fn validate_reason(reason: &str) -> Result<String, String> {
     let text = reason.trim();
     if text.is_empty() {
-        return Err("reason: it is empty; say why, for whoever reads the audit trail".into());
+        return Err("reason: it is empty; give the reason for the audit trail".into());
     }
     let odd = |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
     if reason.chars().count() > MAX_REASON_CHARS || text.contains(odd) {

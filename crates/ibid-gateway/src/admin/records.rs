@@ -139,7 +139,7 @@ pub(super) async fn reseal(
         return Err(conflict("this gateway seals nothing, so there is nothing to reseal: it has no seal.keys"));
     };
     let Ok(mut last) = reseals.run.clone().try_lock_owned() else {
-        return Err(conflict("a reseal is at work at this moment, and there is one at a time; try again"));
+        return Err(conflict("another reseal is running; try again later"));
     };
     let run = match last.take() {
         Some(run) if run.is_continued_by(caller, &asked) => run,

@@ -334,5 +334,5 @@ fn parse_fence(text: &str) -> Result<Fence, String> {
 
 fn parse_reason(text: &str) -> Result<String, String> {
     let text = text.trim();
-    if text.is_empty() { Err("it is empty; say why, for whoever reads the log".into()) } else { Ok(text.into()) }
+    if text.is_empty() { Err("it is empty; give the reason for the log".into()) } else { Ok(text.into()) }
 }

@@ -234,7 +234,7 @@ async fn sweep_periodically(ibid: Ibid, every: Duration) {
         match store::sweep_all(ibid.engine().store().as_ref()).await.0 {
             (0, 0) => {}
             (removed, 0) => tracing::debug!(removed, "swept"),
-            (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
+            (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some leases had expired"),
         }
     }
 }

@@ -305,7 +305,7 @@ fn decode_key(written: &Secret) -> Result<[u8; 32], String> {
     let bytes = bytes.map_err(|_| format!("it is no base64; {ALLOWED_KEY}"))?;
     let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| format!("it has {} bytes; {ALLOWED_KEY}", bytes.len()))?;
     if bytes.iter().all(|byte| *byte == bytes[0]) {
-        return Err(format!("its bytes are all the same; {ALLOWED_KEY}"));
+        return Err(format!("all its bytes are the same; {ALLOWED_KEY}"));
     }
     Ok(bytes)
 }

@@ -271,7 +271,7 @@ pub(super) fn build_jwt(file: raw::RawJwt, lookup: &ValueResolver<'_>) -> Result
     };
     for (name, given) in [("jwt.ca", file.ca.is_some()), ("jwt.cert", file.cert.is_some())] {
         if given && !matches!(keys, JwtKeys::JwksUrl(_)) {
-            return Err(ConfigError::at(name, "only keys from a URL are fetched from somebody; set jwks to one"));
+            return Err(ConfigError::at(name, "certificates are only for keys from a URL; set jwks to one"));
         }
     }
     Ok(JwtSettings {

@@ -78,7 +78,7 @@ impl ChangeVerb {
                  still runs. What was remembered cannot be brought back.",
             ),
             Self::Resolve => (
-                "Nobody saw how it ended. You know.",
+                "The outcome is unknown. Say how it ended.",
                 "What you say here is what every retry with this key will be told.",
             ),
         }

@@ -121,8 +121,8 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<(&'static str,
     }
     if health.pending_settlements > 0 {
         let waiting = format_count(health.pending_settlements);
-        let advice = format!("{waiting} wait to be recorded, and are told to the store again and again.");
-        alerts.push(("The store has not taken every end.", advice));
+        let advice = format!("{waiting} results are not saved in the store yet; the gateway keeps retrying.");
+        alerts.push(("Results are not saved yet.", advice));
     }
     let lost = metrics.lost_claims();
     if lost > 0 {
@@ -151,7 +151,7 @@ fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, coun
             name: "Requests",
             value: format_rate(lately.per_second()),
             unit: "/s",
-            under: format!("{over}, {running} at work"),
+            under: format!("{over}, {running} running"),
             ..OverviewTile::default()
         },
         share_tile("Hits", lately.hits, HIT_RATE_ALERT),
@@ -159,7 +159,7 @@ fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, coun
         OverviewTile {
             name: "Fallbacks",
             value: format_count(lately.fallbacks),
-            under: if lately.fallbacks > 0 { "a store is away" } else { "alarm at any" }.into(),
+            under: if lately.fallbacks > 0 { "a store is down" } else { "alarm at any" }.into(),
             alert: lately.fallbacks > 0,
             ..OverviewTile::default()
         },

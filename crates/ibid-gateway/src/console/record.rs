@@ -156,7 +156,7 @@ impl AnswerPanel {
                     Some("It is damaged and is never answered from. Forget it if the operation may run again.");
             }
             None if view.state == "processing" => answer.missing_note = Some("There is none yet: it is running."),
-            None => answer.missing_note = Some("There is none: nobody has seen how it ended."),
+            None => answer.missing_note = Some("There is none: the outcome is unknown."),
         }
         answer
     }
@@ -198,7 +198,7 @@ fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
     let claimed = match view.attempt {
         ..=1 => event("past", "Claimed", String::new(), format!("{} ago, fence {}", view.age(), view.fence)),
         attempt => {
-            let under = format!("attempt {attempt}, after an end that nobody knew; claimed {} ago", view.age());
+            let under = format!("attempt {attempt}, after an unknown outcome; claimed {} ago", view.age());
             event("warn", "Taken over and run again", String::new(), under)
         }
     };
@@ -208,7 +208,7 @@ fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
             event("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            event("bad", "Outcome unknown", "now".into(), "parked, or silent for longer than its lease".into())
+            event("bad", "Outcome unknown", "now".into(), "the lease expired, or the run ended without a result".into())
         }
         state => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };
@@ -285,8 +285,8 @@ impl AuditEntry {
             AuditOutcome::Changed => why("").into_owned(),
             AuditOutcome::Refused => format!("refused: {}", why("it had changed")),
             AuditOutcome::Failed => format!("failed: {}", why("the store failed")),
-            AuditOutcome::Unknown if self.resealed.is_some() => "not at its end".into(),
-            AuditOutcome::Unknown => "nobody knows whether it was made".into(),
+            AuditOutcome::Unknown if self.resealed.is_some() => "not finished".into(),
+            AuditOutcome::Unknown => "it is unknown whether it was made".into(),
         }
     }
 

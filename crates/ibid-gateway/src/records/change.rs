@@ -202,7 +202,7 @@ impl ChangeRequest {
         match (&self.action, &before.claim) {
             (ChangeAction::Forget, _) | (_, ClaimOutcome::OutcomeUnknown(_)) => None,
             (_, ClaimOutcome::InProgress(holder)) => Some(format!(
-                "it is running: its gateway was heard of, and its lease ends in {} unless it is extended; wait until \
+                "it is running: its lease ends in {} unless it is extended; wait until \
                  then, or forget it",
                 format_rough(holder.takeover_in)
             )),

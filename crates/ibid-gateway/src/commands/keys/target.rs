@@ -41,7 +41,7 @@ impl KeysBackend {
         let settings = config::StoreSettings::load(&args.store, env)?;
         let (seal, why) = match SealSettings::load(&args.store, env) {
             Err(why) if needs_keys => return Err(why.into()),
-            Err(why) => (None, format!("the keys cannot be had: {why}")),
+            Err(why) => (None, format!("the keys cannot be read: {why}")),
             Ok(None) => (None, "name the gateway's --config, with its [seal], to see what is in them".into()),
             Ok(seal) => (seal, "their keys are not in [seal], or they were altered".into()),
         };
