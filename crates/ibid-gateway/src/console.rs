@@ -24,13 +24,13 @@ use ibid::store::{Address, Fence};
 
 pub(crate) use self::overview::Attention;
 use self::{
-    change_form::{ActionForm, ChangeFormPage, ConfirmPage},
+    change_form::{ChangeFormPage, ConfirmPage},
     form::Form,
     overview::OverviewPage,
     page::{PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
     read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
     record::{RecordPage, RefusalRow},
-    record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordSearch},
+    record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage},
 };
 use crate::{
     admin::{
@@ -113,16 +113,15 @@ async fn show_series(StaffVisit(visit): StaffVisit, form: Form) -> Response {
 }
 
 async fn list_records(visit: Visit, form: Form) -> Response {
-    let asked = RecordSearch::from_form(&form);
-    if let Some(address) = Address::from_hex(&asked.key) {
+    if let Some(address) = Address::from_hex(form.value("key")) {
         return see_other(&format!("/records/{address}"));
     }
-    let (query, cursor) = match asked.to_query(&visit.caller) {
+    let (query, cursor) = match form.to_query(&visit.caller) {
         Ok(asked) => asked,
-        Err(wrong) => return html_response(StatusCode::BAD_REQUEST, &RecordListPage::with_error(&visit, asked, wrong)),
+        Err(wrong) => return html_response(StatusCode::BAD_REQUEST, &RecordListPage::with_error(&visit, form, wrong)),
     };
     match records::list(&visit.state, &visit.caller, query, cursor, RECORDS_PAGE_SIZE).await {
-        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, asked, list)),
+        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, form, list)),
         Err(problem) => visit.problem_page(problem),
     }
 }
@@ -203,25 +202,24 @@ async fn change_record(RecordVisit(address, visit): RecordVisit, verb: ChangeVer
         html_response(status, &ChangeFormPage::new(shell.clone(), verb, &view, seen, form, error))
     };
     if !is_post {
-        return form_page(StatusCode::OK, ActionForm::default(), fence, None);
+        return form_page(StatusCode::OK, Form::default(), fence, None);
     }
-    let given = ActionForm::from_form(&form);
     let Ok(seen) = form.value("seen").parse::<u64>() else {
         let wrong = Some("This form is incomplete. Start again.".into());
-        return form_page(StatusCode::BAD_REQUEST, given, fence, wrong);
+        return form_page(StatusCode::BAD_REQUEST, form, fence, wrong);
     };
     // The confirmation has the step in a hidden field, and its button to go back has another, which comes later.
-    match (given.to_action(verb), form.values("step").last()) {
+    match (form.to_action(verb), form.values("step").last()) {
         (Ok(action), Some("commit")) => {
-            let change = ChangeRequest { action, reason: given.reason, fence: Some(Fence(seen)) };
+            let change = ChangeRequest { action, reason: form.value("reason").to_owned(), fence: Some(Fence(seen)) };
             apply_change(&visit, address, change).await
         }
         (Ok(action), Some("review")) => {
-            html_response(StatusCode::OK, &ConfirmPage::new(shell, verb, &view, seen, given, action))
+            html_response(StatusCode::OK, &ConfirmPage::new(shell, verb, &view, seen, form, action))
         }
-        (Err(wrong), Some("commit" | "review")) => form_page(StatusCode::BAD_REQUEST, given, seen, Some(wrong)),
+        (Err(wrong), Some("commit" | "review")) => form_page(StatusCode::BAD_REQUEST, form, seen, Some(wrong)),
         // Back from the confirmation.
-        _ => form_page(StatusCode::OK, given, seen, None),
+        _ => form_page(StatusCode::OK, form, seen, None),
     }
 }
 

@@ -46,8 +46,9 @@ impl<S: Sync> FromRequest<S> for Form {
 }
 
 impl Form {
+    /// Line ends become LF, because browsers send CRLF.
     pub(super) fn parse(bytes: &[u8]) -> Self {
-        let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.into_owned());
+        let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.replace("\r\n", "\n"));
         Self(form_urlencoded::parse(bytes).take(MAX_FORM_PAIRS).map(owned).collect())
     }
 
@@ -60,7 +61,7 @@ impl Form {
         self.0.iter().filter(move |(known, value)| known == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }
 
-    /// The first value of a name, untrimmed and with LF line ends, because browsers send CRLF.
+    /// The first value of a name, untrimmed.
     pub(super) fn raw_value(&self, name: &str) -> &str {
         self.0.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
@@ -80,10 +81,6 @@ impl Form {
         let query = query.finish();
         if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
     }
-}
-
-pub(super) fn normalize_newlines(text: &str) -> String {
-    text.replace("\r\n", "\n")
 }
 
 #[cfg(test)]
