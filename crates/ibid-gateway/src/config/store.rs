@@ -149,16 +149,14 @@ const ALLOWED_KEY: &str = "allowed are 32 random bytes in base64, as `openssl ra
 pub struct SealSettings {
     /// The first key seals; all keys open. Empty: only addresses are keyed.
     keys: Vec<SealKey>,
-    address_secret: SealKeyBytes,
+    /// Base64 of 32 bytes.
+    address_secret: Secret,
     /// Whether a reader of the store can test guesses of keys.
     pub(super) plain_addresses: bool,
     pub(super) rules: SealOptions,
     /// Shared with the stores and the journal that use it.
     sealing: Option<Sealer>,
 }
-
-#[derive(Clone, PartialEq, Eq)]
-struct SealKeyBytes([u8; 32]);
 
 impl SealSettings {
     /// Reads only the `[seal]` table of the file that `choice` names. `None` if there is no such table.
@@ -180,7 +178,8 @@ impl SealSettings {
 
     /// The secret that keys addresses, unless addresses are plain.
     pub fn address_secret(&self) -> Option<AddressSecret> {
-        (!self.plain_addresses).then(|| AddressSecret::new(self.address_secret.0))
+        (!self.plain_addresses)
+            .then(|| AddressSecret::new(decode_key(&self.address_secret).expect("checked when it was read")))
     }
 
     /// Describes the keys by name, and the options, for people.
@@ -253,12 +252,6 @@ impl PartialEq for SealSettings {
     }
 }
 
-impl fmt::Debug for SealKeyBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("****")
-    }
-}
-
 pub(super) fn build_seal(file: raw::RawSeal, compress: bool) -> Result<SealSettings, ConfigError> {
     let wrong = |name: &str, what: &str| ConfigError::at(format!("seal.{name}"), what);
     let raw::RawSeal { keys: written, address_secret, accept_plain, plain_addresses } = file;
@@ -278,11 +271,11 @@ pub(super) fn build_seal(file: raw::RawSeal, compress: bool) -> Result<SealSetti
         }
         keys.push(key);
     }
-    let secret = address_secret.ok_or_else(|| {
+    let address_secret = address_secret.ok_or_else(|| {
         let what = "missing; addresses, tags and fingerprints are keyed with it, and it never changes";
         wrong("address_secret", &format!("{what}; {ALLOWED_KEY}"))
     })?;
-    let secret = decode_key(&secret).map_err(|what| wrong("address_secret", &what))?;
+    let secret = decode_key(&address_secret).map_err(|what| wrong("address_secret", &what))?;
     if let Some(key) = keys.iter().find(|key| key.has_key_bytes(&secret)) {
         let what = format!("it is the same as the key {:?}, which will change one day; it needs its own", key.id());
         return Err(wrong("address_secret", &what));
@@ -296,7 +289,7 @@ pub(super) fn build_seal(file: raw::RawSeal, compress: bool) -> Result<SealSetti
         [] => None,
         [first, others @ ..] => Some(Sealer::new(first.clone(), others.to_vec(), &secret, rules)),
     };
-    Ok(SealSettings { keys, address_secret: SealKeyBytes(secret), plain_addresses, rules, sealing })
+    Ok(SealSettings { keys, address_secret, plain_addresses, rules, sealing })
 }
 
 /// The error message reveals only the length of the value.

@@ -91,7 +91,7 @@ mod tests {
     fn values_come_as_they_were_typed_and_links_carry_them() {
         let form = Form::parse(b"key=a%2Bb+c%26&reason=%20why%20&body=1%0D%0A2&empty=");
         assert_eq!((form.value("key"), form.value("reason"), form.value("none")), ("a+b c&", "why", ""));
-        assert_eq!((form.non_empty("empty"), normalize_newlines(form.raw_value("body"))), (None, "1\n2".into()));
+        assert_eq!((form.non_empty("empty"), form.raw_value("body")), (None, "1\n2"));
         let link = Form::build_url("/records", &[("key", "a+b c&\"<"), ("state", "")]);
         assert_eq!(Form::parse(link.split_once('?').unwrap().1.as_bytes()).value("key"), "a+b c&\"<");
         assert_eq!(Form::build_url("/records", &[("state", "")]), "/records");

@@ -44,7 +44,6 @@ pub(super) struct OverviewPage {
 }
 
 /// A number at the top of the page.
-#[derive(Default)]
 struct OverviewTile {
     name: &'static str,
     value: String,
@@ -138,50 +137,29 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<(&'static str,
 
 fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, counted: bool) -> Vec<OverviewTile> {
     let over = if lately.over.as_secs() >= 295 { "last 5 minutes" } else { "since the start" };
+    let tile = |name, value, under, alert| OverviewTile { name, value, unit: "", under, link: None, alert };
     let share_tile = |name, of: u64, limit: f64| {
         let share = lately.share_of(of);
         let alert = share.is_some_and(|share| share > limit);
         let word = if alert { "above the alarm at" } else { "alarm above" };
-        let under = format!("{word} {:.0} %", limit * 100.0);
-        OverviewTile { name, value: format_percent(share), under, alert, ..OverviewTile::default() }
+        tile(name, format_percent(share), format!("{word} {:.0} %", limit * 100.0), alert)
     };
     let [median, slow] = [0.5, 0.99].map(|part| format_duration(lately.overhead.quantile(part)));
+    let fallbacks = if lately.fallbacks > 0 { "a store is down" } else { "alarm at any" };
+    let unknown = match (counted, counts.unknown) {
+        (false, _) => "as last counted",
+        (true, 0) => "no outcome is unknown",
+        (true, _) => "say how they ended",
+    };
+    let unknown = tile("Outcome unknown", format_count(counts.unknown), unknown.into(), counts.unknown > 0);
+    let requests = tile("Requests", format_rate(lately.per_second()), format!("{over}, {running} running"), false);
     vec![
-        OverviewTile {
-            name: "Requests",
-            value: format_rate(lately.per_second()),
-            unit: "/s",
-            under: format!("{over}, {running} running"),
-            ..OverviewTile::default()
-        },
+        OverviewTile { unit: "/s", ..requests },
         share_tile("Hits", lately.hits, HIT_RATE_ALERT),
         share_tile("Conflicts", lately.requests.conflicts, CONFLICT_RATE_ALERT),
-        OverviewTile {
-            name: "Fallbacks",
-            value: format_count(lately.fallbacks),
-            under: if lately.fallbacks > 0 { "a store is down" } else { "alarm at any" }.into(),
-            alert: lately.fallbacks > 0,
-            ..OverviewTile::default()
-        },
-        OverviewTile {
-            name: "Outcome unknown",
-            value: format_count(counts.unknown),
-            under: match (counted, counts.unknown) {
-                (false, _) => "as last counted",
-                (true, 0) => "no outcome is unknown",
-                (true, _) => "say how they ended",
-            }
-            .into(),
-            link: Some("/unknown"),
-            alert: counts.unknown > 0,
-            ..OverviewTile::default()
-        },
-        OverviewTile {
-            name: "Overhead",
-            value: median,
-            under: format!("median; 99 % within {slow}"),
-            ..OverviewTile::default()
-        },
+        tile("Fallbacks", format_count(lately.fallbacks), fallbacks.into(), lately.fallbacks > 0),
+        OverviewTile { link: Some("/unknown"), ..unknown },
+        tile("Overhead", median, format!("median; 99 % within {slow}"), false),
     ]
 }
 

@@ -7,7 +7,6 @@ use data_encoding::HEXLOWER;
 use ibid::{mask, store::Address};
 use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::KeysTargetArgs;
@@ -104,8 +103,8 @@ impl KeysBackend {
 }
 
 fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String {
-    let mut path = format!("/api/records?limit={limit}");
     let pairs = [
+        ("limit", Some(limit.to_string())),
         ("state", query.state.map(|state| state_name(state).to_owned())),
         ("tenant", query.tenant.clone()),
         ("user", query.user.clone()),
@@ -114,12 +113,8 @@ fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String
         ("older_than", query.older_than.map(format_duration)),
         ("cursor", from.map(|from| from.to_string())),
     ];
-    for (name, value) in pairs {
-        if let Some(value) = value {
-            path += &format!("&{name}={}", utf8_percent_encode(&value, NON_ALPHANUMERIC));
-        }
-    }
-    path
+    let pairs = pairs.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+    format!("/api/records?{}", form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish())
 }
 
 async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView, CommandError> {
