@@ -69,7 +69,8 @@ impl RefusalRow {
         if met.is_empty() {
             return Vec::new();
         }
-        let first = stats::find_first_request(state, &address, stats::first_request_deadline()).await;
+        let until = tokio::time::Instant::now() + stats::FIRST_REQUEST_LOOKUP_TIMEOUT;
+        let first = stats::find_first_request(state, &address, until).await;
         let first = first.and_then(|label| label.parts);
         met.iter().map(|refused| Self::from_refusal(refused, first)).collect()
     }
