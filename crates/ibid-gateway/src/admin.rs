@@ -13,7 +13,7 @@ use axum::{
     Extension, Router,
     extract::{Request, State},
     handler::Handler,
-    middleware::{Next, from_fn, from_fn_with_state},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
 };
@@ -189,13 +189,13 @@ fn router(state: Arc<AdminState>, stop: watch::Receiver<bool>) -> Router {
             }),
         )
         .route("/metrics", read_only(metrics_page))
-        .layer(from_fn(set_api_headers));
+        .layer(from_fn_with_state(&API_HEADERS[..], set_headers));
     let guarded = api::routes()
         .fallback(async |uri: Uri| match uri.path().starts_with("/api/") {
             true => api::not_found().into_response(),
             false => not_found(),
         })
-        .layer(from_fn(set_api_headers))
+        .layer(from_fn_with_state(&API_HEADERS[..], set_headers))
         .merge(console::routes())
         .layer(from_fn_with_state(state.clone(), check_host));
     open.merge(guarded).with_state(state)
@@ -253,14 +253,17 @@ pub(crate) fn not_found() -> Response {
     answer
 }
 
-/// The headers of all responses except the console's.
-async fn set_api_headers(request: Request, next: Next) -> Response {
+/// Adds headers to every response of a router.
+pub(crate) async fn set_headers(State(more): State<MoreHeaders>, request: Request, next: Next) -> Response {
     let mut answer = next.run(request).await;
-    add_headers(answer.headers_mut(), &API_HEADERS);
+    add_headers(answer.headers_mut(), more);
     answer
 }
 
-const API_HEADERS: [(HeaderName, &str); 5] = [
+pub(crate) type MoreHeaders = &'static [(HeaderName, &'static str)];
+
+/// The headers of all responses except the console's.
+static API_HEADERS: [(HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),

@@ -12,9 +12,8 @@ use std::{
 
 use axum::{
     Router,
-    extract::Request,
     handler::Handler,
-    middleware::{Next, from_fn},
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
@@ -75,7 +74,9 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
         let name = uri.path().trim_start_matches("/assets/");
         serve_asset(name, &headers).unwrap_or_else(admin::not_found)
     });
-    pages.route("/assets/{name}", with_methods(assets, "GET")).layer(from_fn(set_page_headers))
+    pages
+        .route("/assets/{name}", with_methods(assets, "GET"))
+        .layer(from_fn_with_state(&PAGE_HEADERS[..], admin::set_headers))
 }
 
 fn page<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRouter<Arc<AdminState>> {
@@ -85,12 +86,6 @@ fn page<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRouter<A
 fn with_methods(route: MethodRouter<Arc<AdminState>>, allowed: &'static str) -> MethodRouter<Arc<AdminState>> {
     let text = format!("only {} is understood here\n", allowed.replace(", ", " or "));
     route.fallback(async move || (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allowed)], text))
-}
-
-async fn set_page_headers(request: Request, next: Next) -> Response {
-    let mut answer = next.run(request).await;
-    admin::add_headers(answer.headers_mut(), &PAGE_HEADERS);
-    answer
 }
 
 async fn show_overview(visit: Visit, form: Form) -> Response {

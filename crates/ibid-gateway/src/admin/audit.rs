@@ -143,7 +143,9 @@ impl AuditTrail {
             action: action.into(),
             address: text(|view| &view.address),
             // The store may hold the key in clear, for callers who may see the record.
-            key: before.map_or_else(String::new, |view| mask_key(&view.key)),
+            key: text(|view| &view.key)
+                .map(|key| if key.contains("****") { key } else { ibid::mask(&key) })
+                .unwrap_or_default(),
             tenant: text(|view| &view.tenant).unwrap_or_default(),
             user: text(|view| &view.user).unwrap_or_default(),
             endpoint: text(|view| &view.endpoint).unwrap_or_default(),
@@ -294,10 +296,6 @@ impl From<&records::ResealReport> for ResealSummary {
         let (looked, resealed, unopened) = (done.looked, done.resealed, done.unopened);
         Self { key: done.key.clone(), looked, resealed, unopened }
     }
-}
-
-fn mask_key(key: &str) -> String {
-    if key.contains("****") { key.into() } else { ibid::mask(key) }
 }
 
 fn log_change(entry: &AuditEntry) {

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use clap::Args;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use ibid_tools::CommandError;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
@@ -44,12 +45,6 @@ pub(super) struct AdminClient {
     url: String,
     server: OutboundClient,
     token: Secret,
-}
-
-#[derive(Debug, Deserialize)]
-struct ApiProblem {
-    #[serde(default)]
-    detail: String,
 }
 
 impl AdminClient {
@@ -122,8 +117,8 @@ impl AdminClient {
     }
 
     fn error_from_response(&self, status: StatusCode, body: &[u8]) -> CommandError {
-        let detail = serde_json::from_slice::<ApiProblem>(body).map(|problem| problem.detail).unwrap_or_default();
-        let detail = if detail.is_empty() { format!("it answers with {status}") } else { detail };
+        let problem: Value = serde_json::from_slice(body).unwrap_or_default();
+        let detail = problem["detail"].as_str().map_or_else(|| format!("it answers with {status}"), str::to_owned);
         match status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => CommandError::Conflict(detail),
             StatusCode::BAD_REQUEST

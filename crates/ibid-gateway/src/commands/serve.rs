@@ -19,7 +19,7 @@ use ibid::{
 use ibid_stores::{OpenedStore, ProcessLock};
 use ibid_tools::CommandError;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
@@ -115,8 +115,8 @@ impl RunningGateway {
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
         // Installs the handler now, not when the task is first polled: until then SIGHUP would kill the process.
-        let hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
-        tokio::spawn(reload_on_signal(hangup, nudge));
+        let mut hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
+        tokio::spawn(async move { while hangup.recv().await.is_some() && nudge.send(()).await.is_ok() {} });
         tokio::spawn(reflection::refresh_methods(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run());
@@ -236,12 +236,6 @@ async fn sweep_periodically(ibid: Ibid, every: Duration) {
             (removed, 0) => tracing::debug!(removed, "swept"),
             (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some leases had expired"),
         }
-    }
-}
-
-async fn reload_on_signal(mut hangup: Signal, nudge: mpsc::Sender<()>) {
-    while hangup.recv().await.is_some() {
-        let _ = nudge.send(()).await;
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     format::to_sentence,
 };
 
-pub(super) const PAGE_HEADERS: [(HeaderName, &str); 4] = [
+pub(super) static PAGE_HEADERS: [(HeaderName, &str); 4] = [
     (header::CACHE_CONTROL, "no-store"),
     // Allows only the gateway's own scripts, styles and requests, nothing inline, and no framing.
     (

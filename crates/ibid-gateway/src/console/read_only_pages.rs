@@ -63,10 +63,6 @@ impl StoreState {
         }
     }
 
-    fn since_date(&self) -> String {
-        display_date(&format_date(self.since_ms))
-    }
-
     fn last_error_text(&self) -> String {
         self.last_error.as_ref().map_or("–".into(), |error| {
             format!("{}: {}", display_date(&format_date(error.at_ms)), escape_invisible(&error.text))

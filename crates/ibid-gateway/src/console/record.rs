@@ -44,12 +44,8 @@ struct AnswerPanel {
     trailers: Vec<(String, String)>,
 }
 
-struct TimelineEvent {
-    kind: &'static str,
-    what: &'static str,
-    when: String,
-    under: String,
-}
+/// CSS class, title, time and details.
+type TimelineEvent = (&'static str, &'static str, String, String);
 
 /// A refused request with the record's key.
 pub(super) struct RefusalRow {
@@ -194,36 +190,35 @@ fn truncate_body(text: &str) -> String {
 }
 
 fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
-    let event = |kind, what, when: String, under: String| TimelineEvent { kind, what, when, under };
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
     let claimed = match view.attempt {
-        ..=1 => event("past", "Claimed", String::new(), format!("{} ago, fence {}", view.age(), view.fence)),
+        ..=1 => ("past", "Claimed", String::new(), format!("{} ago, fence {}", view.age(), view.fence)),
         attempt => {
             let under = format!("attempt {attempt}, after an unknown outcome; claimed {} ago", view.age());
-            event("warn", "Taken over and run again", String::new(), under)
+            ("warn", "Taken over and run again", String::new(), under)
         }
     };
     let now = match view.state_class() {
         "processing" => {
             let left = format_rough_ms(view.takeover_in_ms.unwrap_or(0));
-            event("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
+            ("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            event("bad", "Outcome unknown", "now".into(), "the lease expired, or the run ended without a result".into())
+            ("bad", "Outcome unknown", "now".into(), "the lease expired, or the run ended without a result".into())
         }
         state => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };
             let when = view.completed_at.as_deref().map(display_date_with_millis).unwrap_or_default();
             let took = view.took().map(|took| format!("after {}", format_duration(Some(took))));
             let under: Vec<String> = view.status.map(|_| view.status_text()).into_iter().chain(took).collect();
-            event(kind, what, when, under.join(", "))
+            (kind, what, when, under.join(", "))
         }
     };
     vec![
-        event("past", "Requested", display_date_with_millis(&view.requested_at), by),
+        ("past", "Requested", display_date_with_millis(&view.requested_at), by),
         claimed,
         now,
-        event("", "Expires", display_date_with_millis(&view.expires_at), format!("in {}", view.expires_in())),
+        ("", "Expires", display_date_with_millis(&view.expires_at), format!("in {}", view.expires_in())),
     ]
 }
 

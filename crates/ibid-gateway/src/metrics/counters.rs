@@ -187,7 +187,7 @@ impl RouteCounters {
         let full = self.all[MAX_ROUTES - 1].get().is_some();
         let at = self.find(route).unwrap_or_else(|| if full { MAX_ROUTES } else { self.insert(route) });
         hint.store(at, Relaxed);
-        self.all[at].get().unwrap_or_else(|| self.other_routes())
+        self.all[at].get_or_init(|| RouteCounter::new(OTHER_ROUTES))
     }
 
     fn find(&self, route: &str) -> Option<usize> {
@@ -206,10 +206,6 @@ impl RouteCounters {
             self.all[at].get_or_init(|| RouteCounter::new(route));
         }
         at
-    }
-
-    fn other_routes(&self) -> &RouteCounter {
-        self.all[MAX_ROUTES].get_or_init(|| RouteCounter::new(OTHER_ROUTES))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &RouteCounter> {

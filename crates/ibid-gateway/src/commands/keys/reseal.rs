@@ -112,7 +112,12 @@ fn print(done: &ResealReport, out: &mut dyn io::Write) -> io::Result<()> {
     let key = escape_control(&done.key);
     for (from, count) in &done.from {
         let before = if from.is_empty() { "in clear".into() } else { format!("with {}", escape_control(from)) };
-        writeln!(out, "sealed {} with {key} that {} {before}", count_of_records(*count), was_or_were(*count))?;
+        writeln!(
+            out,
+            "sealed {} with {key} that {} {before}",
+            count_of_records(*count),
+            if *count == 1 { "was" } else { "were" }
+        )?;
     }
     writeln!(out, "{} had {key} already", count_of_records(done.current))?;
     if done.changed > 0 {
@@ -146,8 +151,4 @@ fn write_log_line(done: &ResealReport, reason: &str, failed: bool, aside: &mut d
 
 fn count_of_records(count: u64) -> String {
     if count == 1 { "1 record".into() } else { format!("{count} records") }
-}
-
-fn was_or_were(count: u64) -> &'static str {
-    if count == 1 { "was" } else { "were" }
 }
