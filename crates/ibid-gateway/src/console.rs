@@ -128,7 +128,7 @@ async fn show_unknown(StaffVisit(visit): StaffVisit) -> Response {
     if let Some(why) = &lists.error {
         return visit.store_unavailable_page("/unknown", why.clone());
     }
-    html_response(StatusCode::OK, &OutcomeUnknownPage::new(visit.shell(), lists, counts.unknown))
+    html_response(StatusCode::OK, &OutcomeUnknownPage { shell: visit.shell(), lists, unknown_count: counts.unknown })
 }
 
 async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {

@@ -21,7 +21,7 @@ use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 
 pub(crate) use self::keys::KeySet;
-use self::keys::{KeyLookup, RemoteJwks};
+use self::keys::RemoteJwks;
 use crate::config::{JwtKeys, JwtSettings, TokenSource};
 
 mod keys;
@@ -102,13 +102,7 @@ impl JwtVerifier {
             return Err(TokenError::Invalid("it asks for extensions (crit) that are not known here".into()));
         }
         let keys = self.keys.load();
-        let candidates = match keys.find(header.kid.as_deref(), header.alg) {
-            KeyLookup::Candidates(keys) => keys,
-            KeyLookup::WrongAlgorithm => {
-                return Err(TokenError::Invalid(format!("{:?} is no algorithm for the key that it names", header.alg)));
-            }
-            KeyLookup::UnknownKey => return Err(TokenError::UnknownKey),
-        };
+        let candidates = keys.find(header.kid.as_deref(), header.alg)?;
         let rules = Validation { algorithms: vec![header.alg], ..self.validation.clone() };
         let mut doubt = TokenError::UnknownKey;
         for key in candidates {

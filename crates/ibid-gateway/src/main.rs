@@ -5,7 +5,7 @@ use std::{io, process::ExitCode};
 use clap::Parser;
 use ibid_gateway::{
     commands::{check, demo, health, keys, openapi, report, serve, store},
-    config::{Env, ServeArgs},
+    config::{Env, ServeArgs, StoreSelection},
     tls,
 };
 use ibid_tools::conform;
@@ -33,7 +33,7 @@ enum Command {
     /// Report what shadow mode observed: requests to replay or refuse, and callers that send no key
     Report(report::ReportArgs),
     /// Remove expired entries from a store and mark expired leases as outcome unknown
-    Sweep(store::SweepArgs),
+    Sweep(StoreSelection),
     /// Create, update or remove the tables of a PostgreSQL store
     Migrate(store::MigrateArgs),
     /// Maintain an embedded store that no gateway has open

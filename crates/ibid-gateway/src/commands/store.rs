@@ -112,14 +112,8 @@ impl Observer for StderrObserver {
 /// Maximum number of entries that one call removes, so that no call delays others.
 const SWEEP_BATCH: u32 = 1000;
 
-#[derive(Debug, Args)]
-pub struct SweepArgs {
-    #[command(flatten)]
-    store: StoreSelection,
-}
-
-pub fn sweep(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
-    let settings = config::StoreSettings::load(&args.store, env)?;
+pub fn sweep(store: &StoreSelection, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let settings = config::StoreSettings::load(store, env)?;
     let (removed, lapsed) = block_on(async {
         let (counts, ended) = sweep_all(&*open_store(&settings, None).await?.store).await;
         Ok(ended.map(|()| counts)?)

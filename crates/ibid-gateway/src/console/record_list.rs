@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     admin::{auth::AdminCaller, input::parse_filters},
-    format::{format_exact_duration, to_sentence},
+    format::to_sentence,
     records::{RecordList, RecordQuery, RecordView},
 };
 
@@ -118,14 +118,7 @@ impl RecordListPage {
 #[derive(Template)]
 #[template(path = "console/unknown.html")]
 pub(super) struct OutcomeUnknownPage {
-    shell: PageShell,
-    lists: Arc<AttentionLists>,
-    unknown_count: u64,
-    long: String,
-}
-
-impl OutcomeUnknownPage {
-    pub(super) fn new(shell: PageShell, lists: Arc<AttentionLists>, unknown_count: u64) -> Self {
-        Self { shell, lists, unknown_count, long: format_exact_duration(LONG_RUNNING_AFTER) }
-    }
+    pub(super) shell: PageShell,
+    pub(super) lists: Arc<AttentionLists>,
+    pub(super) unknown_count: u64,
 }

@@ -20,6 +20,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use super::TokenError;
 use crate::{config::JwtSettings, outbound::OutboundClient};
 
 const HMAC_ALGORITHMS: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
@@ -42,14 +43,6 @@ struct JwtKey {
     id: Option<String>,
     algorithms: Vec<Algorithm>,
     key: DecodingKey,
-}
-
-pub(super) enum KeyLookup<'a> {
-    /// One of these keys may have signed the token.
-    Candidates(Vec<&'a DecodingKey>),
-    /// The key exists but does not allow this algorithm.
-    WrongAlgorithm,
-    UnknownKey,
 }
 
 impl KeySet {
@@ -108,17 +101,17 @@ impl KeySet {
 
     /// Returns the keys that may have signed a token: the keys with the id that the token names, and all keys without
     /// an id.
-    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> KeyLookup<'_> {
+    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<Vec<&DecodingKey>, TokenError> {
         let meant = |key: &&JwtKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
         let meant: Vec<_> = self.0.iter().filter(meant).collect();
         if meant.is_empty() {
-            return KeyLookup::UnknownKey;
+            return Err(TokenError::UnknownKey);
         }
-        let fit = meant.iter().filter(|key| key.algorithms.contains(&algorithm)).map(|key| &key.key);
-        match fit.collect::<Vec<_>>() {
-            none if none.is_empty() => KeyLookup::WrongAlgorithm,
-            some => KeyLookup::Candidates(some),
+        let fit: Vec<_> = meant.iter().filter(|key| key.algorithms.contains(&algorithm)).map(|key| &key.key).collect();
+        if fit.is_empty() {
+            return Err(TokenError::Invalid(format!("{algorithm:?} is no algorithm for the key that it names")));
         }
+        Ok(fit)
     }
 }
 
