@@ -235,7 +235,7 @@ async fn metrics_page(State(state): State<Arc<AdminState>>) -> impl IntoResponse
 
 async fn readiness(state: Arc<AdminState>, stopping: bool) -> impl IntoResponse {
     let health = state.store_health().await;
-    let ready = health.is_healthy() && !stopping;
+    let ready = health.error.is_none() && !stopping;
     let body = json!({
         "ready": ready,
         "stopping": stopping,

@@ -5,7 +5,7 @@
 
 use askama::Template;
 use ibid::{
-    Policy, RefusalReason,
+    RefusalReason,
     grpc::GrpcStatusCode,
     http::Protocol,
     key::KeySource,
@@ -146,13 +146,9 @@ impl ContractPage<'_> {
 }
 
 impl RouteSection<'_> {
-    fn policy(&self) -> &Policy {
-        &self.route.policy
-    }
-
     fn methods(&self) -> Vec<&str> {
         match self.route.protocol {
-            Protocol::Http => self.policy().methods.iter().map(http::Method::as_str).collect(),
+            Protocol::Http => self.route.policy.methods.iter().map(http::Method::as_str).collect(),
             Protocol::Grpc => vec!["gRPC"],
         }
     }
@@ -166,7 +162,7 @@ impl RouteSection<'_> {
     }
 
     fn can_refuse(&self, reason: RefusalReason) -> bool {
-        is_possible(self.policy(), self.route.has_quota, reason)
+        is_possible(&self.route.policy, self.route.has_quota, reason)
     }
 
     fn refusals(&self) -> Vec<RefusalReason> {

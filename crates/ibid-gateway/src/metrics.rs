@@ -129,7 +129,7 @@ pub const FAMILIES: [MetricFamily; 20] = [
              read: |of, page| of.metrics.store_calls().for_each(|(call, took)| page.histogram(&[call.name()], &took)) },
     MetricFamily { name: "idempotency_overhead_seconds", labels: &[], kind: MetricKind::Histogram,
              help: "Time that requests with a key took beyond their operation, from head to answer, including waits.",
-             read: |of, page| page.histogram(&[], &of.metrics.overhead()) },
+             read: |of, page| page.histogram(&[], &of.metrics.histogram(|counters| &counters.overhead)) },
     MetricFamily { name: "idempotency_store_bytes", labels: &[], kind: MetricKind::Gauge,
              help: "Approximate size of the entries in the store, in bytes.",
              read: |of, page| page.sample(&[], of.stored.bytes) },
@@ -216,10 +216,6 @@ impl Metrics {
 
     pub(crate) fn store_calls(&self) -> impl Iterator<Item = (StoreCall, HistogramSnapshot)> {
         StoreCall::ALL.into_iter().map(|call| (call, self.histogram(|counters| &counters.store[call as usize])))
-    }
-
-    fn overhead(&self) -> HistogramSnapshot {
-        self.histogram(|counters| &counters.overhead)
     }
 
     fn unknown(&self) -> u64 {

@@ -84,10 +84,6 @@ struct TraceClock {
 }
 
 impl TraceClock {
-    fn now() -> Self {
-        Self { wall: SystemTime::now(), at: Instant::now() }
-    }
-
     fn wall_time(self, moment: Instant) -> SystemTime {
         match moment.checked_duration_since(self.at) {
             Some(later) => self.wall + later,
@@ -111,7 +107,7 @@ impl RequestTrace {
             tracer: tracer.clone(),
             context: place,
             parent: parent.map(|parent| parent.span_id),
-            began: TraceClock::now(),
+            began: TraceClock { wall: SystemTime::now(), at: Instant::now() },
             method: request.method().to_string(),
             path: request.uri().path().to_owned(),
             details: Mutex::default(),
@@ -273,11 +269,6 @@ impl Observer for TraceObserver {
     }
 }
 
-/// 128 random bits; zero only with negligible probability.
-fn random_id() -> [u8; 16] {
-    ClaimToken::mint().0
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
     trace_id: [u8; 16],
@@ -286,11 +277,12 @@ pub struct SpanContext {
 
 impl SpanContext {
     fn new_root() -> Self {
-        Self { trace_id: random_id(), span_id: [0; 8] }.child()
+        // Random bits are zero only with negligible probability.
+        Self { trace_id: ClaimToken::mint().0, span_id: [0; 8] }.child()
     }
 
     fn child(self) -> Self {
-        let [span @ .., _, _, _, _, _, _, _, _] = random_id();
+        let [span @ .., _, _, _, _, _, _, _, _] = ClaimToken::mint().0;
         Self { span_id: span, ..self }
     }
 
@@ -334,7 +326,7 @@ mod tests {
 
     #[test]
     fn moments_before_and_after_have_their_time_of_day() {
-        let clock = TraceClock::now();
+        let clock = TraceClock { wall: SystemTime::now(), at: Instant::now() };
         let second = Duration::from_secs(1);
         assert_eq!(clock.wall_time(clock.at + second), clock.wall + second);
         assert_eq!(clock.wall_time(clock.at - second), clock.wall - second);

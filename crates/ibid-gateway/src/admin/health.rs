@@ -103,10 +103,6 @@ impl StoreHealth {
         }
     }
 
-    pub(crate) fn is_healthy(&self) -> bool {
-        self.error.is_none()
-    }
-
     /// The JSON of `/readyz` and `/api/store`. `url` returns a store's URL without its password, or `None` for callers
     /// who may not see it.
     pub(crate) fn to_json(&self, url: impl Fn(StoreRole) -> Option<String>) -> Value {

@@ -6,7 +6,7 @@ use http::{
     Uri,
     uri::{Authority, Scheme},
 };
-use ibid_stores::{StoreKind, StoreUrl};
+use ibid_stores::StoreUrl;
 
 use super::{
     env::{Env, ValueResolver},
@@ -67,11 +67,6 @@ impl RedactedStoreUrl {
     /// Returns the URL with its password.
     pub fn expose(&self) -> &str {
         &self.0
-    }
-
-    /// Whether the store lives in this process and is lost with it.
-    pub fn is_memory(&self) -> bool {
-        self.store_url().kind() == StoreKind::Memory
     }
 
     pub fn store_url(&self) -> StoreUrl {

@@ -11,6 +11,8 @@ use ibid::{
     scope::{Credentials, TrustedProxies},
 };
 
+use ibid_stores::StoreKind;
+
 use super::{
     dials,
     env::ValueResolver,
@@ -53,7 +55,7 @@ pub(super) fn validate(
     let store = file.store.check()?;
     let compress = store.compress.unwrap_or(true);
     // Every store outside this process can be unavailable, so it needs a journal.
-    let journal = (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into());
+    let journal = (store.url.store_url().kind() != StoreKind::Memory).then(|| DEFAULT_JOURNAL.into());
     let journal = path_or_off("journal", "a directory", file.journal, journal)?;
     let admin = build_admin(file.admin, journal.as_deref(), lookup)?;
     let listen = file.listen;

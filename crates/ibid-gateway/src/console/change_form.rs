@@ -53,10 +53,6 @@ pub(super) struct ConfirmPage<'a> {
 }
 
 impl ChangeVerb {
-    fn label(self) -> String {
-        capitalize(self.name())
-    }
-
     fn question(self) -> (&'static str, &'static str) {
         match self {
             Self::Release => (

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     admin::health::{StoreHealth, Works},
-    format::{display_date, format_count, format_date, format_duration, format_percent, format_rate, format_time},
+    format::{display_date, format_count, format_date, format_duration, format_percent, format_rate},
     metrics::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, RequestCounts, TrafficCounts},
     records::{RecordQuery, RecordView},
 };
@@ -64,7 +64,7 @@ impl OverviewPage {
             since: display_date(&format_date(state.started_ms)),
             window,
             alerts: current_alerts(&health, &state.metrics),
-            tiles: build_tiles(&state.history.recent_totals(), counts, running, health.is_healthy()),
+            tiles: build_tiles(&state.history.recent_totals(), counts, running, health.error.is_none()),
             history: state.history.rows(window, MAX_HISTORY_ROWS),
             attention,
             health,
@@ -75,17 +75,6 @@ impl OverviewPage {
 
     fn attention_rows(&self) -> Vec<&RecordView> {
         self.attention.unknown.iter().chain(&self.attention.long_running).take(MAX_ATTENTION_ROWS).collect()
-    }
-}
-
-impl TrafficCounts {
-    /// When the period ended, RFC 3339.
-    fn at(&self) -> String {
-        format_date(self.at_ms)
-    }
-
-    fn time(&self) -> String {
-        format_time(&self.at())
     }
 }
 

@@ -116,6 +116,9 @@ pub(super) mod filters {
         percent(part: impl Borrow<Option<f64>>) => format::format_percent(*part.borrow());
         took(duration: impl Borrow<Option<Duration>>) => format::format_duration(*duration.borrow());
         date(rfc3339: impl Display) => format::display_date(&rfc3339.to_string());
+        rfc3339(ms: impl Borrow<u64>) => format::format_date(*ms.borrow());
+        clock(ms: impl Borrow<u64>) => format::format_time(&format::format_date(*ms.borrow()));
+        rough(ms: impl Borrow<u64>) => format::format_rough_ms(*ms.borrow());
         /// The CSS class of a policy's mode.
         mode_class(mode: impl Display) => match mode.to_string().as_str() {
             "shadow" => "warn",

@@ -111,11 +111,11 @@ impl RecordView {
             PageField::new("Tenant", or_dash(&self.tenant)),
             PageField::new("User", or_dash(&self.user)),
             PageField::new("Requested", display_date_with_millis(&self.requested_at))
-                .with_note(format!("claimed {} ago", self.age())),
+                .with_note(format!("claimed {} ago", format_rough_ms(self.age_ms))),
             PageField::new("Completed", self.completed_at.as_deref().map_or("–".into(), display_date_with_millis)),
             PageField::new("Duration", format_duration(self.took())),
             PageField::new("Expires", display_date_with_millis(&self.expires_at))
-                .with_note(format!("in {}", self.expires_in())),
+                .with_note(format!("in {}", format_rough_ms(self.expires_in_ms))),
             PageField::new("Attempt", self.attempt.to_string()),
             PageField::code("Fence", self.fence.to_string()),
             PageField::code("Fingerprint", &self.fingerprint),
@@ -192,9 +192,12 @@ fn truncate_body(text: &str) -> String {
 fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
     let claimed = match view.attempt {
-        ..=1 => ("past", "Claimed", String::new(), format!("{} ago, fence {}", view.age(), view.fence)),
+        ..=1 => {
+            ("past", "Claimed", String::new(), format!("{} ago, fence {}", format_rough_ms(view.age_ms), view.fence))
+        }
         attempt => {
-            let under = format!("attempt {attempt}, after an unknown outcome; claimed {} ago", view.age());
+            let under =
+                format!("attempt {attempt}, after an unknown outcome; claimed {} ago", format_rough_ms(view.age_ms));
             ("warn", "Taken over and run again", String::new(), under)
         }
     };
@@ -218,7 +221,12 @@ fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
         ("past", "Requested", display_date_with_millis(&view.requested_at), by),
         claimed,
         now,
-        ("", "Expires", display_date_with_millis(&view.expires_at), format!("in {}", view.expires_in())),
+        (
+            "",
+            "Expires",
+            display_date_with_millis(&view.expires_at),
+            format!("in {}", format_rough_ms(view.expires_in_ms)),
+        ),
     ]
 }
 
@@ -258,14 +266,6 @@ impl RecordView {
 
     pub(super) fn status_text(&self) -> String {
         self.status.map(format_status).unwrap_or_default()
-    }
-
-    pub(super) fn age(&self) -> String {
-        format_rough_ms(self.age_ms)
-    }
-
-    pub(super) fn expires_in(&self) -> String {
-        format_rough_ms(self.expires_in_ms)
     }
 
     pub(super) fn took(&self) -> Option<Duration> {

@@ -288,7 +288,7 @@ impl Metrics {
                 .fold(RequestCounts::default(), |sum, (_, more)| sum.combine(&more, u64::wrapping_add)),
             hits: self.total(|counters| &counters.hits),
             fallbacks: self.total(|counters| &counters.fallbacks),
-            overhead: self.overhead(),
+            overhead: self.histogram(|counters| &counters.overhead),
             ..TrafficCounts::default()
         }
     }
