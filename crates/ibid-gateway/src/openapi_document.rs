@@ -118,13 +118,8 @@ enum NotAnnotated {
 
 impl Document {
     pub(crate) fn new(path: String, routes: RouteTable) -> Arc<Self> {
-        Arc::new(Self {
-            path,
-            routes,
-            annotating: Arc::default(),
-            last: Mutex::default(),
-            told_of_memory: AtomicBool::default(),
-        })
+        let (annotating, last, told_of_memory) = Default::default();
+        Arc::new(Self { path, routes, annotating, last, told_of_memory })
     }
 
     pub(crate) fn is_at(&self, path: &str) -> bool {

@@ -49,14 +49,8 @@ impl LiveConfig {
         let limits = snapshot.settings.quota;
         let quota = Arc::new(Quota::new(limits.new_keys, limits.rate));
         quota.set_bytes(limits.new_bytes);
-        let started = snapshot.settings.clone();
-        Arc::new(Self {
-            current: ArcSwap::from_pointee(snapshot),
-            startup_settings: started,
-            reload_lock: Mutex::default(),
-            args,
-            quota,
-        })
+        let (startup_settings, reload_lock) = (snapshot.settings.clone(), Mutex::default());
+        Arc::new(Self { current: ArcSwap::from_pointee(snapshot), startup_settings, reload_lock, args, quota })
     }
 
     pub fn now(&self) -> arc_swap::Guard<Arc<ConfigSnapshot>> {

@@ -89,15 +89,13 @@ impl RunningGateway {
         let OpenedStore { store, sealed, members } = opened;
         check_guarantees(&settings, store.as_ref()).await?;
         watched.metrics.register_routes(&settings.routes);
-        let sweep_every = settings.store.sweep_every;
-        let admin = settings.admin.clone();
-        let live = LiveConfig::new(ConfigSnapshot::new(settings, None)?, args);
+        let live = LiveConfig::new(ConfigSnapshot::new(settings.clone(), None)?, args);
         let tracer = live.now().collector.is_some().then(|| Tracer::start(live.clone()));
         let observer: Arc<dyn Observer> =
             if tracer.is_some() { Arc::new(TraceObserver(watched.clone())) } else { watched.clone() };
-        let journal = live.now().settings.journal.as_deref().map(lock_journal).transpose()?;
+        let _journal = live.now().settings.journal.as_deref().map(lock_journal).transpose()?;
         let ibid = build_ibid(&live, store, observer)?;
-        let admin = match admin {
+        let admin_server = match settings.admin {
             Some(admin) => {
                 Some(AdminServer::bind(&admin, ibid.clone(), members, sealed, live.clone(), &watched).await?)
             }
@@ -107,32 +105,20 @@ impl RunningGateway {
         let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
-        let admin_address = admin.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
-        let admin_secure = admin.as_ref().is_some_and(|admin| admin.is_secure);
+        let admin = admin_server.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
+        let is_admin_secure = admin_server.as_ref().is_some_and(|admin| admin.is_secure);
         let (end, ended) = oneshot::channel();
-        let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
-        tokio::spawn(sweep_periodically(ibid.clone(), sweep_every));
+        let admin_task = admin_server.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
+        tokio::spawn(sweep_periodically(ibid.clone(), settings.store.sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
         // Installs the handler now, not when the task is first polled: until then SIGHUP would kill the process.
         let mut hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
         tokio::spawn(async move { while hangup.recv().await.is_some() && nudge.send(()).await.is_ok() {} });
         tokio::spawn(reflection::refresh_methods(live.clone()));
-        let secure = server.is_secure();
+        let is_secure = server.is_secure();
         let server = tokio::spawn(server.run());
-        Ok(Self {
-            address,
-            admin: admin_address,
-            is_secure: secure,
-            is_admin_secure: admin_secure,
-            live,
-            ibid,
-            stop,
-            server,
-            admin_task: admin,
-            tracer,
-            _journal: journal,
-        })
+        Ok(Self { address, admin, is_secure, is_admin_secure, live, ibid, stop, server, admin_task, tracer, _journal })
     }
 
     pub async fn stop(self) {

@@ -211,13 +211,8 @@ impl RemoteJwks {
         let origin = format!("{scheme}://{authority}");
         let issuer = OutboundClient::new(&origin, ("jwt", "jwks"), &settings.tls, FETCH_TIMEOUT)?;
         let path = uri.into_parts().path_and_query.map_or(Uri::from_static("/"), Uri::from);
-        Ok(Self {
-            url: url.split('?').next().unwrap_or_default().into(),
-            path,
-            issuer,
-            refresh_interval: settings.refresh,
-            last_fetch: Mutex::new(None),
-        })
+        let (url, refresh_interval) = (url.split('?').next().unwrap_or_default().into(), settings.refresh);
+        Ok(Self { url, path, issuer, refresh_interval, last_fetch: Mutex::new(None) })
     }
 
     /// Fetches the keys unless the last fetch is too recent. The known keys stay in force if the fetch fails.

@@ -11,8 +11,8 @@ use super::document::{
 
 pub(super) fn read_yaml(text: String) -> Result<OpenapiDocument, DocumentError> {
     // The parser counts characters, not bytes.
-    let mut places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-    places.push(text.len());
+    let mut byte_offsets: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+    byte_offsets.push(text.len());
     let mut events = Vec::new();
     for event in Parser::new_from_str(&text) {
         let (event, span) = event.map_err(|why| DocumentError {
@@ -21,13 +21,8 @@ pub(super) fn read_yaml(text: String) -> Result<OpenapiDocument, DocumentError> 
         })?;
         events.push((event, span));
     }
-    let mut build = YamlBuilder {
-        text: &text,
-        byte_offsets: places,
-        events: events.into_iter(),
-        anchors: HashMap::new(),
-        depth: 0,
-    };
+    let events = events.into_iter();
+    let mut build = YamlBuilder { text: &text, byte_offsets, events, anchors: HashMap::new(), depth: 0 };
     let root = build.parse_document()?;
     let anchors = build.anchors;
     Ok(OpenapiDocument::new(text, root, DocumentSyntax::Yaml, anchors))
