@@ -191,10 +191,11 @@ fn router(state: Arc<AdminState>, stop: watch::Receiver<bool>) -> Router {
         .route("/metrics", read_only(metrics_page))
         .layer(from_fn_with_state(&API_HEADERS[..], set_headers));
     let guarded = api::routes()
-        .fallback(async |uri: Uri| match uri.path().starts_with("/api/") {
-            true => api::not_found().into_response(),
-            false => not_found(),
-        })
+        .fallback(
+            async |uri: Uri| {
+                if uri.path().starts_with("/api/") { api::not_found().into_response() } else { not_found() }
+            },
+        )
         .layer(from_fn_with_state(&API_HEADERS[..], set_headers))
         .merge(console::routes())
         .layer(from_fn_with_state(state.clone(), check_host));

@@ -82,12 +82,8 @@ pub fn run(
         writeln!(aside, "ibid: {name}: {} of {} operations covered; {what}", done.covered, done.operations)?;
     }
     if args.check {
-        return match same && done.undescribed == 0 {
-            true => Ok(()),
-            false => {
-                Err(CommandError::Conflict(format!("{name} does not say all that {} promises", args.config.display())))
-            }
-        };
+        let why = || format!("{name} does not say all that {} promises", args.config.display());
+        return (same && done.undescribed == 0).then_some(()).ok_or_else(|| CommandError::Conflict(why()));
     }
     let file = args.output.as_ref().or_else(|| args.in_place.then_some(&args.spec));
     match file {
