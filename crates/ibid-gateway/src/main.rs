@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{check, demo, health, keys, openapi, report, serve, store},
+    commands::{admin, check, demo, keys, openapi, serve, store},
     config::{Env, ServeArgs, StoreSelection},
     tls,
 };
@@ -27,11 +27,11 @@ enum Command {
     /// Validate a configuration, print each route's effective dials and report the answers that a change would forget
     Check(check::CheckArgs),
     /// Check the health of the gateway that uses the same settings
-    Health(health::HealthArgs),
+    Health(admin::HealthArgs),
     /// Inspect stored keys and resolve unknown outcomes
     Keys(Box<keys::KeysArgs>),
     /// Report what shadow mode observed: requests to replay or refuse, and callers that send no key
-    Report(report::ReportArgs),
+    Report(admin::ReportArgs),
     /// Remove expired entries from a store and mark expired leases as outcome unknown
     Sweep(StoreSelection),
     /// Create, update or remove the tables of a PostgreSQL store
@@ -59,9 +59,9 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args).map(done),
         Command::Serve(args) => serve::run(args, env).map(done),
         Command::Check(args) => check::run(&args, env, out).map(|found| found.code() == 0),
-        Command::Health(args) => health::run(&args, env, out).map(done),
+        Command::Health(args) => admin::health(&args, env, out).map(done),
         Command::Keys(args) => keys::run(&args, env, out, aside).map(done),
-        Command::Report(args) => report::run(&args, env, out).map(done),
+        Command::Report(args) => admin::report(&args, env, out).map(done),
         Command::Sweep(args) => store::sweep(&args, env, out).map(done),
         Command::Migrate(args) => store::migrate(&args, env, out).map(done),
         Command::Store(args) => store::maintain(&args, out, aside),

@@ -21,7 +21,7 @@ use ibid_tools::CommandError;
 
 use self::target::KeysBackend;
 use super::{
-    admin_client::AdminArgs,
+    admin::AdminArgs,
     print::{escape_control, print_json},
     store,
 };

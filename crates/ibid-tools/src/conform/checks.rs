@@ -14,7 +14,6 @@ use crate::CommandError;
 
 mod concurrency;
 mod keys;
-mod mismatches;
 mod replays;
 
 const NO_EVIDENCE: &str = "nothing tells one run from another; name --count-url";
@@ -24,7 +23,7 @@ const NEEDS_SLOW: &str = "needs an operation that takes a second or more: --slow
 pub(super) async fn run_all(session: &mut ConformSession<'_>) -> Result<(), CommandError> {
     let Some(first) = replays::run_first(session).await? else { return Ok(()) };
     replays::check_retries(session, first).await?;
-    mismatches::check_all(session).await?;
+    keys::check_other_requests(session).await?;
     concurrency::check_bursts(session).await?;
     concurrency::check_disconnect(session).await?;
     replays::check_failure(session).await?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::KeysTargetArgs;
 use crate::{
-    commands::{admin_client::AdminClient, store},
+    commands::{admin::AdminClient, store},
     config::{self, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{

@@ -1,6 +1,15 @@
-//! A client of a running gateway's admin API.
+//! The commands that ask a running gateway, and the client of its admin API.
+//!
+//! - `ibid health` checks the gateway that uses the same settings. For container images without curl.
+//! - `ibid report` says how enforcement handles, or would handle, each route's requests, and which callers send no key. It
+//!   helps to decide whether to change a route from `mode = "shadow"` to `enforce`.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use clap::Args;
@@ -10,8 +19,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::{
+    print::{escape_control, print_columns, print_json},
+    store,
+};
 use crate::{
-    config::{AdminTlsArgs, Env, Secret},
+    admin::stats::{ShadowReport, ShadowRoute},
+    config::{AdminTlsArgs, Env, GatewaySettings, Secret, ServeArgs},
     outbound::{OutboundClient, OutboundError},
     tls,
 };
@@ -160,4 +174,141 @@ impl AdminClient {
 pub(super) fn request_to(path: &str) -> http::Result<Request<Bytes>> {
     let agent = concat!("ibid/", env!("CARGO_PKG_VERSION"));
     Request::get(path).header(header::USER_AGENT, agent).body(Bytes::new())
+}
+
+/// Timeout of the answer. Readiness includes a store call, which may take a second.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(6);
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct HealthArgs {
+    /// The gateway's configuration file [env: IBID_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The gateway's admin address [env: IBID_ADMIN] [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin: Option<String>,
+    /// Check whether it is ready (/readyz), not only whether it is alive (/healthz)
+    #[arg(long)]
+    pub ready: bool,
+    /// Certificates for an admin port with TLS
+    #[command(flatten)]
+    pub tls: AdminTlsArgs,
+}
+
+/// Prints the gateway's answer if it is healthy.
+pub fn health(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let serve = ServeArgs {
+        config: args.config.clone(),
+        admin: args.admin.clone(),
+        // Required, but irrelevant here; the gateway may get it by a flag.
+        upstream: Some("http://127.0.0.1".into()),
+        ..ServeArgs::default()
+    };
+    let Some(admin) = GatewaySettings::load(&serve, env)?.admin else {
+        return Err(CommandError::Usage("admin.listen is off: there is nobody to ask; give it an address".into()));
+    };
+    let addr = local_address(admin.listen);
+    let tls = match &admin.tls {
+        None => None,
+        Some(_) => Some(tls::health_client_config("--admin-", &args.tls.load(env)?).map_err(CommandError::Usage)?),
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let path = if args.ready { "/readyz" } else { "/healthz" };
+    let url = format!("{scheme}://{addr}{path}");
+    let unanswered = |why: &dyn fmt::Display| CommandError::Conflict(format!("no answer from {url}: {why}"));
+    let server = OutboundClient::with_tls(&format!("{scheme}://{addr}"), tls, HEALTH_TIMEOUT);
+    let server = server.map_err(|why| unanswered(&why))?;
+    let request = request_to(path).expect("a path of ours");
+    let answer = store::block_on(async {
+        match timeout(HEALTH_TIMEOUT, server.send(request, MAX_ANSWER_BYTES)).await {
+            Ok(answer) => answer.map_err(|why| unanswered(&why)),
+            Err(_) => Err(unanswered(&format!("nothing within {HEALTH_TIMEOUT:?}"))),
+        }
+    })?;
+    let (status, said) = (answer.status(), answer.into_body());
+    let said = String::from_utf8_lossy(&said);
+    let said = said.trim();
+    if !status.is_success() {
+        return Err(CommandError::Conflict(format!("{url} says {}: {said}", status.as_u16())));
+    }
+    Ok(writeln!(out, "{said}")?)
+}
+
+/// Replaces an unspecified address by the loopback address.
+fn local_address(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn report(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let Some(api) = AdminClient::from_args(&args.admin, env)? else {
+        let what = "which gateway? name its admin address, such as --admin http://127.0.0.1:8081";
+        return Err(CommandError::Usage(what.into()));
+    };
+    let report: ShadowReport = store::block_on(api.get("/api/shadow"))?;
+    Ok(if args.json { print_json(&report, out) } else { print_report(&report, out) }?)
+}
+
+fn print_report(report: &ShadowReport, out: &mut dyn io::Write) -> io::Result<()> {
+    let names = ["ROUTE", "MODE", "REQUESTS", "RUN", "REPLAY", "REFUSE", "NO KEY"].map(String::from);
+    let row = |route: &ShadowRoute| {
+        [
+            escape_control(&route.route),
+            escape_control(&route.mode),
+            route.requests.to_string(),
+            route.run.to_string(),
+            route.replay.to_string(),
+            route.refuse.values().sum::<u64>().to_string(),
+            route.no_key.to_string(),
+        ]
+    };
+    let rows: Vec<[String; 7]> = [names].into_iter().chain(report.routes.iter().map(row)).collect();
+    writeln!(out, "since {}\n", escape_control(&report.since))?;
+    print_columns(&rows, out)?;
+    for route in report.routes.iter().filter(|route| !route.refuse.is_empty() || route.no_key > 0) {
+        writeln!(out, "\n{}", escape_control(&route.route))?;
+        let would = if route.mode == "shadow" { "would be refused" } else { "refused" };
+        for (reason, count) in &route.refuse {
+            writeln!(out, "  {count} {would}: {}", escape_control(reason))?;
+        }
+        for agent in &route.no_key_by {
+            let name = agent.user_agent.as_deref().map_or("no user agent".into(), escape_control);
+            writeln!(out, "  {} without a key: {name}", agent.requests)?;
+        }
+        if route.no_key_by_others > 0 {
+            writeln!(out, "  {} without a key: others", route.no_key_by_others)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_everywhere_is_asked_here() {
+        for (listen, asked) in [
+            ("0.0.0.0:81", "127.0.0.1:81"),
+            ("[::]:81", "[::1]:81"),
+            ("127.0.0.1:82", "127.0.0.1:82"),
+            ("10.0.0.7:82", "10.0.0.7:82"),
+        ] {
+            assert_eq!(local_address(listen.parse().unwrap()).to_string(), asked);
+        }
+    }
 }
