@@ -428,7 +428,7 @@ mod body_tests {
         assert_eq!((asked.from.map(|from| from.to_string()), asked.limit), (Some(cursor), 7));
         for (body, part) in [
             ("{}", "missing field `reason`"),
-            (r#"{"reason":" "}"#, "say why"),
+            (r#"{"reason":" "}"#, "give the reason"),
             (r#"{"reason":"r","cursor":"7"}"#, "64 hex digits"),
             (r#"{"reason":"r","limit":0}"#, "allowed is 1 to 1000"),
             (r#"{"reason":"r","limit":1001}"#, "allowed is 1 to 1000"),
@@ -449,7 +449,7 @@ mod body_tests {
             (ChangeVerb::Release, "", "EOF"),
             (ChangeVerb::Release, "[]", "send {\"reason\": TEXT"),
             (ChangeVerb::Release, "{}", "missing field `reason`"),
-            (ChangeVerb::Release, r#"{"reason":"  "}"#, "say why"),
+            (ChangeVerb::Release, r#"{"reason":"  "}"#, "give the reason"),
             (ChangeVerb::Release, r#"{"reason":7}"#, "expected a string"),
             (ChangeVerb::Release, r#"{"reason":"a\u0000b"}"#, "can be shown"),
             (ChangeVerb::Release, &long, "up to 1000 characters"),
