@@ -83,26 +83,17 @@ impl ReceivedResponse<'_> {
 
     /// Converts a refusal in the shape of Stripe's errors. Returns `None` for the app's own errors.
     fn stripe_error(&self) -> Option<ServerProblem> {
-        #[derive(Deserialize)]
-        struct StripeErrorBody {
-            error: StripeErrorFields,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(default)]
-        struct StripeErrorFields {
-            r#type: String,
-            code: String,
-            message: String,
-        }
-        let StripeErrorFields { r#type: kind, code, message } =
-            serde_json::from_slice::<StripeErrorBody>(self.body?).ok()?.error;
-        let refused = match (kind.as_str(), code.as_str()) {
+        let body: serde_json::Value = serde_json::from_slice(self.body?).ok()?;
+        let text = |name: &str| body["error"].get(name).map_or(Some(""), serde_json::Value::as_str);
+        let (kind, code, message) = (text("type")?, text("code")?, text("message")?);
+        body["error"].as_object()?;
+        let refused = match (kind, code) {
             ("idempotency_error", _) => Refused::KeyReused,
             (_, "idempotency_key_in_use") => Refused::InProgress,
             (_, code) => Refused::from_name(code)?,
         };
         let (kind, title) = (format!("{PROBLEM_TYPE_PREFIX}{}", refused.name()), refused.title().to_owned());
-        Some(ServerProblem { kind, title, detail: message })
+        Some(ServerProblem { kind, title, detail: message.into() })
     }
 
     /// Whether the response is a replay, by any of the headers that mark one or by the envelope.
@@ -186,19 +177,7 @@ fn classify_refusal(refusal: Option<Refused>, seen: &ReceivedResponse<'_>, now: 
         Some(Refused::UpstreamUnreachable | Refused::UpstreamLost | Refused::UpstreamTimeout) => {
             ResponseAction::Retry { why: RetryCause::Upstream, after: None }
         }
-        Some(
-            Refused::KeyMissing
-            | Refused::KeyInvalid
-            | Refused::ScopeMissing
-            | Refused::RequestAmbiguous
-            | Refused::IdentityInvalid
-            | Refused::ScopeRefused
-            | Refused::BodyTooLarge
-            | Refused::KeyReused
-            | Refused::MethodUnknown
-            | Refused::OutcomeUnknown,
-        )
-        | None => ResponseAction::Refused(refusal),
+        refusal => ResponseAction::Refused(refusal),
     }
 }
 

@@ -45,14 +45,12 @@ pub use self::{
     classify::ServerProblem,
     journal::{FileJournal, JournalError, JournalFuture, KeyJournal, MemoryJournal, PendingOperation, StoredKey},
     key::{ClientKey, InvalidKey, KeyGenerator},
-    options::{OperationSpec, SendOptions},
+    options::{OperationSpec, Schedule, SendOptions},
     outcome::{LastAttempt, SendError, SendErrorReason, SentResponse},
-    schedule::Schedule,
 };
 
 use self::retry::{Transport, TransportError, send_with_retries};
 
-mod buffered;
 mod classify;
 mod journal;
 mod key;
@@ -61,7 +59,6 @@ mod middleware;
 mod options;
 mod outcome;
 mod retry;
-mod schedule;
 
 /// Sends a request, and retries it until it has a response or a reason to give up.
 ///

@@ -139,22 +139,16 @@ impl SendError {
 
     /// Whether to send the same operation again later, with the same key.
     pub fn is_retryable(&self) -> bool {
-        match self.reason {
+        matches!(
+            self.reason,
             SendErrorReason::StillInProgress
-            | SendErrorReason::Unavailable
-            | SendErrorReason::ServerError
-            | SendErrorReason::Network
-            | SendErrorReason::RetryAfterTooLong { .. }
-            | SendErrorReason::DeadlineExceeded(_)
-            | SendErrorReason::Journal(_) => true,
-            SendErrorReason::OutcomeUnknown
-            | SendErrorReason::KeyReused
-            | SendErrorReason::Refused
-            | SendErrorReason::KeyExpired { .. }
-            | SendErrorReason::BodyNotReplayable
-            | SendErrorReason::BadKey(_)
-            | SendErrorReason::InvalidRequest => false,
-        }
+                | SendErrorReason::Unavailable
+                | SendErrorReason::ServerError
+                | SendErrorReason::Network
+                | SendErrorReason::RetryAfterTooLong { .. }
+                | SendErrorReason::DeadlineExceeded(_)
+                | SendErrorReason::Journal(_)
+        )
     }
 }
 

@@ -13,7 +13,7 @@ use axum::{
     Extension, Router,
     extract::{Request, State},
     handler::Handler,
-    middleware::{Next, from_fn, from_fn_with_state},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
 };
@@ -30,7 +30,7 @@ use tokio::{
 use tower_service::Service as _;
 
 pub use self::problem::{AdminProblem, UnavailablePart};
-use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, reseal::Resealer, store_state::StoreProbes};
+use self::{audit::AuditTrail, auth::Authenticator, health::StoreHealth, health::StoreProbes, records::Resealer};
 use crate::{
     config,
     console::{self, Attention},
@@ -43,23 +43,34 @@ use crate::{
 pub mod api;
 pub mod audit;
 pub mod auth;
-pub mod body;
 pub(crate) mod health;
 pub(crate) mod hosts;
 mod idle;
+pub mod input;
 mod problem;
-pub(crate) mod query;
 pub mod records;
-mod reseal;
 pub mod stats;
-pub(crate) mod store_state;
+
+/// Makes types that handlers take as arguments, from the head of a request.
+macro_rules! extractors {
+    ($($type:ty, $rejection:ty: |$parts:ident, $state:ident| $made:block;)+) => {$(
+        impl axum::extract::FromRequestParts<std::sync::Arc<$crate::admin::AdminState>> for $type {
+            type Rejection = $rejection;
+
+            async fn from_request_parts(
+                $parts: &mut http::request::Parts, $state: &std::sync::Arc<$crate::admin::AdminState>,
+            ) -> Result<Self, $rejection> $made
+        }
+    )+};
+}
+pub(crate) use extractors;
 
 /// Concurrent connections; more wait in the listen backlog.
 const MAX_CONNECTIONS: usize = 1024;
 
 pub struct AdminServer {
     listener: TcpListener,
-    secure: bool,
+    pub is_secure: bool,
     state: Arc<AdminState>,
 }
 
@@ -72,7 +83,6 @@ pub(crate) struct ClientInfo {
     connected_to: IpAddr,
 }
 
-/// The state that the admin API and the console share.
 pub struct AdminState {
     pub ibid: Ibid,
     /// Reseals stored records with the first key; `None` if the gateway seals nothing.
@@ -81,7 +91,6 @@ pub struct AdminState {
     pub auth: Authenticator,
     pub audit: AuditTrail,
     pub metrics: Arc<Metrics>,
-    /// Cached counts of the store's entries.
     pub gauges: StoreGauges,
     pub shadow: Arc<ShadowCounters>,
     pub refusals: Arc<RefusalLog>,
@@ -125,21 +134,17 @@ impl AdminServer {
             attention: Attention::default(),
             stores: StoreProbes::new(members),
         };
-        Ok(Self { listener, secure: settings.tls.is_some(), state: Arc::new(state) })
+        Ok(Self { listener, is_secure: settings.tls.is_some(), state: Arc::new(state) })
     }
 
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    pub fn is_secure(&self) -> bool {
-        self.secure
-    }
-
     /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
     /// the listener and the audit trail's lock are released, so another gateway can use them.
     pub async fn run(self, stop: watch::Receiver<bool>, ended: oneshot::Receiver<()>) {
-        let Self { listener, secure, state } = self;
+        let Self { listener, is_secure: secure, state } = self;
         tokio::spawn(state.history.clone().run_sampler(state.metrics.clone(), stop.clone()));
         let handler = AdminConnections { router: router(state.clone(), stop), live: state.live.clone(), secure };
         let (handler, mut connections) = (Arc::new(handler), JoinSet::new());
@@ -153,7 +158,6 @@ impl AdminServer {
     }
 }
 
-/// Serves the connections to the admin port.
 struct AdminConnections {
     router: Router,
     live: Arc<LiveConfig>,
@@ -192,13 +196,14 @@ fn router(state: Arc<AdminState>, stop: watch::Receiver<bool>) -> Router {
             }),
         )
         .route("/metrics", read_only(metrics_page))
-        .layer(from_fn(set_api_headers));
+        .layer(from_fn_with_state(&API_HEADERS[..], set_headers));
     let guarded = api::routes()
-        .fallback(async |uri: Uri| match uri.path().starts_with("/api/") {
-            true => api::not_found().into_response(),
-            false => not_found(),
-        })
-        .layer(from_fn(set_api_headers))
+        .fallback(
+            async |uri: Uri| {
+                if uri.path().starts_with("/api/") { api::not_found().into_response() } else { not_found() }
+            },
+        )
+        .layer(from_fn_with_state(&API_HEADERS[..], set_headers))
         .merge(console::routes())
         .layer(from_fn_with_state(state.clone(), check_host));
     open.merge(guarded).with_state(state)
@@ -220,7 +225,6 @@ fn read_only<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRou
     with_methods(get(handler), READ_METHODS)
 }
 
-/// Adds the responses to `OPTIONS` and to methods that are not allowed.
 fn with_methods(route: MethodRouter<Arc<AdminState>>, allowed: &'static str) -> MethodRouter<Arc<AdminState>> {
     route
         .options(async move || (StatusCode::NO_CONTENT, [(header::ALLOW, allowed)]))
@@ -239,7 +243,7 @@ async fn metrics_page(State(state): State<Arc<AdminState>>) -> impl IntoResponse
 
 async fn readiness(state: Arc<AdminState>, stopping: bool) -> impl IntoResponse {
     let health = state.store_health().await;
-    let ready = health.is_healthy() && !stopping;
+    let ready = health.error.is_none() && !stopping;
     let body = json!({
         "ready": ready,
         "stopping": stopping,
@@ -257,14 +261,17 @@ pub(crate) fn not_found() -> Response {
     answer
 }
 
-/// The headers of all responses except the console's.
-async fn set_api_headers(request: Request, next: Next) -> Response {
+/// Adds headers to every response of a router.
+pub(crate) async fn set_headers(State(more): State<MoreHeaders>, request: Request, next: Next) -> Response {
     let mut answer = next.run(request).await;
-    add_headers(answer.headers_mut(), &API_HEADERS);
+    add_headers(answer.headers_mut(), more);
     answer
 }
 
-const API_HEADERS: [(HeaderName, &str); 5] = [
+pub(crate) type MoreHeaders = &'static [(HeaderName, &'static str)];
+
+/// The headers of all responses except the console's.
+static API_HEADERS: [(HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
@@ -272,7 +279,6 @@ const API_HEADERS: [(HeaderName, &str); 5] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Adds these headers unless the response has them.
 pub(crate) fn add_headers(headers: &mut HeaderMap, more: &[(HeaderName, &'static str)]) {
     for (name, value) in more {
         headers.entry(name).or_insert(HeaderValue::from_static(value));

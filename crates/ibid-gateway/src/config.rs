@@ -19,17 +19,12 @@ use toml::{Table, Value};
 
 use self::toml_node::{FromToml, TomlNode};
 
-mod admin_tls;
 mod args;
-mod collector;
-pub(crate) mod dial_format;
-mod dials;
+pub(crate) mod dials;
 mod env;
 mod error;
-mod jwt;
 pub(crate) mod raw;
 mod reload_check;
-mod seal;
 mod secret;
 mod settings;
 mod store;
@@ -37,22 +32,18 @@ mod toml_node;
 mod validate;
 mod values;
 mod warnings;
-mod webhooks;
 
-pub use admin_tls::AdminTlsArgs;
-pub use args::ServeArgs;
-pub use collector::Collector;
+pub use args::{AdminTlsArgs, ServeArgs};
+pub(crate) use dials::is_webhook_preset;
 pub use env::Env;
 pub use error::ConfigError;
 pub use reload_check::{forgotten_answers, shortened_ttls};
-pub use seal::SealSettings;
-pub use secret::{RedactedStoreUrl, Secret};
+pub use secret::{Collector, RedactedStoreUrl, Secret};
 pub use settings::{
     AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, GrpcUnknown, JwtKeys, JwtSettings,
     LimitSettings, LogFormat, LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
 };
-pub use store::{DEFAULT_STORE, StoreSelection, StoreSettings};
-pub(crate) use webhooks::is_webhook_preset;
+pub use store::{DEFAULT_STORE, SealSettings, StoreSelection, StoreSettings};
 
 impl GatewaySettings {
     /// Reads the file, if one is named, applies variables and flags, and validates the result.

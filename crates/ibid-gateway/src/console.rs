@@ -2,31 +2,34 @@
 //!
 //! Templates render the pages, which work without scripts; scripts refresh parts of a page and draw charts. Invariants:
 //! a page shows nothing that the admin API would not show to the same caller, and changes go through the same
-//! [`admin::records::change`](crate::admin::records::change). Browsers load nothing from other hosts.
+//! [`admin::records::change`](crate::admin::records::change). The binary contains the static files; browsers load nothing
+//! from other hosts.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use axum::{
     Router,
-    extract::Request,
     handler::Handler,
-    middleware::{Next, from_fn},
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use http::{HeaderMap, Method, StatusCode, Uri, header};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use ibid::store::{Address, Fence};
 
-pub(crate) use self::attention::Attention;
+pub(crate) use self::overview::Attention;
 use self::{
-    change_form::{ActionForm, ChangeFormPage, ConfirmPage},
+    change_form::{ChangeFormPage, ConfirmPage},
     form::Form,
     overview::OverviewPage,
-    page::{PAGE_HEADERS, html_response, see_other},
+    page::{PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
     read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
     record::{RecordPage, RefusalRow},
-    record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordSearch},
-    visit::{RecordVisit, StaffVisit, Visit},
+    record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage},
 };
 use crate::{
     admin::{
@@ -38,8 +41,6 @@ use crate::{
     records::{ChangeAction, ChangeRequest, ChangeVerb},
 };
 
-mod assets;
-mod attention;
 mod change_form;
 mod form;
 mod login;
@@ -48,8 +49,6 @@ mod page;
 mod read_only_pages;
 mod record;
 mod record_list;
-mod view;
-mod visit;
 
 /// Maximum number of audit entries, and of refusals, beside one record.
 const MAX_RELATED_ROWS: usize = 20;
@@ -73,25 +72,20 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
     }
     let assets = get(async |uri: Uri, headers: HeaderMap| {
         let name = uri.path().trim_start_matches("/assets/");
-        assets::serve_asset(name, &headers).unwrap_or_else(admin::not_found)
+        serve_asset(name, &headers).unwrap_or_else(admin::not_found)
     });
-    pages.route("/assets/{name}", with_methods(assets, "GET")).layer(from_fn(set_page_headers))
+    pages
+        .route("/assets/{name}", with_methods(assets, "GET"))
+        .layer(from_fn_with_state(&PAGE_HEADERS[..], admin::set_headers))
 }
 
 fn page<T: 'static>(handler: impl Handler<T, Arc<AdminState>>) -> MethodRouter<Arc<AdminState>> {
     with_methods(get(handler), "GET")
 }
 
-/// Adds the response to methods that are not allowed.
 fn with_methods(route: MethodRouter<Arc<AdminState>>, allowed: &'static str) -> MethodRouter<Arc<AdminState>> {
     let text = format!("only {} is understood here\n", allowed.replace(", ", " or "));
     route.fallback(async move || (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allowed)], text))
-}
-
-async fn set_page_headers(request: Request, next: Next) -> Response {
-    let mut answer = next.run(request).await;
-    admin::add_headers(answer.headers_mut(), &PAGE_HEADERS);
-    answer
 }
 
 async fn show_overview(visit: Visit, form: Form) -> Response {
@@ -114,16 +108,15 @@ async fn show_series(StaffVisit(visit): StaffVisit, form: Form) -> Response {
 }
 
 async fn list_records(visit: Visit, form: Form) -> Response {
-    let asked = RecordSearch::from_form(&form);
-    if let Some(address) = Address::from_hex(&asked.key) {
+    if let Some(address) = Address::from_hex(form.value("key")) {
         return see_other(&format!("/records/{address}"));
     }
-    let (query, cursor) = match asked.to_query(&visit.caller) {
+    let (query, cursor) = match form.to_query(&visit.caller) {
         Ok(asked) => asked,
-        Err(wrong) => return html_response(StatusCode::BAD_REQUEST, &RecordListPage::with_error(&visit, asked, wrong)),
+        Err(wrong) => return html_response(StatusCode::BAD_REQUEST, &RecordListPage::with_error(&visit, form, wrong)),
     };
     match records::list(&visit.state, &visit.caller, query, cursor, RECORDS_PAGE_SIZE).await {
-        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, asked, list)),
+        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, form, list)),
         Err(problem) => visit.problem_page(problem),
     }
 }
@@ -135,7 +128,7 @@ async fn show_unknown(StaffVisit(visit): StaffVisit) -> Response {
     if let Some(why) = &lists.error {
         return visit.store_unavailable_page("/unknown", why.clone());
     }
-    html_response(StatusCode::OK, &OutcomeUnknownPage::new(visit.shell(), lists, counts.unknown))
+    html_response(StatusCode::OK, &OutcomeUnknownPage { shell: visit.shell(), lists, unknown_count: counts.unknown })
 }
 
 async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
@@ -204,25 +197,24 @@ async fn change_record(RecordVisit(address, visit): RecordVisit, verb: ChangeVer
         html_response(status, &ChangeFormPage::new(shell.clone(), verb, &view, seen, form, error))
     };
     if !is_post {
-        return form_page(StatusCode::OK, ActionForm::default(), fence, None);
+        return form_page(StatusCode::OK, Form::default(), fence, None);
     }
-    let given = ActionForm::from_form(&form);
     let Ok(seen) = form.value("seen").parse::<u64>() else {
-        let wrong = Some("This form was not filled in here. Begin again.".into());
-        return form_page(StatusCode::BAD_REQUEST, given, fence, wrong);
+        let wrong = Some("This form is incomplete. Start again.".into());
+        return form_page(StatusCode::BAD_REQUEST, form, fence, wrong);
     };
     // The confirmation has the step in a hidden field, and its button to go back has another, which comes later.
-    match (given.to_action(verb), form.values("step").last()) {
+    match (form.to_action(verb), form.values("step").last()) {
         (Ok(action), Some("commit")) => {
-            let change = ChangeRequest { action, reason: given.reason, fence: Some(Fence(seen)) };
+            let change = ChangeRequest { action, reason: form.value("reason").to_owned(), fence: Some(Fence(seen)) };
             apply_change(&visit, address, change).await
         }
         (Ok(action), Some("review")) => {
-            html_response(StatusCode::OK, &ConfirmPage::new(shell, verb, &view, seen, given, action))
+            html_response(StatusCode::OK, &ConfirmPage::new(shell, verb, &view, seen, form, action))
         }
-        (Err(wrong), Some("commit" | "review")) => form_page(StatusCode::BAD_REQUEST, given, seen, Some(wrong)),
+        (Err(wrong), Some("commit" | "review")) => form_page(StatusCode::BAD_REQUEST, form, seen, Some(wrong)),
         // Back from the confirmation.
-        _ => form_page(StatusCode::OK, given, seen, None),
+        _ => form_page(StatusCode::OK, form, seen, None),
     }
 }
 
@@ -246,4 +238,62 @@ async fn log_out(visit: Visit, form: Form) -> Response {
     }
     visit.state.auth.log_out(&visit.headers);
     login::log_out_response(visit.secure)
+}
+
+/// Name, content type and bytes.
+type Asset = (&'static str, &'static str, &'static [u8]);
+
+#[rustfmt::skip]
+const ASSETS: [Asset; 6] = [
+    ("console.css", "text/css; charset=utf-8", include_bytes!("../assets/console.css")),
+    ("console.js", "text/javascript; charset=utf-8", include_bytes!("../assets/console.js")),
+    ("htmx.js", "text/javascript; charset=utf-8", include_bytes!("../assets/vendor/htmx-2.0.11.min.js")),
+    ("uplot.js", "text/javascript; charset=utf-8", include_bytes!("../assets/vendor/uplot-1.6.32.min.js")),
+    ("uplot.css", "text/css; charset=utf-8", include_bytes!("../assets/vendor/uplot-1.6.32.min.css")),
+    ("icon.svg", "image/svg+xml", include_bytes!("../assets/icon.svg")),
+];
+
+/// Serves a file with an ETag, so that browsers revalidate it.
+fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response> {
+    let (_, kind, bytes) = ASSETS.iter().find(|(known, ..)| *known == name)?;
+    let tag = etag(bytes);
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (header::ETAG, tag.clone()),
+    ];
+    Some(match asked.get(header::IF_NONE_MATCH) == Some(&tag) {
+        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
+        false => (headers, Bytes::from_static(bytes)).into_response(),
+    })
+}
+
+fn etag(bytes: &[u8]) -> HeaderValue {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    HeaderValue::from_str(&format!("\"{:016x}\"", hasher.finish())).expect("hex in quotes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_the_browser_has_is_not_sent_again() {
+        let first = serve_asset("console.css", &HeaderMap::new()).unwrap();
+        assert_eq!(first.status(), StatusCode::OK);
+        let asked = HeaderMap::from_iter([(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone())]);
+        assert_eq!(serve_asset("console.css", &asked).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(serve_asset("console.js", &asked).unwrap().status(), StatusCode::OK, "another file");
+        assert!(serve_asset("../console.css", &asked).is_none());
+    }
+
+    #[test]
+    fn our_own_files_name_no_other_place() {
+        for (name, _, bytes) in ASSETS.iter().filter(|(name, ..)| name.starts_with("console.")) {
+            let text = std::str::from_utf8(bytes).unwrap();
+            assert!(!text.contains("//") || !text.contains("http"), "{name}");
+            assert!(!text.contains("url(") && !text.contains("@import"), "{name}");
+        }
+    }
 }

@@ -19,13 +19,9 @@ const SIZE_UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 
 
 /// Such as `1 MiB`, without loss.
 pub(crate) fn size_in_words(bytes: u64) -> String {
-    let (digits, unit) = split_unit(format_exact_size(bytes));
-    format!("{digits} {}", if unit.is_empty() { "bytes" } else { &unit })
-}
-
-fn split_unit(mut text: String) -> (String, String) {
-    let unit = text.split_off(text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic()).len());
-    (text, unit)
+    let text = format_exact_size(bytes);
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    format!("{digits} {}", if digits == text { "bytes" } else { &text[digits.len()..] })
 }
 
 /// In one unit, rounded down: `45s`, `12m`, `3h`, `5d`.

@@ -7,7 +7,7 @@
 //!   the request claims anything.
 //! - **A failed fetch changes nothing**: the known keys stay in force.
 //!
-//! [`keys`] parses keys, [`remote`] fetches them, and this module parses tokens.
+//! [`keys`] parses and fetches keys, and this module parses tokens.
 
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
@@ -21,11 +21,10 @@ use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 
 pub(crate) use self::keys::KeySet;
-use self::{keys::KeyLookup, remote::RemoteJwks};
+use self::keys::RemoteJwks;
 use crate::config::{JwtKeys, JwtSettings, TokenSource};
 
 mod keys;
-mod remote;
 
 /// `Retry-After` while no keys are loaded.
 const RETRY_AFTER_NO_KEYS: Duration = Duration::from_secs(1);
@@ -60,7 +59,6 @@ impl JwtVerifier {
         self.settings == *settings
     }
 
-    /// Verifies the token of a request. Returns the wanted claims or a refusal.
     pub(crate) async fn identify_caller(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> TokenVerification {
         let token = match extract_token(headers, &self.settings.from) {
             Ok(token) => token,
@@ -104,13 +102,7 @@ impl JwtVerifier {
             return Err(TokenError::Invalid("it asks for extensions (crit) that are not known here".into()));
         }
         let keys = self.keys.load();
-        let candidates = match keys.find(header.kid.as_deref(), header.alg) {
-            KeyLookup::Candidates(keys) => keys,
-            KeyLookup::WrongAlgorithm => {
-                return Err(TokenError::Invalid(format!("{:?} is no algorithm for the key that it names", header.alg)));
-            }
-            KeyLookup::UnknownKey => return Err(TokenError::UnknownKey),
-        };
+        let candidates = keys.find(header.kid.as_deref(), header.alg)?;
         let rules = Validation { algorithms: vec![header.alg], ..self.validation.clone() };
         let mut doubt = TokenError::UnknownKey;
         for key in candidates {
@@ -143,7 +135,6 @@ fn validation(settings: &JwtSettings) -> Validation {
     rules
 }
 
-/// Returns the token of a request from the first source that is present.
 fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
     for source in from {
         let mut found: Vec<&[u8]> = match source {
@@ -168,7 +159,7 @@ fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a
     Err(missing_token_refusal(from))
 }
 
-fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
+pub(crate) fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
     let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     let value = |pair: &'a [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     pairs.filter_map(value).collect()
@@ -206,12 +197,12 @@ fn select_claims(all: Map<String, Value>, wanted: &HashSet<String>) -> TokenClai
 fn describe_error(kind: &ErrorKind) -> TokenError {
     TokenError::Invalid(match kind {
         ErrorKind::ExpiredSignature => "it has expired".into(),
-        ErrorKind::ImmatureSignature => "it is not good yet (nbf)".into(),
-        ErrorKind::InvalidIssuer => "it is of another issuer (iss)".into(),
-        ErrorKind::InvalidAudience => "it is for somebody else (aud)".into(),
+        ErrorKind::ImmatureSignature => "it is not valid yet (nbf)".into(),
+        ErrorKind::InvalidIssuer => "it is from another issuer (iss)".into(),
+        ErrorKind::InvalidAudience => "it is for another audience (aud)".into(),
         ErrorKind::MissingRequiredClaim(claim) => format!("it has no claim {claim:?}, or one that cannot be read"),
         ErrorKind::InvalidClaimFormat(claim) => format!("its claim {claim:?} cannot be read"),
-        ErrorKind::InvalidSignature => "its signature does not hold".into(),
+        ErrorKind::InvalidSignature => "its signature is invalid".into(),
         _ => "it is not a signed token in a form that is known here".into(),
     })
 }

@@ -36,7 +36,6 @@ const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 static LOST_LINES: AtomicU64 = AtomicU64::new(0);
 
-/// Log lines that were dropped since the process started.
 pub fn lost_lines() -> u64 {
     LOST_LINES.load(Relaxed)
 }
@@ -83,12 +82,11 @@ pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
 }
 
 impl LogBuffer {
-    /// Writes the buffered lines. Returns whether there were any.
     fn flush_buffer(&self) -> bool {
         let BufferedLines { lines, lost } = std::mem::take(&mut *self.0.lock());
         if lost > 0 {
             // The buffer is empty now, so this line follows the lines that were buffered before the loss.
-            tracing::warn!(lost, "{lost} log lines were lost, because standard error did not take them");
+            tracing::warn!(lost, "{lost} log lines were lost because standard error blocked");
         }
         write_all(&mut io::stderr(), &lines);
         !lines.is_empty()
@@ -140,7 +138,6 @@ impl Write for LogBuffer {
     }
 }
 
-/// Maximum number of uncovered paths to log.
 const MAX_UNCOVERED_PATHS: usize = 1000;
 
 #[derive(Debug, Default)]

@@ -4,8 +4,8 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{check, demo, health, keys, migrate, openapi, report, serve, store, sweep},
-    config::{Env, ServeArgs},
+    commands::{admin, check, demo, keys, openapi, serve, store},
+    config::{Env, ServeArgs, StoreSelection},
     tls,
 };
 use ibid_tools::conform;
@@ -31,15 +31,15 @@ enum Command {
     /// Validate a configuration, print each route's effective dials and report the answers that a change would forget
     Check(check::CheckArgs),
     /// Check the health of the gateway that uses the same settings
-    Health(health::HealthArgs),
+    Health(admin::HealthArgs),
     /// Inspect stored keys and resolve unknown outcomes
     Keys(Box<keys::KeysArgs>),
     /// Report what shadow mode observed: requests to replay or refuse, and callers that send no key
-    Report(report::ReportArgs),
+    Report(admin::ReportArgs),
     /// Remove expired entries from a store and mark expired leases as outcome unknown
-    Sweep(sweep::SweepArgs),
+    Sweep(StoreSelection),
     /// Create, update or remove the tables of a PostgreSQL store
-    Migrate(migrate::MigrateArgs),
+    Migrate(store::MigrateArgs),
     /// Maintain an embedded store that no gateway has open
     Store(store::StoreArgs),
     /// Add the key header, the refusals and the replay headers to an OpenAPI document
@@ -63,12 +63,12 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args).map(done),
         Command::Serve(args) => serve::run(args, env).map(done),
         Command::Check(args) => check::run(&args, env, out).map(|found| found.code() == 0),
-        Command::Health(args) => health::run(&args, env, out).map(done),
+        Command::Health(args) => admin::health(&args, env, out).map(done),
         Command::Keys(args) => keys::run(&args, env, out, aside).map(done),
-        Command::Report(args) => report::run(&args, env, out).map(done),
-        Command::Sweep(args) => sweep::run(&args, env, out).map(done),
-        Command::Migrate(args) => migrate::run(&args, env, out).map(done),
-        Command::Store(args) => store::run(&args, out, aside),
+        Command::Report(args) => admin::report(&args, env, out).map(done),
+        Command::Sweep(args) => store::sweep(&args, env, out).map(done),
+        Command::Migrate(args) => store::migrate(&args, env, out).map(done),
+        Command::Store(args) => store::maintain(&args, out, aside),
         Command::Openapi(args) => openapi::run(&args, env, out, aside).map(done),
         Command::Conform(args) => conform::run(&args, &tls::for_checks, out),
     };

@@ -22,43 +22,36 @@ use ibid::{
 };
 use serde_json::{Value, json};
 
+pub(crate) use self::{
+    counters::HistogramSnapshot,
+    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
+    history::{RequestCounts, TrafficCounts},
+};
 use self::{
+    counters::{Histogram, RouteCounter, RouteCounters, Sharded},
     exposition::FamilyWriter,
-    route_counters::{RouteCounter, RouteCounters},
-    sharded::{Histogram, Sharded},
 };
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
-    refusals::{RefusalLog, RefusedRequest},
-    shadow::{ShadowCounters, UserAgentCount},
-};
-pub(crate) use self::{
-    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
-    sharded::HistogramSnapshot,
-    traffic::{RequestCounts, TrafficCounts},
+    refusals::{RefusalLog, RefusedRequest, ShadowCounters, UserAgentCount},
 };
 use crate::{logs, routes::RouteTable};
 
+mod counters;
 mod exposition;
 mod gauges;
 mod history;
 mod refusals;
-mod route_counters;
-mod shadow;
-mod sharded;
-mod traffic;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric family: all samples of one name.
 #[derive(Debug)]
 pub struct MetricFamily {
     pub name: &'static str,
     pub labels: &'static [&'static str],
     pub kind: MetricKind,
     pub help: &'static str,
-    /// Writes the samples.
     read: fn(&MetricSources<'_>, &mut FamilyWriter<'_>),
 }
 
@@ -72,7 +65,6 @@ pub enum MetricKind {
 struct MetricSources<'a> {
     metrics: &'a Metrics,
     stored: EntryCounts,
-    /// Whether each store is up.
     up: &'a [(&'a str, bool)],
 }
 
@@ -83,7 +75,7 @@ const KEY_REUSED: RequestOutcome = RequestOutcome::Refused(RefusalReason::KeyReu
 #[rustfmt::skip]
 pub const FAMILIES: [MetricFamily; 20] = [
     MetricFamily { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: MetricKind::Counter,
-             help: "Covered requests by route and by what they got.",
+             help: "Covered requests by route and outcome.",
              read: |of, page| for route in of.metrics.routes() {
                        route.by_outcome().for_each(|(outcome, count)| page.sample(&[route.name(), outcome.name()], count));
                    } },
@@ -112,13 +104,13 @@ pub const FAMILIES: [MetricFamily; 20] = [
              help: "Store calls that one of two stores decided alone because the other could not be reached.",
              read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.fallbacks)) },
     MetricFamily { name: "idempotency_processing_gauge", labels: &[], kind: MetricKind::Gauge,
-             help: "Entries in the store that run and were heard of within their lease.",
+             help: "Entries in the store that are in progress, with a valid lease.",
              read: |of, page| page.sample(&[], of.stored.processing) },
     MetricFamily { name: "idempotency_outcome_unknown", labels: &[], kind: MetricKind::Gauge,
-             help: "Entries in the store whose end nobody knows: silent for longer than their lease, or parked.",
+             help: "Entries in the store with an unknown outcome: the lease expired, or the run ended without a result.",
              read: |of, page| page.sample(&[], of.stored.unknown) },
     MetricFamily { name: "idempotency_unknown_total", labels: &[], kind: MetricKind::Counter,
-             help: "Runs that were parked: whether the operation took place is not known.",
+             help: "Runs that ended with an unknown outcome: the operation may have taken place.",
              read: |of, page| page.sample(&[], of.metrics.unknown()) },
     MetricFamily { name: "idempotency_late_answers_total", labels: &[], kind: MetricKind::Counter,
              help: "Answers that came after timeout and within late_answer: a retry gets them.",
@@ -127,7 +119,7 @@ pub const FAMILIES: [MetricFamily; 20] = [
              help: "Claims found taken over while their operation ran: it may have run twice.",
              read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.lost_claims)) },
     MetricFamily { name: "idempotency_dropped_total", labels: &[], kind: MetricKind::Counter,
-             help: "Results that the store did not take and that were given up: their outcome is unknown.",
+             help: "Results that could not be saved in the store: their outcome is unknown.",
              read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.dropped)) },
     MetricFamily { name: "idempotency_shared_keys_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed.",
@@ -136,20 +128,19 @@ pub const FAMILIES: [MetricFamily; 20] = [
              help: "How long the store took, by call; wait lasts as long as another request's run.",
              read: |of, page| of.metrics.store_calls().for_each(|(call, took)| page.histogram(&[call.name()], &took)) },
     MetricFamily { name: "idempotency_overhead_seconds", labels: &[], kind: MetricKind::Histogram,
-             help: "What requests with a key took beyond their operation, from head to answer, waiting included.",
-             read: |of, page| page.histogram(&[], &of.metrics.overhead()) },
+             help: "Time that requests with a key took beyond their operation, from head to answer, including waits.",
+             read: |of, page| page.histogram(&[], &of.metrics.histogram(|counters| &counters.overhead)) },
     MetricFamily { name: "idempotency_store_bytes", labels: &[], kind: MetricKind::Gauge,
-             help: "What the entries in the store take up, roughly.",
+             help: "Approximate size of the entries in the store, in bytes.",
              read: |of, page| page.sample(&[], of.stored.bytes) },
     MetricFamily { name: "idempotency_store_up", labels: &["store"], kind: MetricKind::Gauge,
-             help: "Whether a store answers and grants new keys: 1, else 0. Of two stores, each.",
+             help: "1 if a store answers and grants new keys, else 0; one value per store.",
              read: |of, page| of.up.iter().for_each(|(store, is_up)| page.sample(&[store], u64::from(*is_up))) },
     MetricFamily { name: "idempotency_log_lines_lost_total", labels: &[], kind: MetricKind::Counter,
-             help: "Log lines that were never written, because standard error did not take them.",
+             help: "Log lines that were dropped because standard error blocked.",
              read: |_, page| page.sample(&[], logs::lost_lines()) },
 ];
 
-/// Counts requests and engine events.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: RouteCounters,
@@ -191,7 +182,6 @@ impl Metrics {
         }
     }
 
-    /// Renders all metrics in Prometheus' text format. `up` gives the state of each store.
     pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
         let (mut page, sources) = (String::new(), MetricSources { metrics: self, stored, up });
         for family in &FAMILIES {
@@ -220,22 +210,14 @@ impl Metrics {
         self.requests.iter()
     }
 
-    /// Claims taken over while their operation ran.
     pub(crate) fn lost_claims(&self) -> u64 {
         self.total(|counters| &counters.lost_claims)
     }
 
-    /// How long each call of the store took.
     pub(crate) fn store_calls(&self) -> impl Iterator<Item = (StoreCall, HistogramSnapshot)> {
         StoreCall::ALL.into_iter().map(|call| (call, self.histogram(|counters| &counters.store[call as usize])))
     }
 
-    /// Time that requests took beyond their operation.
-    fn overhead(&self) -> HistogramSnapshot {
-        self.histogram(|counters| &counters.overhead)
-    }
-
-    /// Runs whose outcome is unknown.
     fn unknown(&self) -> u64 {
         self.requests.total(RequestOutcome::Unknown) + self.total(|counters| &counters.late_unknown)
     }

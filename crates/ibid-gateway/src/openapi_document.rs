@@ -65,7 +65,6 @@ pub(crate) struct Document {
     /// Held while annotating, so that only one version is annotated at a time.
     annotating: Arc<tokio::sync::Mutex<()>>,
     last: Mutex<Option<Arc<Version>>>,
-    /// Whether the lack of memory was logged.
     told_of_memory: AtomicBool,
 }
 
@@ -119,13 +118,8 @@ enum NotAnnotated {
 
 impl Document {
     pub(crate) fn new(path: String, routes: RouteTable) -> Arc<Self> {
-        Arc::new(Self {
-            path,
-            routes,
-            annotating: Arc::default(),
-            last: Mutex::default(),
-            told_of_memory: AtomicBool::default(),
-        })
+        let (annotating, last, told_of_memory) = Default::default();
+        Arc::new(Self { path, routes, annotating, last, told_of_memory })
     }
 
     pub(crate) fn is_at(&self, path: &str) -> bool {
@@ -234,7 +228,6 @@ impl Asked {
         if is_head { answer.map(|_| ResponseBody::whole("", None)) } else { answer }
     }
 
-    /// Annotates the app's response if it is a document.
     async fn annotated(&self, answer: Answer, target: String) -> Answer {
         let etag = answer.headers().get(header::ETAG).filter(|etag| conditions::opaque(etag).is_some()).cloned();
         let left = |why: String, etag| Arc::new(Version { target: target.clone(), etag, digest: None, made: Err(why) });
@@ -311,7 +304,6 @@ impl Asked {
 }
 
 impl Annotated {
-    /// Puts the annotated document into the app's response.
     fn instead_of(&self, answer: Answer) -> Answer {
         let mut answer = answer.map(|_| ResponseBody::whole(self.text.clone(), None));
         *answer.status_mut() = StatusCode::OK;

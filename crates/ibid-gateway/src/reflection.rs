@@ -30,7 +30,6 @@ use crate::{
     watch::{LiveConfig, ReloadOutcome},
 };
 
-/// Timeout of one upstream's answer.
 const REFLECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two attempts before the gateway can start.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -156,7 +156,6 @@ fn parse_roots(key: &str, ca: &str) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// Returns the system's CAs, or an error if there are none.
 pub(crate) fn native_roots() -> Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();

@@ -11,7 +11,7 @@ use ibid::quota::Quota;
 use parking_lot::Mutex;
 
 use crate::{
-    config::{ConfigError, Env, GatewaySettings, SealSettings, ServeArgs},
+    config::{ConfigError, Env, GatewaySettings, SealSettings, ServeArgs, forgotten_answers},
     jwt::JwtVerifier,
     snapshot::ConfigSnapshot,
 };
@@ -19,7 +19,6 @@ use crate::{
 /// Interval between two checks of the file. Its content is compared, so every way of replacing it is noticed.
 const FILE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Holds the snapshot in force.
 pub struct LiveConfig {
     current: ArcSwap<ConfigSnapshot>,
     /// The settings at start-up. Settings that are only read at start-up keep these values.
@@ -28,10 +27,9 @@ pub struct LiveConfig {
     reload_lock: Mutex<()>,
     args: ServeArgs,
     /// Keeps its counts when a reload changes the limits.
-    quota: Arc<Quota>,
+    pub quota: Arc<Quota>,
 }
 
-/// The result of a reload.
 #[derive(Debug)]
 pub enum ReloadOutcome {
     /// The file is equivalent to the configuration in force.
@@ -51,21 +49,10 @@ impl LiveConfig {
         let limits = snapshot.settings.quota;
         let quota = Arc::new(Quota::new(limits.new_keys, limits.rate));
         quota.set_bytes(limits.new_bytes);
-        let started = snapshot.settings.clone();
-        Arc::new(Self {
-            current: ArcSwap::from_pointee(snapshot),
-            startup_settings: started,
-            reload_lock: Mutex::default(),
-            args,
-            quota,
-        })
+        let (startup_settings, reload_lock) = (snapshot.settings.clone(), Mutex::default());
+        Arc::new(Self { current: ArcSwap::from_pointee(snapshot), startup_settings, reload_lock, args, quota })
     }
 
-    pub fn quota(&self) -> &Arc<Quota> {
-        &self.quota
-    }
-
-    /// Returns the snapshot in force.
     pub fn now(&self) -> arc_swap::Guard<Arc<ConfigSnapshot>> {
         self.current.load()
     }
@@ -105,7 +92,7 @@ impl LiveConfig {
         // The process still uses the store that it opened at start-up, whatever later files say.
         let mut in_force = before.settings.clone();
         in_force.store = self.startup_settings.store.clone();
-        let forgotten = settings.forgotten_answers(&in_force);
+        let forgotten = forgotten_answers(&in_force, &settings);
         if !forgotten.is_empty() && !settings.accept_forgetting {
             return ReloadOutcome::WouldForget(forgotten);
         }

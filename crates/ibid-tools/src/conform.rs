@@ -25,7 +25,6 @@ mod checks;
 mod connection;
 mod profile;
 mod report;
-mod request;
 mod session;
 
 const DEFAULT_BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;
@@ -135,9 +134,10 @@ pub fn run(args: &ConformArgs, tls: TlsBuilder<'_>, out: &mut dyn io::Write) -> 
         Ok::<_, CommandError>((session.into_findings(), requests))
     })?;
     let report = report::ConformReport { args, findings: &findings, requests, elapsed: since.elapsed() };
-    match args.json {
-        true => report.print_json(out)?,
-        false => report.print_text(out)?,
+    if args.json {
+        report.print_json(out)?
+    } else {
+        report.print_text(out)?
     }
     if let Some(path) = &args.junit {
         std::fs::write(path, report.to_junit())

@@ -22,9 +22,8 @@ mod annotate;
 mod components;
 mod document;
 mod edit;
-mod json;
 mod new_value;
-mod yaml;
+mod parse;
 
 #[derive(Debug, clap::Args)]
 pub struct OpenapiArgs {
@@ -48,7 +47,6 @@ pub struct OpenapiArgs {
     pub check: bool,
 }
 
-/// The route that covers an operation.
 pub struct CoveringRoute<'a> {
     pub policy: &'a Policy,
     pub has_quota: bool,
@@ -56,7 +54,6 @@ pub struct CoveringRoute<'a> {
     pub is_default_policy: bool,
 }
 
-/// Finds the route of a method and a path.
 pub type FindRoute<'f, 'r> = &'f dyn Fn(&Method, &str) -> Option<CoveringRoute<'r>>;
 
 /// Annotates and writes. Notes go to `aside`.
@@ -85,12 +82,8 @@ pub fn run(
         writeln!(aside, "ibid: {name}: {} of {} operations covered; {what}", done.covered, done.operations)?;
     }
     if args.check {
-        return match same && done.undescribed == 0 {
-            true => Ok(()),
-            false => {
-                Err(CommandError::Conflict(format!("{name} does not say all that {} promises", args.config.display())))
-            }
-        };
+        let why = || format!("{name} does not say all that {} promises", args.config.display());
+        return (same && done.undescribed == 0).then_some(()).ok_or_else(|| CommandError::Conflict(why()));
     }
     let file = args.output.as_ref().or_else(|| args.in_place.then_some(&args.spec));
     match file {
@@ -153,10 +146,10 @@ pub fn annotate_text(
 /// Parses JSON if the text looks like JSON, else YAML. YAML that looks like JSON needs `is_yaml`.
 fn parse_document(text: &str, is_yaml: bool) -> Result<OpenapiDocument, DocumentError> {
     if !text.trim_start().starts_with('{') {
-        return yaml::read(text.to_owned());
+        return parse::read_yaml(text.to_owned());
     }
-    match json::read(text.to_owned()) {
-        Err(_) if is_yaml => yaml::read(text.to_owned()),
+    match parse::read_json(text.to_owned()) {
+        Err(_) if is_yaml => parse::read_yaml(text.to_owned()),
         read => read,
     }
 }

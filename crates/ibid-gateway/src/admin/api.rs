@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    extract::{FromRequest, FromRequestParts, RawQuery, Request, State},
+    extract::{FromRequest, RawQuery, Request, State},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -21,9 +21,9 @@ use super::{
     AdminProblem, AdminState, ClientInfo,
     audit::AuditEntryPage,
     auth::{AdminCaller, AuthError, AuthMethod, CSRF_HEADER},
-    body,
-    query::{DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
-    read_only, records, reseal, stats, with_methods,
+    extractors,
+    input::{self, DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
+    read_only, records, stats, with_methods,
 };
 use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport};
 
@@ -78,13 +78,13 @@ async fn change_record(
     state: AppState, ChangingCaller(caller): ChangingCaller, RecordAddress(address): RecordAddress, verb: ChangeVerb,
     ApiBody(body): ApiBody,
 ) -> ApiResult<ChangeReport> {
-    Ok(ApiJson(records::change(&state, &caller, address, body::parse_change(verb, &body)?).await?))
+    Ok(ApiJson(records::change(&state, &caller, address, input::parse_change(verb, &body)?).await?))
 }
 
 async fn reseal_records(
     state: AppState, _: FullView, ChangingCaller(caller): ChangingCaller, ApiBody(body): ApiBody,
 ) -> ApiResult<ResealReport> {
-    Ok(ApiJson(reseal::reseal(&state, &caller, body::parse_reseal(&body)?).await?))
+    Ok(ApiJson(records::reseal(&state, &caller, input::parse_reseal(&body)?).await?))
 }
 
 async fn list_audit_entries(
@@ -119,95 +119,66 @@ struct FullView;
 /// A caller who may make changes, with a request that is meant as one.
 struct ChangingCaller(AdminCaller);
 
-/// The address in the path of a record.
 struct RecordAddress(Address);
 
-/// Refuses a request with query parameters.
 struct NoQuery;
 
 /// The whole body, limited in size and time.
 struct ApiBody(Bytes);
 
-impl FromRequestParts<Arc<AdminState>> for AdminCaller {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+extractors! {
+    AdminCaller, AdminProblem: |parts, state| {
         let client = ClientInfo::of(parts).client;
         let caller = state.auth.caller(&state.live.now().tokens, &parts.headers, client);
         caller.map_err(|denied| {
             match denied {
                 // The login limit also limits how often this is logged.
-                AuthError::InvalidToken => tracing::warn!(%client, "the admin API was asked with a wrong token"),
-                _ => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
+                AuthError::InvalidToken => tracing::warn!(%client, "a request to the admin API had a wrong token"),
+                _ => tracing::debug!(%client, ?denied, "a request to the admin API was not authenticated"),
             }
             denied.into()
         })
-    }
-}
-
-impl FromRequestParts<Arc<AdminState>> for FullView {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+    };
+    FullView, AdminProblem: |parts, state| {
         if AdminCaller::from_request_parts(parts, state).await?.can_see_all() {
             return Ok(Self);
         }
         let detail =
             "this token sees the records of one user; this is about all of them and needs role \"viewer\" or \"admin\"";
         Err(AdminProblem::new(StatusCode::FORBIDDEN, detail))
-    }
-}
-
-impl FromRequestParts<Arc<AdminState>> for ChangingCaller {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AdminState>) -> Result<Self, AdminProblem> {
+    };
+    ChangingCaller, AdminProblem: |parts, state| {
         let caller = AdminCaller::from_request_parts(parts, state).await?;
         let csrf = parts.headers.get(CSRF_HEADER).and_then(|csrf| csrf.to_str().ok());
         caller.authorize_change(&parts.headers, csrf)?;
         NoQuery::from_request_parts(parts, state).await?;
-        if caller.authenticated_by != AuthMethod::Bearer && !body::has_media_type(&parts.headers, "application/json") {
+        if caller.authenticated_by != AuthMethod::Bearer && !input::has_media_type(&parts.headers, "application/json") {
             let detail = "the body must be application/json";
             return Err(AdminProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
         }
         Ok(Self(caller))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for RecordAddress {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
+    };
+    RecordAddress, AdminProblem: |parts, _state| {
         let text = parts.uri.path().split('/').nth(3).unwrap_or_default();
         let wrong = || format!("{text:?} is no address; send the 64 hex digits that the list shows");
         Ok(Self(Address::from_hex(text).ok_or_else(wrong)?))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for ChangeVerb {
-    type Rejection = Infallible;
-
-    /// The last segment of the path.
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+    };
+    // The last segment of the path.
+    ChangeVerb, Infallible: |parts, _state| {
         let name = parts.uri.path().rsplit('/').next().unwrap_or_default();
         Ok(Self::from_name(name).expect("only routes of verbs use it"))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for NoQuery {
-    type Rejection = AdminProblem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminProblem> {
+    };
+    NoQuery, AdminProblem: |parts, _state| {
         QueryParams::parse(parts.uri.query(), &[])?;
         Ok(Self)
-    }
+    };
 }
 
 impl<S: Sync> FromRequest<S> for ApiBody {
     type Rejection = AdminProblem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, AdminProblem> {
-        body::read(request.into_body(), body::MAX_BODY_BYTES).await.map(Self)
+        input::read(request.into_body(), input::MAX_BODY_BYTES).await.map(Self)
     }
 }
 

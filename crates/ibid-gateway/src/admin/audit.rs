@@ -27,14 +27,12 @@ mod files;
 
 /// Without a file, the trail keeps this many entries.
 const MAX_ENTRIES_IN_MEMORY: usize = 1000;
-/// A change: who requested it, and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditEntry {
     /// Grows by one, also across restarts.
     pub id: u64,
     /// Time of the request, RFC 3339.
     pub at: String,
-    /// The name of the caller's token.
     pub by: String,
     pub role: String,
     pub client: String,
@@ -53,7 +51,6 @@ pub struct AuditEntry {
     /// The record after the change; `None` if it is absent or could not be read.
     pub after: Option<AuditedState>,
     pub outcome: AuditOutcome,
-    /// Why the change was refused or failed.
     pub why: Option<String>,
     /// Result of a reseal, so far or in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,7 +61,6 @@ pub struct AuditEntry {
 pub struct ResealSummary {
     /// The name of the key that seals new records.
     pub key: String,
-    /// Entries that the reseal looked at.
     pub looked: u64,
     /// Records that now have this key and had another or none.
     pub resealed: u64,
@@ -147,7 +143,9 @@ impl AuditTrail {
             action: action.into(),
             address: text(|view| &view.address),
             // The store may hold the key in clear, for callers who may see the record.
-            key: before.map_or_else(String::new, |view| mask_key(&view.key)),
+            key: text(|view| &view.key)
+                .map(|key| if key.contains("****") { key } else { ibid::mask(&key) })
+                .unwrap_or_default(),
             tenant: text(|view| &view.tenant).unwrap_or_default(),
             user: text(|view| &view.user).unwrap_or_default(),
             endpoint: text(|view| &view.endpoint).unwrap_or_default(),
@@ -174,7 +172,6 @@ impl AuditTrail {
         entry
     }
 
-    /// Logs the outcome and writes it to the file.
     pub async fn write_outcome(&self, entry: &AuditEntry) {
         log_change(entry);
         let known = entry.clone();
@@ -299,10 +296,6 @@ impl From<&records::ResealReport> for ResealSummary {
         let (looked, resealed, unopened) = (done.looked, done.resealed, done.unopened);
         Self { key: done.key.clone(), looked, resealed, unopened }
     }
-}
-
-fn mask_key(key: &str) -> String {
-    if key.contains("****") { key.into() } else { ibid::mask(key) }
 }
 
 fn log_change(entry: &AuditEntry) {

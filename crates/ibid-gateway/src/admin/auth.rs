@@ -17,7 +17,10 @@ use tokio::time::Instant;
 
 pub use self::login_limits::MAX_FAILED_LOGINS_PER_MINUTE;
 use self::login_limits::{LoginAttempts, client_entry};
-use crate::config::{AdminToken, Role};
+use crate::{
+    config::{AdminToken, Role},
+    jwt::cookie_values,
+};
 
 mod login_limits;
 
@@ -76,13 +79,10 @@ pub enum AuthError {
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct SessionSecrets {
-    /// The value of [`SESSION_COOKIE`].
     pub cookie: String,
-    /// The CSRF token of [`AuthMethod::Session`].
     pub csrf: String,
 }
 
-/// The tokens of a configuration, with their hashes.
 pub struct AdminTokens(Vec<(TokenHash, AdminToken)>);
 
 /// Sessions, and failed log-ins by client. It outlives configurations, so a reload does not reset the limits.
@@ -271,11 +271,10 @@ fn bearer_token(value: &HeaderValue) -> Option<&str> {
 
 /// The session cookie; `None` if it occurs twice.
 fn session_cookie(headers: &HeaderMap) -> Option<&str> {
-    let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
-    let pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    let mut values = pairs.filter(|(name, _)| *name == SESSION_COOKIE).map(|(_, value)| value);
-    let first = values.next()?;
-    values.next().is_none().then_some(first)
+    match cookie_values(headers, SESSION_COOKIE)[..] {
+        [only] => std::str::from_utf8(only).ok(),
+        _ => None,
+    }
 }
 
 /// 256 random bits in hex.
@@ -283,30 +282,27 @@ pub(crate) fn random_secret() -> String {
     data_encoding::HEXLOWER.encode(&[Random::mint().0, Random::mint().0].concat())
 }
 
-impl fmt::Debug for Authenticator {
+impl fmt::Debug for AuthMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authenticator").finish_non_exhaustive()
+        f.write_str(if *self == Self::Bearer { "Bearer" } else { "Session(****)" })
     }
 }
 
-impl fmt::Debug for AuthMethod {
+impl fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bearer => "Bearer",
-            Self::Session { .. } => "Session(****)",
-        })
+        f.write_str("Authenticator(****)")
+    }
+}
+
+impl fmt::Debug for AdminTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminTokens(****)")
     }
 }
 
 impl fmt::Debug for SessionSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SessionSecrets(****)")
-    }
-}
-
-impl fmt::Debug for AdminTokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminTokens").field("count", &self.0.len()).finish_non_exhaustive()
     }
 }
 

@@ -1,16 +1,31 @@
-//! The health of the stores, and what still works if one of them is down. `/readyz`, the API and the console all use
-//! it.
+//! The health of the stores, probed on demand, and what still works if one of them is down. `/readyz`, the API and the
+//! console all use it.
+//!
+//! A store that can be read may still refuse every new key: a read-only PostgreSQL, a Redis out of memory, a full disk.
+//! So a probe reads an entry, and claims and releases a new key. Two stores are probed separately, because combined
+//! calls would hide which of them is down.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use ibid::{Ibid, observe::StoreCall, store::Guarantees};
-use ibid_stores::StoreRole;
+use bytes::Bytes;
+use futures_util::future::join_all;
+use ibid::{
+    Ibid,
+    observe::StoreCall,
+    store::{
+        Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fingerprint, Guarantees, Lease, Settlement, Store,
+        Tags,
+    },
+};
+use ibid_stores::{StoreMember, StoreRole};
 use serde_json::{Value, json};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 
-use super::store_state::{StoreProbes, StoreState};
-use crate::format::format_date;
+use crate::format::{format_date, now_ms};
 
-/// The health of the gateway's store, or of both its stores.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreHealth {
     pub(crate) guarantees: Guarantees,
@@ -30,7 +45,6 @@ pub(crate) struct StoreHealth {
     pub(crate) pending_settlements: u64,
     /// CSS class: `good`, `warn` or `bad`.
     pub(crate) css_class: &'static str,
-    /// One-line summary for the console.
     pub(crate) summary: &'static str,
 }
 
@@ -87,11 +101,6 @@ impl StoreHealth {
             css_class,
             summary,
         }
-    }
-
-    /// Whether new keys are granted.
-    pub(crate) fn is_healthy(&self) -> bool {
-        self.error.is_none()
     }
 
     /// The JSON of `/readyz` and `/api/store`. `url` returns a store's URL without its password, or `None` for callers
@@ -177,4 +186,168 @@ fn degraded(front: &StoreState, authority: &StoreState) -> Option<String> {
 
 fn is_down(store: &StoreState) -> String {
     format!("{} is down ({})", store.name, store.error().unwrap_or_default())
+}
+
+/// A store that takes longer to respond is down.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// A probe skips the claim if an earlier one was granted within this time.
+const MIN_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Lease and ttl of a probe's claim, in case its release fails.
+const PROBE_LEASE: Duration = Duration::from_secs(5);
+const PROBE_TTL: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+pub(crate) struct StoreState {
+    /// `memory`, `embedded`, `redis` or `postgres`. The two stores of a gateway have different names.
+    pub(crate) name: &'static str,
+    pub(crate) role: StoreRole,
+    /// Whether it grants new keys. Implies `reads`.
+    pub(crate) claims: bool,
+    /// Whether its entries can be read, and so replayed.
+    pub(crate) reads: bool,
+    /// When the gateway first saw the current state (up or down), in milliseconds since the Unix epoch.
+    pub(crate) since_ms: u64,
+    /// The latest failure, kept after recovery.
+    pub(crate) last_error: Option<LastError>,
+    pub(crate) took: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct LastError {
+    pub(crate) at_ms: u64,
+    pub(crate) text: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct StoreProbes(Vec<StoreProbe>);
+
+/// Probes one store. Concurrent callers share one probe, and granted claims are at least a second apart.
+#[derive(Debug)]
+struct StoreProbe {
+    name: &'static str,
+    member: StoreMember,
+    last: Mutex<Option<Found>>,
+}
+
+#[derive(Debug)]
+struct Found {
+    asked: Instant,
+    granted: Option<Instant>,
+    state: StoreState,
+}
+
+impl StoreState {
+    pub(crate) fn is_up(&self) -> bool {
+        self.claims
+    }
+
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.last_error.as_ref().filter(|_| !self.is_up()).map(|error| error.text.as_str())
+    }
+}
+
+impl StoreProbes {
+    pub(crate) fn new(members: Vec<StoreMember>) -> Self {
+        let probe =
+            |member: StoreMember| StoreProbe { name: member.store.guarantees().store, member, last: Mutex::default() };
+        Self(members.into_iter().map(probe).collect())
+    }
+
+    pub(crate) async fn ask(&self) -> Vec<StoreState> {
+        join_all(self.0.iter().map(StoreProbe::ask)).await
+    }
+}
+
+impl StoreProbe {
+    async fn ask(&self) -> StoreState {
+        let wanted = Instant::now();
+        let mut last = self.last.lock().await;
+        // Another caller's probe started after this call.
+        if let Some(found) = last.as_ref().filter(|found| found.asked >= wanted) {
+            return found.state.clone();
+        }
+        let asked = Instant::now();
+        let granted = last.as_ref().and_then(|found| found.granted).filter(|at| at.elapsed() < MIN_PROBE_INTERVAL);
+        let store = &self.member.store;
+        let read = async {
+            let read = read(&**store).await;
+            (read, asked.elapsed())
+        };
+        let claim = async {
+            match granted {
+                Some(at) => Ok(at),
+                None => claim_and_release(store).await.map(|()| Instant::now()),
+            }
+        };
+        let ((read, took), claimed) = tokio::join!(read, claim);
+        let error = match (&read, &claimed) {
+            (Err(why), _) => Some(why.clone()),
+            (Ok(()), Err(why)) => Some(format!("new keys are refused: {why}")),
+            (Ok(()), Ok(_)) => None,
+        };
+        let reads = read.is_ok();
+        let before = last.as_ref().map(|found| &found.state);
+        let state = StoreState {
+            name: self.name,
+            role: self.member.role,
+            // The claim may have been granted before the store went down.
+            claims: claimed.is_ok() && reads,
+            reads,
+            since_ms: match before {
+                Some(before) if before.is_up() == error.is_none() => before.since_ms,
+                _ => now_ms(),
+            },
+            last_error: match error {
+                Some(text) => Some(LastError { at_ms: now_ms(), text }),
+                None => before.and_then(|before| before.last_error.clone()),
+            },
+            took,
+        };
+        let granted = claimed.ok().filter(|_| reads);
+        *last = Some(Found { asked, granted, state: state.clone() });
+        state
+    }
+}
+
+/// Reads an entry that does not exist.
+async fn read(store: &dyn Store) -> Result<(), String> {
+    match timeout(ANSWER_TIMEOUT, store.get(&Address([0; 32]))).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(why)) => Err(why.to_string()),
+        Err(_) => Err(format!("no answer within {ANSWER_TIMEOUT:?}")),
+    }
+}
+
+/// Claims a new random key, and releases it.
+async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
+    let mut address = [0; 32];
+    address[..16].copy_from_slice(&ClaimToken::mint().0);
+    address[16..].copy_from_slice(&ClaimToken::mint().0);
+    let ask = Arc::new(ClaimRequest {
+        address: Address(address),
+        token: ClaimToken::mint(),
+        fingerprint: Fingerprint { version: 0, digest: [0; 32] },
+        tags: Tags::new("", "", "readiness probe", ""),
+        label: Bytes::new(),
+        lease: PROBE_LEASE,
+        ttl: PROBE_TTL,
+        take_over: None,
+    });
+    let why = match timeout(ANSWER_TIMEOUT, store.claim(&ask)).await {
+        Ok(Ok(ClaimOutcome::Granted(lease))) => {
+            // If the release fails, the lease and the ttl end soon.
+            let _ = timeout(ANSWER_TIMEOUT, store.settle(&lease, &Settlement::Release)).await;
+            return Ok(());
+        }
+        Ok(Ok(other)) => return Err(format!("a key that was never used was not granted: {other:?}")),
+        Ok(Err(why)) if why.kind != ErrorKind::Ambiguous => return Err(why.to_string()),
+        Ok(Err(why)) => why.to_string(),
+        Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
+    };
+    // The claim may have been granted. The caller does not wait for this release.
+    let store = store.clone();
+    tokio::spawn(async move {
+        let _ = timeout(ANSWER_TIMEOUT, store.settle(&Lease::unseen(&ask), &Settlement::Release)).await;
+    });
+    Err(why)
 }

@@ -11,7 +11,6 @@ use http::{Request, StatusCode, header, uri::Authority};
 
 use super::AdminProblem;
 
-/// Refuses a request whose host name is not allowed.
 pub(super) fn check_host<B>(
     request: &Request<B>, connected_to: IpAddr, allowed: &[String],
 ) -> Result<(), AdminProblem> {

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
     task::{Context, Poll},
     time::Duration,
@@ -36,12 +36,15 @@ where
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
 {
-    let activity = Arc::new(IdleTracker { last_activity: Instant::now().into(), active_requests: AtomicUsize::new(0) });
+    let activity = Arc::new(IdleTracker { last_activity: Instant::now().into(), is_working: AtomicBool::new(false) });
     let service = service_fn(|request| {
-        let (working, answer) = (ActiveRequestGuard::begin(&activity), answer(request));
+        let (activity, answer) = (activity.clone(), answer(request));
         async move {
+            // HTTP/1.1 has one request at a time. If this future is dropped, so is the connection.
+            activity.is_working.store(true, SeqCst);
             let answer = answer.await;
-            drop(working);
+            activity.touch();
+            activity.is_working.store(false, SeqCst);
             Ok::<_, Infallible>(answer)
         }
     });
@@ -57,7 +60,7 @@ where
 
 struct IdleTracker {
     last_activity: Mutex<Instant>,
-    active_requests: AtomicUsize,
+    is_working: AtomicBool,
 }
 
 impl IdleTracker {
@@ -68,28 +71,12 @@ impl IdleTracker {
     /// Returns once no byte has moved for [`IDLE_TIMEOUT`] and no request is active.
     async fn wait_until_idle(&self) {
         loop {
-            let (last, working) = (*self.last_activity.lock(), self.active_requests.load(SeqCst) > 0);
+            let (last, working) = (*self.last_activity.lock(), self.is_working.load(SeqCst));
             if !working && last.elapsed() >= IDLE_TIMEOUT {
                 return;
             }
             sleep_until(if working { Instant::now() } else { last } + IDLE_TIMEOUT).await;
         }
-    }
-}
-
-struct ActiveRequestGuard(Arc<IdleTracker>);
-
-impl ActiveRequestGuard {
-    fn begin(activity: &Arc<IdleTracker>) -> Self {
-        activity.active_requests.fetch_add(1, SeqCst);
-        Self(activity.clone())
-    }
-}
-
-impl Drop for ActiveRequestGuard {
-    fn drop(&mut self) {
-        self.0.touch();
-        self.0.active_requests.fetch_sub(1, SeqCst);
     }
 }
 
@@ -117,20 +104,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedSocket<S> {
             self.activity.touch();
         }
         written
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
-        if matches!(written, Poll::Ready(Ok(1..))) {
-            self.activity.touch();
-        }
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

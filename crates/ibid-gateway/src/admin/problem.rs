@@ -13,14 +13,11 @@ pub struct AdminProblem {
     pub status: StatusCode,
     /// What happened, what is allowed, what to do.
     pub detail: String,
-    /// The part that is down, if that is the cause.
     pub unavailable_part: Option<UnavailablePart>,
-    /// Members in addition to the standard ones.
     pub extra_members: Option<Box<Map<String, Value>>>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// A part that the admin port depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailablePart {
     Store,
@@ -50,6 +47,19 @@ impl AdminProblem {
     pub(super) fn method_not_allowed(allowed: &'static str) -> Self {
         let detail = format!("only {allowed} are understood here");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail).with_header(header::ALLOW, HeaderValue::from_static(allowed))
+    }
+
+    /// Nothing was changed, because the change could not be audited.
+    pub(super) fn audit_unwritable(why: &std::io::Error) -> Self {
+        tracing::error!(%why, "the audit trail cannot be written; nothing was changed");
+        let detail = format!("the audit trail cannot be written, so nothing was changed: {why}");
+        Self { unavailable_part: Some(UnavailablePart::Audit), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
+    }
+
+    pub(super) fn store_unavailable(why: impl std::fmt::Display) -> Self {
+        let detail = format!("the store cannot be used: {why}");
+        let gone = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).with_header(header::RETRY_AFTER, 1.into());
+        Self { unavailable_part: Some(UnavailablePart::Store), ..gone }
     }
 }
 
@@ -108,20 +118,5 @@ impl From<RecordLookupError> for AdminProblem {
             RecordLookupError::Store(error) => Self::store_unavailable(error),
             _ => Self::new(StatusCode::CONFLICT, why.to_string()),
         }
-    }
-}
-
-impl AdminProblem {
-    /// Nothing was changed, because the change could not be audited.
-    pub(super) fn audit_unwritable(why: &std::io::Error) -> Self {
-        tracing::error!(%why, "the audit trail cannot be written; nothing was changed");
-        let detail = format!("the audit trail cannot be written, so nothing was changed: {why}");
-        Self { unavailable_part: Some(UnavailablePart::Audit), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
-    }
-
-    pub(super) fn store_unavailable(why: impl std::fmt::Display) -> Self {
-        let detail = format!("the store cannot be used: {why}");
-        let gone = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).with_header(header::RETRY_AFTER, 1.into());
-        Self { unavailable_part: Some(UnavailablePart::Store), ..gone }
     }
 }

@@ -15,14 +15,14 @@ use tokio::time::{Instant, timeout_at};
 
 use super::AdminState;
 use crate::{
-    config::dial_format,
+    config::dials,
     format::{format_date, now_ms},
     metrics::{RefusedRequest, UserAgentCount},
     routes::RouteEntry,
 };
 
-/// Total time to look up the first requests of reused keys.
-const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for all lookups of first requests of a response, so that a hanging store delays it only once.
+pub(crate) const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Outcomes of one route's requests, enforced or as shadow mode predicts them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub fn policies(state: &AdminState) -> Value {
 }
 
 fn policy_json(route: &RouteEntry) -> Value {
-    let dials = dial_format::route_dials(route);
+    let dials = dials::route_dials(route);
     let unusual: Vec<&str> = dials.iter().filter(|dial| dial.overridden).map(|dial| dial.name).collect();
     let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({
@@ -154,7 +154,7 @@ pub async fn refusals(state: &AdminState, reason: Option<RefusalReason>, limit: 
     let mut shown = Vec::new();
     // Looks up each key once, even if many refusals have it.
     let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
-    let until = first_request_deadline();
+    let until = Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT;
     for refused in state.refusals.latest(reason, limit) {
         let mut first = None;
         if let (RefusalReason::KeyReused, Some(at)) = (refused.reason, refused.address) {
@@ -194,11 +194,6 @@ fn refusal_json(refused: &RefusedRequest, first: Option<&LabelText>) -> Value {
             "user_agent": first.user_agent,
         })),
     })
-}
-
-/// One deadline for all lookups of a response, so that a hanging store delays it only once.
-pub(crate) fn first_request_deadline() -> Instant {
-    Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT
 }
 
 /// The label of the request that first used a key; `None` if its entry is gone.

@@ -11,9 +11,7 @@ use ibid_tools::{
 };
 
 use crate::{
-    config::{
-        ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dial_format, forgotten_answers, shortened_ttls,
-    },
+    config::{ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dials, forgotten_answers, shortened_ttls},
     routes::RouteEntry,
     snapshot::ConfigSnapshot,
 };
@@ -130,7 +128,7 @@ fn print_route(number: usize, route: &RouteEntry, out: &mut dyn io::Write) -> io
     let place = if route.is_default_policy { "[policy]".into() } else { format!("route[{number}]") };
     let name = route.title();
     writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
-    for dial in dial_format::route_dials(route) {
+    for dial in dials::route_dials(route) {
         writeln!(out, "{} {:<14}  {}", if dial.overridden { '*' } else { ' ' }, dial.name, dial.value)?;
     }
     if let Some(upstream) = &route.upstream {

@@ -1,7 +1,6 @@
 //! `ibid demo`: the gateway in front of a built-in payments API. Prints what to try, and shows each request.
 
 use std::{
-    convert::Infallible,
     fmt::Display,
     io::{IsTerminal, Write},
     net::SocketAddr,
@@ -12,12 +11,15 @@ use std::{
     time::Duration,
 };
 
+use axum::{
+    Router,
+    extract::State,
+    response::{IntoResponse, Response},
+    routing::post,
+};
 use bytes::Bytes;
 use clap::Args;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use http::{StatusCode, header};
 use ibid::{Observer, RequestOutcome, RequestReport, generate_key, observe::EngineEvent, time::rfc3339};
 use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
@@ -28,6 +30,7 @@ use super::serve::{self, RunningGateway, stop_signals};
 use crate::{
     admin::auth::random_secret,
     config::{Env, GatewaySettings, ServeArgs},
+    format::now_ms,
     metrics::MetricsObserver,
 };
 
@@ -66,7 +69,7 @@ pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
         let gateway = RunningGateway::start(settings, serve, OpenedStore::plain(store), show).await;
         let gateway = gateway.map_err(CommandError::Failed)?;
         let stopped = stop_signals()?;
-        print_instructions(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
+        print_instructions(gateway.address, gateway.admin.unwrap_or(args.admin), &token, &app, colour);
         stopped.await;
         gateway.stop().await;
         println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));
@@ -144,49 +147,29 @@ impl DemoPaymentsApi {
     async fn start() -> std::io::Result<Arc<Self>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let app = Arc::new(Self { address: listener.local_addr()?, charged: AtomicU64::new(0) });
-        let serving = app.clone();
-        tokio::spawn(async move {
-            loop {
-                let Ok((socket, _)) = listener.accept().await else { continue };
-                let app = serving.clone();
-                tokio::spawn(async move {
-                    let service = service_fn(|request| {
-                        let app = app.clone();
-                        async move { Ok::<_, Infallible>(app.answer(request).await) }
-                    });
-                    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                    let _ = builder.serve_connection(TokioIo::new(socket), service).await;
-                });
-            }
-        });
+        let router = Router::new()
+            .route("/payments", post(charge).get(count_charges))
+            .fallback(async || answer(StatusCode::NOT_FOUND, r#"{"error":"there is only /payments here"}"#))
+            .with_state(app.clone());
+        tokio::spawn(axum::serve(listener, router).into_future());
         Ok(app)
-    }
-
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        match (request.method().clone(), request.uri().path()) {
-            (Method::POST, "/payments") => {
-                let body = Limited::new(request.into_body(), 1 << 20).collect().await;
-                let body: Value =
-                    body.ok().and_then(|body| serde_json::from_slice(&body.to_bytes()).ok()).unwrap_or_default();
-                // Simulates the call of a bank.
-                tokio::time::sleep(Duration::from_millis(300)).await;
-                let number = self.charged.fetch_add(1, SeqCst) + 1;
-                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-                let (amount, at) = (body.get("amount").unwrap_or(&Value::Null), rfc3339(now.as_millis() as u64));
-                let payment = format!(r#"{{"id":"pay_{number:04}","amount":{amount},"status":"charged","at":"{at}"}}"#);
-                answer(StatusCode::CREATED, &payment)
-            }
-            (Method::GET, "/payments") => {
-                answer(StatusCode::OK, &format!(r#"{{"charged":{}}}"#, self.charged.load(SeqCst)))
-            }
-            _ => answer(StatusCode::NOT_FOUND, r#"{"error":"there is only /payments here"}"#),
-        }
     }
 }
 
-fn answer(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(format!("{body}\n").into()));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    answer
+async fn charge(State(app): State<Arc<DemoPaymentsApi>>, body: Bytes) -> Response {
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    // Simulates the call of a bank.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let number = app.charged.fetch_add(1, SeqCst) + 1;
+    let (amount, at) = (body.get("amount").unwrap_or(&Value::Null), rfc3339(now_ms()));
+    let payment = format!(r#"{{"id":"pay_{number:04}","amount":{amount},"status":"charged","at":"{at}"}}"#);
+    answer(StatusCode::CREATED, &payment)
+}
+
+async fn count_charges(State(app): State<Arc<DemoPaymentsApi>>) -> Response {
+    answer(StatusCode::OK, &format!(r#"{{"charged":{}}}"#, app.charged.load(SeqCst)))
+}
+
+fn answer(status: StatusCode, body: &str) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{body}\n")).into_response()
 }

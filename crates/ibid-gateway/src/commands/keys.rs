@@ -21,9 +21,9 @@ use ibid_tools::CommandError;
 
 use self::target::KeysBackend;
 use super::{
-    admin_client::AdminArgs,
-    open_store,
+    admin::AdminArgs,
     print::{escape_control, print_json},
+    store,
 };
 use crate::{
     config::{Env, StoreSelection, parse_duration},
@@ -211,7 +211,7 @@ fn list(
     args: &ListArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = RecordQuery { state: args.state, older_than: args.older_than, ..args.tags.query() };
-    let (source, page) = open_store::block_on(async {
+    let (source, page) = store::block_on(async {
         let source = KeysBackend::open(&args.target, env, false).await?;
         let page = source.list(query, args.cursor, args.limit as usize).await?;
         Ok((source, page))
@@ -233,7 +233,7 @@ fn show_one(
     args: &ShowArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
-    let (source, view) = open_store::block_on(async {
+    let (source, view) = store::block_on(async {
         let source = KeysBackend::open(&args.target, env, false).await?;
         let view = source.find_one(query).await?;
         Ok((source, view))
@@ -255,9 +255,8 @@ fn change(
 ) -> Result<(), CommandError> {
     let query = args.entry.query()?;
     let change = ChangeRequest { action, reason: args.reason.clone(), fence: args.fence };
-    let (told, failed) = open_store::block_on(async {
-        KeysBackend::open(&args.target, env, false).await?.change(query, &change).await
-    })?;
+    let (told, failed) =
+        store::block_on(async { KeysBackend::open(&args.target, env, false).await?.change(query, &change).await })?;
     show::print_change(&told, failed, args.json, out, aside)
 }
 
@@ -335,5 +334,5 @@ fn parse_fence(text: &str) -> Result<Fence, String> {
 
 fn parse_reason(text: &str) -> Result<String, String> {
     let text = text.trim();
-    if text.is_empty() { Err("it is empty; say why, for whoever reads the log".into()) } else { Ok(text.into()) }
+    if text.is_empty() { Err("it is empty; give the reason for the log".into()) } else { Ok(text.into()) }
 }

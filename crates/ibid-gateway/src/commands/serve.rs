@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{ErrorKind, Write},
+    net::SocketAddr,
     os::unix::fs::DirBuilderExt,
     path::Path,
     sync::Arc,
@@ -18,12 +19,12 @@ use ibid::{
 use ibid_stores::{OpenedStore, ProcessLock};
 use ibid_tools::CommandError;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 
-use super::sweep;
+use super::store;
 use crate::{
     admin::AdminServer,
     config::{Env, GatewaySettings, SealSettings, ServeArgs},
@@ -36,7 +37,6 @@ use crate::{
     watch::LiveConfig,
 };
 
-/// Minimum timeout of the store check at start-up.
 const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
@@ -65,12 +65,13 @@ pub(super) fn block_on(work: impl Future<Output = Result<(), CommandError>>) -> 
 }
 
 pub struct RunningGateway {
-    address: std::net::SocketAddr,
-    admin: Option<std::net::SocketAddr>,
+    /// Where clients connect.
+    pub address: SocketAddr,
+    pub admin: Option<SocketAddr>,
     is_secure: bool,
     is_admin_secure: bool,
-    live: Arc<LiveConfig>,
-    ibid: Ibid,
+    pub live: Arc<LiveConfig>,
+    pub ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
     /// The admin port's task and its stop signal. It stops last.
@@ -88,15 +89,13 @@ impl RunningGateway {
         let OpenedStore { store, sealed, members } = opened;
         check_guarantees(&settings, store.as_ref()).await?;
         watched.metrics.register_routes(&settings.routes);
-        let sweep_every = settings.store.sweep_every;
-        let admin = settings.admin.clone();
-        let live = LiveConfig::new(ConfigSnapshot::new(settings, None)?, args);
+        let live = LiveConfig::new(ConfigSnapshot::new(settings.clone(), None)?, args);
         let tracer = live.now().collector.is_some().then(|| Tracer::start(live.clone()));
         let observer: Arc<dyn Observer> =
             if tracer.is_some() { Arc::new(TraceObserver(watched.clone())) } else { watched.clone() };
-        let journal = live.now().settings.journal.as_deref().map(lock_journal).transpose()?;
+        let _journal = live.now().settings.journal.as_deref().map(lock_journal).transpose()?;
         let ibid = build_ibid(&live, store, observer)?;
-        let admin = match admin {
+        let admin_server = match settings.admin {
             Some(admin) => {
                 Some(AdminServer::bind(&admin, ibid.clone(), members, sealed, live.clone(), &watched).await?)
             }
@@ -106,50 +105,20 @@ impl RunningGateway {
         let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
-        let admin_address = admin.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
-        let admin_secure = admin.as_ref().is_some_and(AdminServer::is_secure);
+        let admin = admin_server.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
+        let is_admin_secure = admin_server.as_ref().is_some_and(|admin| admin.is_secure);
         let (end, ended) = oneshot::channel();
-        let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
-        tokio::spawn(sweep_periodically(ibid.clone(), sweep_every));
+        let admin_task = admin_server.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
+        tokio::spawn(sweep_periodically(ibid.clone(), settings.store.sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
         // Installs the handler now, not when the task is first polled: until then SIGHUP would kill the process.
-        let hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
-        tokio::spawn(reload_on_signal(hangup, nudge));
+        let mut hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
+        tokio::spawn(async move { while hangup.recv().await.is_some() && nudge.send(()).await.is_ok() {} });
         tokio::spawn(reflection::refresh_methods(live.clone()));
-        let secure = server.is_secure();
+        let is_secure = server.is_secure();
         let server = tokio::spawn(server.run());
-        Ok(Self {
-            address,
-            admin: admin_address,
-            is_secure: secure,
-            is_admin_secure: admin_secure,
-            live,
-            ibid,
-            stop,
-            server,
-            admin_task: admin,
-            tracer,
-            _journal: journal,
-        })
-    }
-
-    /// Where clients connect.
-    pub fn address(&self) -> std::net::SocketAddr {
-        self.address
-    }
-
-    /// Where operators connect.
-    pub fn admin(&self) -> Option<std::net::SocketAddr> {
-        self.admin
-    }
-
-    pub fn ibid(&self) -> &Ibid {
-        &self.ibid
-    }
-
-    pub fn live(&self) -> &Arc<LiveConfig> {
-        &self.live
+        Ok(Self { address, admin, is_secure, is_admin_secure, live, ibid, stop, server, admin_task, tracer, _journal })
     }
 
     pub async fn stop(self) {
@@ -192,7 +161,7 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
         .body_timeout(settings.limits.body_timeout)
         // Sealing compresses by itself.
         .compress(settings.seal.is_none() && settings.store.compresses())
-        .quota(live.quota().clone());
+        .quota(live.quota.clone());
     if let Some(secret) = settings.seal.as_ref().and_then(SealSettings::address_secret) {
         builder = builder.address_secret(secret);
     }
@@ -248,17 +217,11 @@ async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Resu
 async fn sweep_periodically(ibid: Ibid, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
-        match sweep::sweep(ibid.engine().store().as_ref()).await.0 {
+        match store::sweep_all(ibid.engine().store().as_ref()).await.0 {
             (0, 0) => {}
             (removed, 0) => tracing::debug!(removed, "swept"),
-            (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
+            (removed, lapsed) => tracing::info!(removed, lapsed, "swept: some leases had expired"),
         }
-    }
-}
-
-async fn reload_on_signal(mut hangup: Signal, nudge: mpsc::Sender<()>) {
-    while hangup.recv().await.is_some() {
-        let _ = nudge.send(()).await;
     }
 }
 

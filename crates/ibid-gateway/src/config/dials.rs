@@ -1,8 +1,21 @@
-//! Turns the dials of a file into policies and routes.
+//! Turns the dials of a file into policies and routes, and shows the dials of a route to people.
+//!
+//! Invariant: a route with a webhook preset has a signature scheme and secrets, or `unsigned = true`.
 
-use ibid::{Policy, RefusalReason, grpc::UnaryMethods, http::Protocol};
+use ibid::{
+    Policy, RefusalReason,
+    grpc::UnaryMethods,
+    http::Protocol,
+    webhook::{CustomWebhookScheme, DEFAULT_TOLERANCE, WebhookScheme, WebhookVerifier},
+};
+use ibid_tools::describe;
 
-use super::{error::ConfigError, raw::RawDials, values::PRESET_OFF, webhooks};
+use super::{
+    error::ConfigError,
+    raw::{RawDials, RawSignature},
+    secret::Secret,
+    values::PRESET_OFF,
+};
 use crate::routes::{Match, RouteEntry, RouteTable};
 
 const DEFAULT_PRESET: &str = "ietf";
@@ -47,7 +60,7 @@ fn build_default_policy(dials: &RawDials) -> Result<DefaultPolicy, ConfigError> 
     let preset = dials.preset.filter(|preset| *preset != PRESET_OFF).unwrap_or(DEFAULT_PRESET);
     let mut policy = preset_policy(preset);
     dials.apply_to(&mut policy);
-    webhooks::apply_webhook_dials(dials, preset, false, &mut policy, "policy")?;
+    apply_webhook_dials(dials, preset, false, &mut policy, "policy")?;
     check_policy(&policy, Protocol::Http, "policy")?;
     Ok((policy, preset, dials.upstream.as_ref().map(|upstream| upstream.0.clone())))
 }
@@ -72,9 +85,9 @@ fn build_route(
         }
     };
     dials.apply_to(&mut policy);
-    webhooks::apply_webhook_dials(dials, preset, via_policy, &mut policy, place)?;
+    apply_webhook_dials(dials, preset, via_policy, &mut policy, place)?;
     if matches.protocol() == Protocol::Grpc {
-        if webhooks::is_webhook_preset(preset) {
+        if is_webhook_preset(preset) {
             let what = "is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\"";
             return Err(wrong("preset", &format!("{preset:?} {what}")));
         }
@@ -93,7 +106,7 @@ fn policy_routes(
 ) -> Result<Vec<RouteEntry>, ConfigError> {
     let mut all = vec![RouteEntry { upstream: upstream.clone(), ..RouteEntry::for_all_paths(policy.clone(), preset) }];
     // Webhook deliveries are not gRPC calls.
-    if unary.is_some() && !webhooks::is_webhook_preset(preset) {
+    if unary.is_some() && !is_webhook_preset(preset) {
         let policy = adapt_for_grpc(policy, writes_key);
         check_policy(&policy, Protocol::Grpc, "policy")?;
         all.push(RouteEntry { upstream, ..RouteEntry::for_all_calls(policy, preset) });
@@ -193,4 +206,116 @@ impl RawDials {
 fn set_for_reason<T>(values: &mut Vec<(RefusalReason, T)>, reason: RefusalReason, value: T) {
     values.retain(|(known, _)| *known != reason);
     values.push((reason, value));
+}
+
+pub(crate) struct Dial {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    /// Whether the value differs from the preset's.
+    pub(crate) overridden: bool,
+}
+
+/// All dials of a route, in the order of the guide's table.
+pub(crate) fn route_dials(route: &RouteEntry) -> Vec<Dial> {
+    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
+    if route.protocol == Protocol::Grpc {
+        preset = preset.for_grpc();
+    } else if !route.is_default_policy {
+        // A route's methods always come from its match.
+        preset.methods.clone_from(&route.policy.methods);
+    }
+    let both = describe::dial_values(&route.policy).into_iter().zip(describe::dial_values(&preset));
+    let dials = both.map(|((name, value), (_, usual))| Dial { name, overridden: value != usual, value });
+    let signature = is_webhook_preset(route.preset).then(|| describe::signature(&route.policy)).into_iter().flatten();
+    dials.chain(signature.map(|(name, value, overridden)| Dial { name, value, overridden })).collect()
+}
+
+pub(crate) fn is_webhook_preset(preset: &str) -> bool {
+    ibid::presets::WEBHOOK_PRESET_NAMES.contains(&preset)
+}
+
+/// Applies the dials that only webhook routes have. `inherits`: `policy` is the finished `[policy]`. `place` is the
+/// path of the dials, such as `route[2]`.
+pub(super) fn apply_webhook_dials(
+    dials: &RawDials, preset: &str, inherits: bool, policy: &mut Policy, place: &str,
+) -> Result<(), ConfigError> {
+    let wrong = |name: &str, what: String| ConfigError::at(format!("{place}.{name}"), what);
+    let written = [
+        ("secrets", dials.secrets.is_some()),
+        ("unsigned", dials.unsigned.is_some()),
+        ("tolerance", dials.tolerance.is_some()),
+        ("signature", dials.signature.is_some()),
+    ];
+    let written =
+        |allowed: &str| written.iter().find(|(name, there)| *there && *name != allowed).map(|(name, _)| *name);
+    if !is_webhook_preset(preset) {
+        let what = || format!("only presets for webhooks have it, and this one is {preset:?}");
+        return written("").map_or(Ok(()), |name| Err(wrong(name, what())));
+    }
+    if inherits && written("").is_none() {
+        return Ok(());
+    }
+    if dials.unsigned == Some(true) {
+        policy.signature = None;
+        let what = "there is nothing to check with it where unsigned is true; leave one out";
+        return written("unsigned").map_or(Ok(()), |name| Err(wrong(name, what.into())));
+    }
+    let scheme = signature_scheme(dials, preset, policy).map_err(|(name, what)| wrong(name, what))?;
+    // A route inherits the signature of `[policy]` unless it sets its own.
+    let above = policy.signature.take();
+    let secrets = match &dials.secrets {
+        None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
+        Some(secrets) => {
+            let read = |(at, secret): (usize, &Secret)| {
+                scheme
+                    .parse_secret(secret.expose())
+                    .map_err(|why| wrong(&format!("secrets[{}]", at + 1), why.to_string()))
+            };
+            secrets.iter().enumerate().map(read).collect::<Result<_, _>>()?
+        }
+    };
+    let tolerance = match dials.tolerance {
+        Some(_) if !scheme.has_timestamp() => {
+            let what = format!("{scheme} signs no time, so nothing can be too old; leave it out");
+            return Err(wrong("tolerance", what));
+        }
+        Some(tolerance) => tolerance,
+        None => above.map_or(DEFAULT_TOLERANCE, |above| above.tolerance),
+    };
+    policy.signature = Some(WebhookVerifier { scheme, secrets, tolerance });
+    Ok(())
+}
+
+/// Returns the signature scheme: that of the preset, or the one written here or in `[policy]`. An error is a name and a
+/// message.
+fn signature_scheme(dials: &RawDials, preset: &str, policy: &Policy) -> Result<WebhookScheme, (&'static str, String)> {
+    let known = WebhookScheme::from_name(preset.trim_start_matches("webhook:"));
+    match (&dials.signature, known, &policy.signature) {
+        (Some(_), Some(_), _) => {
+            let what = format!("{preset:?} has its own; leave it out, or take the preset \"webhook:custom\"");
+            Err(("signature", what))
+        }
+        (None, Some(scheme), _) => Ok(scheme),
+        (Some(written), None, _) => custom_scheme(written).map(WebhookScheme::Custom),
+        (None, None, Some(above)) => Ok(above.scheme.clone()),
+        (None, None, None) => {
+            let what =
+                "missing; say how the sender signs, such as { header = \"X-Signature\" }, or say unsigned = true";
+            Err(("signature", what.into()))
+        }
+    }
+}
+
+fn custom_scheme(written: &RawSignature) -> Result<CustomWebhookScheme, (&'static str, String)> {
+    let RawSignature { header, prefix, encoding, content, timestamp } = written;
+    let missing = "missing; name the header that has the signature, such as \"X-Signature\"";
+    let custom = CustomWebhookScheme {
+        header: header.clone().ok_or_else(|| ("signature.header", missing.into()))?,
+        prefix: prefix.clone(),
+        encoding: *encoding,
+        content: content.clone(),
+        timestamp: timestamp.clone(),
+    };
+    custom.check().map_err(|invalid| ("signature.timestamp", invalid.message().to_owned()))?;
+    Ok(custom)
 }

@@ -1,12 +1,12 @@
 //! The error of an invalid setting, as one line.
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
 /// A setting that prevents the start. `Display` is one line: the origin, the key, the value found, the values allowed.
 ///
 /// Retrying does not help until the setting is changed.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", ConfigErrorLine(self))]
+#[error("{}", self.line())]
 #[non_exhaustive]
 pub struct ConfigError {
     /// The file, the variable or the flag. Empty if nothing sets the value.
@@ -31,26 +31,16 @@ impl ConfigError {
         Self { origin: path.map(|path| path.display().to_string()).unwrap_or_default(), ..self }
     }
 
+    fn line(&self) -> String {
+        let places = [&self.origin, &self.key].into_iter().filter(|place| !place.is_empty());
+        let places: String = places.map(|place| escape_to_one_line(place) + ": ").collect();
+        let route = self.route.as_ref().filter(|_| !self.key.ends_with(".match"));
+        let route = route.map(|route| format!(" (match = {route:?})")).unwrap_or_default();
+        format!("{places}{}{route}", escape_to_one_line(&self.message))
+    }
+
     pub(crate) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
         Self { origin: origin.into(), key: key.into(), message: what.into(), route: None, source: None }
-    }
-}
-
-struct ConfigErrorLine<'a>(&'a ConfigError);
-
-impl fmt::Display for ConfigErrorLine<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConfigError { origin, key, message: what, route, .. } = self.0;
-        for place in [origin, key] {
-            if !place.is_empty() {
-                write!(f, "{}: ", escape_to_one_line(place))?;
-            }
-        }
-        f.write_str(&escape_to_one_line(what))?;
-        match route {
-            Some(route) if !key.ends_with(".match") => write!(f, " (match = {route:?})"),
-            _ => Ok(()),
-        }
     }
 }
 

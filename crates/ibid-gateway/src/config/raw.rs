@@ -18,8 +18,8 @@ use ibid::{
 use toml::Value;
 
 use super::{
-    collector::Collector,
     error::ConfigError,
+    secret::Collector,
     secret::{Secret, UpstreamUrl},
     settings::{LimitSettings, LogSettings, PemFile, QuotaSettings, Role},
     store::StoreSettings,
@@ -35,7 +35,6 @@ use crate::routes::{GrpcUnknown, Match};
 const DEFAULT_UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 
 tables! {
-    #[derive(Debug)]
     pub(super) struct RawFile {
         pub(super) listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 8080)),
         pub(super) upstream: Option<UpstreamUrl>,
@@ -69,19 +68,16 @@ tables! {
         pub(super) route: Vec<RawDials>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawCors {
         pub(super) origins: Vec<Origin>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawTls {
         pub(super) cert: Option<PemFile>,
         pub(super) key: Option<PemFile>,
         pub(super) client_ca: Option<PemFile>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawJwt {
         pub(super) secret: Option<Secret>,
         pub(super) pem: Option<PemFile>,
@@ -96,7 +92,6 @@ tables! {
         pub(super) refresh: Duration as Positive = Duration::from_secs(300),
     }
 
-    #[derive(Debug)]
     pub(super) struct RawTrace {
         pub(super) otlp: Option<Collector>,
         pub(super) ca: Option<PemFile>,
@@ -104,7 +99,6 @@ tables! {
         pub(super) key: Option<PemFile>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawAdmin {
         pub(super) listen: Option<SocketAddr> as Listen = Some(SocketAddr::from(([127, 0, 0, 1], 8081))),
         pub(super) token: Option<Secret>,
@@ -114,7 +108,6 @@ tables! {
         pub(super) tls: Option<RawTls>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawToken {
         pub(super) role: Option<Role>,
         pub(super) user: Option<String>,
@@ -122,7 +115,6 @@ tables! {
         pub(super) token: Option<Secret>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawSeal {
         pub(super) keys: Vec<RawSealKey>,
         pub(super) address_secret: Option<Secret>,
@@ -130,13 +122,11 @@ tables! {
         pub(super) plain_addresses: bool,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawSealKey {
         pub(super) id: Option<String>,
         pub(super) key: Option<Secret>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawDials {
         /// Only for routes.
         pub(super) route_match ("match"): Option<Match>,
@@ -179,7 +169,6 @@ tables! {
         pub(super) mode: Option<PolicyMode>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawKey {
         pub(super) from: Option<Vec<KeySource>>,
         pub(super) required: Option<bool>,
@@ -187,14 +176,12 @@ tables! {
         pub(super) max_length: Option<usize>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawLabel {
         pub(super) tenant: Option<ScopePart>,
         pub(super) user: Option<ScopePart>,
         pub(super) key: Option<LabelKeyDisplay>,
     }
 
-    #[derive(Debug)]
     pub(super) struct RawSignature {
         pub(super) header: Option<HeaderName>,
         pub(super) prefix: String,
@@ -204,7 +191,7 @@ tables! {
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct RawHeaders(Vec<(HeaderName, HeaderTemplate)>);
 
 impl From<RawHeaders> for Vec<(HeaderName, HeaderTemplate)> {
@@ -214,7 +201,6 @@ impl From<RawHeaders> for Vec<(HeaderName, HeaderTemplate)> {
 }
 
 /// A value per refusal; keys have `_` for `-`.
-#[derive(Debug)]
 pub(super) struct PerReason<T>(pub(super) Vec<(RefusalReason, T)>);
 
 impl<T> Default for PerReason<T> {

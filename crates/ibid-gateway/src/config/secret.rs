@@ -2,8 +2,11 @@
 
 use std::{fmt, path::PathBuf};
 
-use http::uri::{Authority, Scheme, Uri};
-use ibid_stores::{StoreKind, StoreUrl};
+use http::{
+    Uri,
+    uri::{Authority, Scheme},
+};
+use ibid_stores::StoreUrl;
 
 use super::{
     env::{Env, ValueResolver},
@@ -64,11 +67,6 @@ impl RedactedStoreUrl {
     /// Returns the URL with its password.
     pub fn expose(&self) -> &str {
         &self.0
-    }
-
-    /// Whether the store lives in this process and is lost with it.
-    pub fn is_memory(&self) -> bool {
-        self.store_url().kind() == StoreKind::Memory
     }
 
     pub fn store_url(&self) -> StoreUrl {
@@ -143,6 +141,49 @@ impl UpstreamUrl {
     }
 }
 
+/// The usual port of collectors for OTLP over HTTP.
+const DEFAULT_OTLP_PORT: u16 = 4318;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collector {
+    pub is_secure: bool,
+    address: String,
+    pub path: String,
+}
+
+impl Collector {
+    pub fn origin(&self) -> String {
+        format!("{}://{}", if self.is_secure { "https" } else { "http" }, self.address)
+    }
+}
+
+impl Scalar for Collector {
+    const ALLOWED: &'static str = "a URL such as \"http://127.0.0.1:4318\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text.contains('@') {
+            return Err(format!("found a URL with a user's name or password; allowed is {}", Self::ALLOWED));
+        }
+        let wrong = |why: &str| format!("found {text:?}; {why}; allowed is {}", Self::ALLOWED);
+        let uri: Uri = text.parse().map_err(|_| wrong("it is no URL"))?;
+        let secure = uri.scheme_str() == Some("https");
+        let authority = uri.authority().filter(|_| secure || uri.scheme_str() == Some("http"));
+        let authority = authority.filter(|authority| !authority.host().is_empty());
+        let Some(authority) = authority else { return Err(wrong("it names no host")) };
+        if uri.query().is_some() {
+            return Err(wrong("it has a query"));
+        }
+        let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(DEFAULT_OTLP_PORT));
+        Ok(Self { is_secure: secure, address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
+    }
+}
+
+impl fmt::Display for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.origin(), self.path)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,5 +232,26 @@ mod tests {
         }
         assert_eq!(UpstreamUrl("h2c://[::1]:50051".into()).host_and_port(), ("::1".into(), 50051));
         assert_eq!(UpstreamUrl("https://a".into()).host_and_port(), ("a".into(), 443));
+    }
+}
+
+#[cfg(test)]
+mod collector_tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_has_an_address_and_a_path() {
+        for (text, shown) in [
+            ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+            ("http://collector", "http://collector:4318/v1/traces"),
+            ("http://[::1]:80/otlp/", "http://[::1]:80/otlp/v1/traces"),
+            ("https://collector", "https://collector:4318/v1/traces"),
+        ] {
+            assert_eq!(Collector::from_text(text).unwrap().to_string(), shown);
+        }
+        for wrong in ["collector:4318", "http://u:p@collector", "https://h?a=1", "", "grpc://h"] {
+            let why = Collector::from_text(wrong).unwrap_err();
+            assert!(why.contains("allowed is a URL") && !why.contains("u:p"), "{why}");
+        }
     }
 }

@@ -11,11 +11,11 @@ use ibid::{
 use ibid_stores::seal::Sealer;
 
 use super::{
-    collector::Collector,
     env::ValueResolver,
     error::{ConfigError, quote_list},
-    seal::SealSettings,
+    secret::Collector,
     secret::Secret,
+    store::SealSettings,
     store::StoreSettings,
     toml_node::{FromToml, Scalar, TomlNode, tables},
     values::{AtLeastOne, ByteLimit, HeaderBytes, Positive},
@@ -40,7 +40,6 @@ pub struct GatewaySettings {
     pub upstream: String,
     /// For `https` upstreams.
     pub upstream_tls: ClientTls,
-    /// Maximum number of connections per upstream.
     pub max_upstream: usize,
     /// How long an idle upstream connection may be reused.
     pub upstream_idle: Duration,
@@ -128,11 +127,9 @@ tables! {
 
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct LimitSettings {
-        /// Maximum time for the head of a request.
         pub header_timeout: Duration as Positive = Duration::from_secs(10),
         /// For a request with a key: maximum time for the whole body. Otherwise: maximum time without progress of the body.
         pub body_timeout: Duration as Positive = Duration::from_secs(30),
-        /// Maximum idle time of a client connection.
         pub idle_timeout: Duration as Positive = Duration::from_secs(75),
         /// Maximum time that a client may leave a waiting response unread.
         pub write_timeout: Duration as Positive = Duration::from_secs(60),
@@ -145,7 +142,6 @@ tables! {
         pub max_headers: usize as AtLeastOne = 100,
         pub max_header_bytes: u64 as HeaderBytes = 64 << 10,
         pub max_connections: usize as AtLeastOne = 10_000,
-        /// How long a shutdown waits for running operations.
         pub shutdown: Duration = Duration::from_secs(30),
     }
 
@@ -166,16 +162,13 @@ impl QuotaSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JwtSettings {
     pub keys: JwtKeys,
-    /// For the server of the keys.
     pub tls: ClientTls,
     /// The required issuer; `None` accepts any.
     pub issuer: Option<String>,
-    /// The accepted audiences; empty accepts any.
     pub audience: Vec<String>,
     /// Sources of the token. The first one that is present counts.
     pub from: Vec<TokenSource>,
     pub leeway: Duration,
-    /// Interval between two fetches of the keys.
     pub refresh: Duration,
 }
 
@@ -201,7 +194,6 @@ pub struct Pem(pub(super) Secret);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminSettings {
-    /// Where operators connect.
     pub listen: SocketAddr,
     /// The accepted tokens. Empty: nobody has access.
     pub tokens: Vec<AdminToken>,
@@ -257,14 +249,8 @@ impl GatewaySettings {
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
 
-    /// The sealer of the store and the journal, if any.
     pub fn sealing(&self) -> Option<Sealer> {
         self.seal.as_ref().and_then(SealSettings::sealing)
-    }
-
-    /// See [`forgotten_answers`](super::forgotten_answers).
-    pub fn forgotten_answers(&self, old: &Self) -> Vec<String> {
-        super::forgotten_answers(old, self)
     }
 }
 
@@ -302,7 +288,6 @@ impl Pem {
 }
 
 /// A setting that names a PEM file, which is not read yet.
-#[derive(Debug)]
 pub(super) struct PemFile {
     key: String,
     written: Secret,
@@ -320,7 +305,6 @@ impl FromToml for PemFile {
     }
 }
 
-/// Declares enums of keywords.
 macro_rules! keywords {
     ($($(#[$meta:meta])* $what:literal $name:ident { $($(#[$doc:meta])* $value:ident = $word:literal,)+ })+) => {$(
         $(#[$meta])*
@@ -350,9 +334,7 @@ macro_rules! keywords {
 
 keywords! {
     "log format" LogFormat {
-        /// For people.
         Text = "text",
-        /// One JSON object per line.
         Json = "json",
     }
 
@@ -365,7 +347,6 @@ keywords! {
         Trace = "trace",
     }
 
-    /// The rights of a token's holder.
     "role" Role {
         /// Sees and changes everything.
         Admin = "admin",

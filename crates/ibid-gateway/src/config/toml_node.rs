@@ -95,7 +95,6 @@ impl<'a> TomlNode<'a> {
         }
     }
 
-    /// The error of a value that is not one of these types.
     pub(super) fn wrong_type(&self, allowed: &str) -> ConfigError {
         let mut source = String::new();
         let (found, kind) = match self.value {
@@ -148,7 +147,6 @@ impl<'a> TomlNode<'a> {
         self.lookup.resolve(text).map_err(|what| self.error(what))
     }
 
-    /// Where a resolved value comes from.
     fn source_note(&self, resolved: Option<&str>) -> String {
         match (resolved, self.value.as_str()) {
             (Some(_), Some(text)) => format!(" (from {text:?})"),

@@ -5,26 +5,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use http::HeaderName;
+use http::{HeaderName, Uri, header};
 use ibid::{
     grpc::UnaryMethods,
     scope::{Credentials, TrustedProxies},
 };
 
+use ibid_stores::StoreKind;
+
 use super::{
-    collector::Collector,
     dials,
     env::ValueResolver,
     error::ConfigError,
-    jwt, raw, seal,
-    secret::UpstreamUrl,
+    raw,
+    secret::{Secret, UpstreamUrl},
     settings::{
-        AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, PemFile, REFLECTION_KEYWORD, Role,
-        TlsSettings, TraceSettings,
+        AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, JwtKeys, JwtSettings, PemFile,
+        REFLECTION_KEYWORD, Role, TlsSettings, TokenSource, TraceSettings,
     },
+    store::build_seal,
     warnings,
 };
-use crate::admin::hosts;
+use crate::{admin::hosts, jwt::KeySet, routes::RouteTable};
 
 const DEFAULT_JOURNAL: &str = "ibid-journal";
 /// In the journal's directory.
@@ -48,12 +50,12 @@ pub(super) fn validate(
         Some(list) => TrustedProxies::parse(list.iter().map(String::as_str))
             .map_err(|why| wrong("trusted_proxies", why.message()))?,
     };
-    let jwt = file.jwt.map(|jwt| jwt::build_jwt(jwt, lookup)).transpose()?;
-    jwt::require_verifier_for_claims(jwt.as_ref(), &routes)?;
+    let jwt = file.jwt.map(|jwt| build_jwt(jwt, lookup)).transpose()?;
+    require_verifier_for_claims(jwt.as_ref(), &routes)?;
     let store = file.store.check()?;
     let compress = store.compress.unwrap_or(true);
     // Every store outside this process can be unavailable, so it needs a journal.
-    let journal = (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into());
+    let journal = (store.url.store_url().kind() != StoreKind::Memory).then(|| DEFAULT_JOURNAL.into());
     let journal = path_or_off("journal", "a directory", file.journal, journal)?;
     let admin = build_admin(file.admin, journal.as_deref(), lookup)?;
     let listen = file.listen;
@@ -90,7 +92,7 @@ pub(super) fn validate(
         trace: build_trace(file.trace, lookup)?,
         admin,
         store,
-        seal: file.seal.map(|written| seal::build_seal(written, compress)).transpose()?,
+        seal: file.seal.map(|written| build_seal(written, compress)).transpose()?,
         routes: routes.with_quota(file.quota.is_set()).with_unknown_calls(file.grpc_unknown),
         warnings: Vec::new(),
         notes: Vec::new(),
@@ -196,7 +198,7 @@ fn build_admin(
 }
 
 fn build_trace(file: raw::RawTrace, lookup: &ValueResolver<'_>) -> Result<Option<TraceSettings>, ConfigError> {
-    let secure = file.otlp.as_ref().is_some_and(Collector::is_secure);
+    let secure = file.otlp.as_ref().is_some_and(|collector| collector.is_secure);
     for (name, given) in [("trace.ca", file.ca.is_some()), ("trace.cert", file.cert.is_some())] {
         if given && !secure {
             return Err(wrong(name, "certificates are for a collector at https://…; set trace.otlp to one"));
@@ -243,4 +245,106 @@ fn is_loop_to(upstream: &UpstreamUrl, listen: SocketAddr) -> bool {
                 || listen.ip().is_unspecified() && (address.is_loopback() || address.is_unspecified())
                 || local && listen.ip().is_loopback()
         })
+}
+
+pub(super) fn build_jwt(file: raw::RawJwt, lookup: &ValueResolver<'_>) -> Result<JwtSettings, ConfigError> {
+    let wrong = |key: &str| {
+        let key = key.to_owned();
+        move |what: String| ConfigError::at(key, what)
+    };
+    let keys = match (file.secret, file.pem, file.jwks) {
+        (Some(secret), None, None) => {
+            KeySet::from_secret(secret.expose()).map_err(wrong("jwt.secret"))?;
+            JwtKeys::Secret(secret)
+        }
+        (None, Some(pem), None) => {
+            let pem = pem.load(lookup)?;
+            KeySet::from_pem(pem.text()).map_err(wrong("jwt.pem"))?;
+            JwtKeys::Pem(pem)
+        }
+        (None, None, Some(jwks)) => parse_jwks(jwks).map_err(wrong("jwt.jwks"))?,
+        (None, None, None) => {
+            return Err(ConfigError::at("jwt", "found no keys; allowed is one of \"secret\" \"pem\" \"jwks\""));
+        }
+        _ => {
+            let what = "found keys in two places; allowed is one of \"secret\" \"pem\" \"jwks\"";
+            return Err(ConfigError::at("jwt", what));
+        }
+    };
+    for (name, given) in [("jwt.ca", file.ca.is_some()), ("jwt.cert", file.cert.is_some())] {
+        if given && !matches!(keys, JwtKeys::JwksUrl(_)) {
+            return Err(ConfigError::at(name, "certificates are only for keys from a URL; set jwks to one"));
+        }
+    }
+    Ok(JwtSettings {
+        keys,
+        tls: build_client_tls("jwt.", file.ca, file.cert, file.key, lookup)?,
+        issuer: file.issuer,
+        audience: file.audience,
+        from: token_sources(file.from)?,
+        leeway: file.leeway,
+        refresh: file.refresh,
+    })
+}
+
+/// Defaults to the `Authorization` header.
+fn token_sources(written: Option<Vec<String>>) -> Result<Vec<TokenSource>, ConfigError> {
+    let Some(written) = written else { return Ok(vec![TokenSource::Header(header::AUTHORIZATION)]) };
+    if written.is_empty() {
+        return Err(ConfigError::at(
+            "jwt.from",
+            "found no source; name at least one, such as \"header:Authorization\"",
+        ));
+    }
+    let source = |text: &String| match text.split_once(':') {
+        Some(("header", name)) => name.parse().ok().map(TokenSource::Header),
+        Some(("cookie", name)) if !name.is_empty() => Some(TokenSource::Cookie(name.into())),
+        _ => None,
+    };
+    let allowed = "allowed are \"header:NAME\" and \"cookie:NAME\"";
+    let checked =
+        |text: &String| source(text).ok_or_else(|| ConfigError::at("jwt.from", format!("found {text:?}; {allowed}")));
+    written.iter().map(checked).collect()
+}
+
+/// A policy that uses claims requires `[jwt]`: unverified claims are worthless.
+pub(super) fn require_verifier_for_claims(jwt: Option<&JwtSettings>, routes: &RouteTable) -> Result<(), ConfigError> {
+    if jwt.is_some() {
+        return Ok(());
+    }
+    for (at, route) in routes.iter().enumerate() {
+        if let Some(claim) = route.policy.claims().next() {
+            let place = if route.is_default_policy { "policy".to_owned() } else { format!("route[{}]", at + 1) };
+            let what =
+                format!("\"jwt:{claim}\" needs keys to verify tokens with; add [jwt] with a secret, pem or jwks");
+            return Err(ConfigError::at(place, what));
+        }
+    }
+    Ok(())
+}
+
+/// Parses the text of a JWK set, from `file:` or `env:`, or its URL.
+fn parse_jwks(written: Secret) -> Result<JwtKeys, String> {
+    let text = written.expose();
+    if text.trim_start().starts_with('{') {
+        KeySet::from_jwks(text.as_bytes())?;
+        return Ok(JwtKeys::Jwks(written));
+    }
+    let allowed = "allowed is \"file:PATH\" or a URL such as \"https://id.example.com/.well-known/jwks.json\"";
+    let Some(uri) = text.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some()) else {
+        return Err(format!("it is no JWK set; {allowed}"));
+    };
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let here = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    // A query may contain a secret.
+    let shown = text.split('?').next().unwrap_or_default();
+    match uri.scheme_str() {
+        _ if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
+            Err(format!("a URL with a user's name or password is not shown here; {allowed}"))
+        }
+        Some("https") => Ok(JwtKeys::JwksUrl(text.into())),
+        Some("http") if here => Ok(JwtKeys::JwksUrl(text.into())),
+        Some("http") => Err(format!("{shown:?}: the keys could be exchanged on the way; use https")),
+        _ => Err(format!("{shown:?} is no URL for keys; {allowed}")),
+    }
 }

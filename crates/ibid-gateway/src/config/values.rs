@@ -225,7 +225,7 @@ impl HeaderBytes {
 
 impl AtLeastOne {
     fn check(number: usize) -> Result<Self, String> {
-        if number == 0 { Err("found 0; allowed is 1 and more".into()) } else { Ok(Self(number)) }
+        if number == 0 { Err("expected at least 1, got 0".into()) } else { Ok(Self(number)) }
     }
 }
 

@@ -12,7 +12,7 @@ use ibid_tools::{
     format::{format_duration, format_list, format_size},
 };
 
-use super::{GatewaySettings, JwtKeys, JwtSettings, SealSettings, is_webhook_preset};
+use super::{GatewaySettings, JwtKeys, JwtSettings, is_webhook_preset};
 use crate::routes::RouteEntry;
 
 /// Minimum length of a token that cannot be guessed.
@@ -42,7 +42,7 @@ pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) ->
             "descriptors: no route uses it; write one such as match = \"grpc *\"",
         ),
         (
-            settings.seal.as_ref().is_some_and(SealSettings::accepts_plain),
+            settings.seal.as_ref().is_some_and(|seal| seal.rules.accept_plain),
             "seal.accept_plain: what is not sealed is believed, so whoever can write to the store can have anything \
              answered; switch it off once what was remembered in clear is resealed or has expired",
         ),
@@ -149,7 +149,7 @@ pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
             ));
         }
     }
-    if settings.seal.as_ref().is_some_and(SealSettings::has_plain_addresses) {
+    if settings.seal.as_ref().is_some_and(|seal| seal.plain_addresses) {
         let what = "seal.plain_addresses: who reads the store can try out callers and keys, one guess at a time";
         found.push(what.into());
     }

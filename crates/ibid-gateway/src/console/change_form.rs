@@ -5,27 +5,19 @@
 use askama::Template;
 
 use super::{
-    form::{Form, normalize_newlines},
+    form::Form,
     page::{PageShell, filters},
-    view::PageField,
+    record::PageField,
 };
 use crate::{
-    admin::body::{MAX_REASON_CHARS, parse_keep, validate_reason},
+    admin::input::{MAX_REASON_CHARS, parse_keep, validate_reason},
     format::{capitalize, escape_invisible, escape_invisible_lines, format_rough_ms, to_sentence},
     records::{ChangeAction, ChangeVerb, RecordView, ResolvedAnswer},
 };
 
-#[derive(Debug, Clone, Default)]
-pub(super) struct ActionForm {
-    /// `done` or `not-executed`; for [`ChangeVerb::Resolve`] only.
-    resolved_as: String,
-    status: String,
-    headers: String,
-    body: String,
-    /// Ttl of the answer; empty: the record's total lifetime.
-    keep: String,
-    pub(super) reason: String,
-}
+/// What the form of a change asks for. `as` is `done` or `not-executed`, for [`ChangeVerb::Resolve`] only; an empty `keep`
+/// stands for the record's total lifetime.
+const CHANGE_FIELDS: [&str; 6] = ["as", "status", "headers", "body", "keep", "reason"];
 
 #[derive(Template)]
 #[template(path = "console/act.html")]
@@ -36,7 +28,7 @@ pub(super) struct ChangeFormPage<'a> {
     verb: ChangeVerb,
     question: &'static str,
     meaning: &'static str,
-    form: ActionForm,
+    form: Form,
     longest_reason: usize,
     /// The ttl of an answer if the form leaves it empty.
     life: String,
@@ -55,17 +47,12 @@ pub(super) struct ConfirmPage<'a> {
     consequence: &'static str,
     fields: Vec<PageField>,
     body: Option<String>,
-    form: ActionForm,
+    form: Form,
     button: &'static str,
     danger: bool,
 }
 
 impl ChangeVerb {
-    fn label(self) -> String {
-        capitalize(self.name())
-    }
-
-    /// The heading of its form, and what it means.
     fn question(self) -> (&'static str, &'static str) {
         match self {
             Self::Release => (
@@ -79,32 +66,23 @@ impl ChangeVerb {
                  still runs. What was remembered cannot be brought back.",
             ),
             Self::Resolve => (
-                "Nobody saw how it ended. You know.",
+                "The outcome is unknown. Say how it ended.",
                 "What you say here is what every retry with this key will be told.",
             ),
         }
     }
 }
 
-impl ActionForm {
-    pub(super) fn from_form(form: &Form) -> Self {
-        Self {
-            resolved_as: form.value("as").to_owned(),
-            status: form.value("status").to_owned(),
-            headers: normalize_newlines(form.raw_value("headers")).trim().to_owned(),
-            body: normalize_newlines(form.raw_value("body")),
-            keep: form.value("keep").to_owned(),
-            reason: form.value("reason").to_owned(),
-        }
-    }
-
+/// The form of a change.
+impl Form {
     /// The error says what is missing or wrong, as a sentence for the form.
     pub(super) fn to_action(&self, verb: ChangeVerb) -> Result<ChangeAction, String> {
-        if self.reason.is_empty() {
+        let reason = self.value("reason");
+        if reason.is_empty() {
             return Err("Give a reason: the audit trail keeps it, and the next person will want to know.".into());
         }
-        validate_reason(&self.reason).map_err(|why| to_sentence(&why))?;
-        match (verb, self.resolved_as.as_str()) {
+        validate_reason(reason).map_err(|why| to_sentence(&why))?;
+        match (verb, self.value("as")) {
             (ChangeVerb::Release, _) | (ChangeVerb::Resolve, "not-executed") => Ok(ChangeAction::Release),
             (ChangeVerb::Forget, _) => Ok(ChangeAction::Forget),
             (ChangeVerb::Resolve, "done") => self.parse_answer().map(ChangeAction::Resolve),
@@ -113,25 +91,18 @@ impl ActionForm {
     }
 
     fn parse_answer(&self) -> Result<ResolvedAnswer, String> {
-        let status = self.status.parse().ok().and_then(ResolvedAnswer::parse_status);
+        let status = self.value("status").parse().ok().and_then(ResolvedAnswer::parse_status);
         let status = status.ok_or("Give the status of the answer: a number from 200 to 599, such as 201.")?;
-        let lines = self.headers.lines().filter(|line| !line.trim().is_empty());
+        let lines = self.value("headers").lines().filter(|line| !line.trim().is_empty());
         let headers = lines.map(|line| line.split_once(':').unwrap_or((line, "")));
         let headers = ResolvedAnswer::parse_headers(headers).map_err(|why| format!("Headers: {why}."))?;
-        let keep = (!self.keep.is_empty()).then(|| parse_keep(&self.keep)).transpose();
+        let keep = self.non_empty("keep").map(|keep| parse_keep(&keep)).transpose();
         let keep = keep.map_err(|why| to_sentence(&why))?;
-        Ok(ResolvedAnswer { status, headers, body: self.body.clone().into(), keep })
+        Ok(ResolvedAnswer { status, headers, body: self.raw_value("body").to_owned().into(), keep })
     }
 
-    fn fields(&self) -> [(&'static str, &str); 6] {
-        [
-            ("as", &self.resolved_as),
-            ("status", &self.status),
-            ("headers", &self.headers),
-            ("body", &self.body),
-            ("keep", &self.keep),
-            ("reason", &self.reason),
-        ]
+    fn change_fields(&self) -> [(&'static str, &str); 6] {
+        CHANGE_FIELDS.map(|name| (name, if name == "body" { self.raw_value(name) } else { self.value(name) }))
     }
 }
 
@@ -143,9 +114,8 @@ fn lifetime(view: &RecordView) -> String {
 }
 
 impl<'a> ChangeFormPage<'a> {
-    /// The form, with an error message if there is one.
     pub(super) fn new(
-        shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: ActionForm, error: Option<String>,
+        shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: Form, error: Option<String>,
     ) -> Self {
         let ((question, meaning), life) = (verb.question(), lifetime(view));
         Self { shell, view, seen, verb, question, meaning, form, longest_reason: MAX_REASON_CHARS, life, error }
@@ -154,9 +124,9 @@ impl<'a> ChangeFormPage<'a> {
 
 impl<'a> ConfirmPage<'a> {
     pub(super) fn new(
-        shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: ActionForm, what: ChangeAction,
+        shell: PageShell, verb: ChangeVerb, view: &'a RecordView, seen: u64, form: Form, what: ChangeAction,
     ) -> Self {
-        let mut fields = vec![PageField::new("Reason", escape_invisible_lines(&form.reason))];
+        let mut fields = vec![PageField::new("Reason", escape_invisible_lines(form.value("reason")))];
         let mut body = None;
         let (consequence, button) = match &what {
             ChangeAction::Release => {
@@ -169,10 +139,13 @@ impl<'a> ConfirmPage<'a> {
                     let line = format!("{name}: {}", escape_invisible(&String::from_utf8_lossy(value.as_bytes())));
                     fields.push(PageField::code("Header", line));
                 }
-                let kept =
-                    if answer.keep.is_some() { escape_invisible(&form.keep).into_owned() } else { lifetime(view) };
+                let kept = if answer.keep.is_some() {
+                    escape_invisible(form.value("keep")).into_owned()
+                } else {
+                    lifetime(view)
+                };
                 fields.push(PageField::new("Kept for", kept));
-                body = (!answer.body.is_empty()).then(|| escape_invisible_lines(&form.body));
+                body = (!answer.body.is_empty()).then(|| escape_invisible_lines(form.raw_value("body")));
                 ("Every retry with this key will get this answer, and nothing will run.", "It happened: resolve")
             }
         };
@@ -188,7 +161,7 @@ mod tests {
     use super::*;
 
     fn what(action: ChangeVerb, form: &str) -> Result<ChangeAction, String> {
-        ActionForm::from_form(&Form::parse(form.as_bytes())).to_action(action)
+        Form::parse(form.as_bytes()).to_action(action)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{Method, StatusCode};
 
-use crate::admin::body;
+use crate::admin::input;
 
 /// Further pairs are ignored.
 const MAX_FORM_PAIRS: usize = 64;
@@ -29,12 +29,12 @@ impl<S: Sync> FromRequest<S> for Form {
         if request.method() != Method::POST {
             return Ok(Self::parse(request.uri().query().unwrap_or_default().as_bytes()));
         }
-        if !body::has_media_type(request.headers(), "application/x-www-form-urlencoded") {
+        if !input::has_media_type(request.headers(), "application/x-www-form-urlencoded") {
             let text = "this page takes forms; programs use /api\n";
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, text).into_response());
         }
         let largest = if request.uri().path() == "/login" { MAX_LOGIN_FORM_BYTES } else { MAX_FORM_BYTES };
-        let body = body::read(request.into_body(), largest).await.map_err(|problem| {
+        let body = input::read(request.into_body(), largest).await.map_err(|problem| {
             let then = match problem.status {
                 StatusCode::PAYLOAD_TOO_LARGE => "; use ibid keys resolve --body FILE for large answers",
                 _ => "",
@@ -46,9 +46,9 @@ impl<S: Sync> FromRequest<S> for Form {
 }
 
 impl Form {
-    /// Parses `application/x-www-form-urlencoded`.
+    /// Line ends become LF, because browsers send CRLF.
     pub(super) fn parse(bytes: &[u8]) -> Self {
-        let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.into_owned());
+        let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.replace("\r\n", "\n"));
         Self(form_urlencoded::parse(bytes).take(MAX_FORM_PAIRS).map(owned).collect())
     }
 
@@ -61,7 +61,7 @@ impl Form {
         self.0.iter().filter(move |(known, value)| known == name && !value.is_empty()).map(|(_, value)| value.as_str())
     }
 
-    /// The first value of a name, untrimmed and with LF line ends, because browsers send CRLF.
+    /// The first value of a name, untrimmed.
     pub(super) fn raw_value(&self, name: &str) -> &str {
         self.0.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
@@ -83,11 +83,6 @@ impl Form {
     }
 }
 
-/// Converts CRLF to LF.
-pub(super) fn normalize_newlines(text: &str) -> String {
-    text.replace("\r\n", "\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +91,7 @@ mod tests {
     fn values_come_as_they_were_typed_and_links_carry_them() {
         let form = Form::parse(b"key=a%2Bb+c%26&reason=%20why%20&body=1%0D%0A2&empty=");
         assert_eq!((form.value("key"), form.value("reason"), form.value("none")), ("a+b c&", "why", ""));
-        assert_eq!((form.non_empty("empty"), normalize_newlines(form.raw_value("body"))), (None, "1\n2".into()));
+        assert_eq!((form.non_empty("empty"), form.raw_value("body")), (None, "1\n2"));
         let link = Form::build_url("/records", &[("key", "a+b c&\"<"), ("state", "")]);
         assert_eq!(Form::parse(link.split_once('?').unwrap().1.as_bytes()).value("key"), "a+b c&\"<");
         assert_eq!(Form::build_url("/records", &[("state", "")]), "/records");

@@ -29,11 +29,8 @@ struct LoginPage<'a> {
     next: &'a str,
 }
 
-struct LoginMessage {
-    /// CSS class: `good`, `warn` or `bad`.
-    kind: &'static str,
-    text: Cow<'static, str>,
-}
+/// A CSS class (`good`, `warn` or `bad`) and a text.
+type LoginMessage = (&'static str, Cow<'static, str>);
 
 const TOKEN_SETUP_HINT: &str = "Set [admin] token = \"file:/etc/ibid/admin.token\" in its configuration, with a long random value in that file; \
                    it is taken up at once. A variable, as \"env:IBID_ADMIN_TOKEN\", needs a restart.";
@@ -43,12 +40,12 @@ pub(super) async fn show_form(State(state): State<Arc<AdminState>>, query: Form)
         "expired" => Some((
             "warn",
             "Your session has ended: sessions last 12 hours, and no longer than the gateway runs or their token is \
-             configured. Log in again; what you had not confirmed was not done.",
+             configured. Log in again; what you had not confirmed was not done."
+                .into(),
         )),
-        "out" => Some(("good", "You are logged out.")),
+        "out" => Some(("good", "You are logged out.".into())),
         _ => None,
     };
-    let message = message.map(|(kind, text)| LoginMessage { kind, text: text.into() });
     login_page(StatusCode::OK, message, !state.live.now().tokens.is_empty(), query.value("next"))
 }
 
@@ -88,7 +85,7 @@ pub(super) async fn log_in(
 
 /// The form again, after a rejected log-in.
 fn refused(status: StatusCode, text: impl Into<Cow<'static, str>>, next: &str) -> Response {
-    login_page(status, Some(LoginMessage { kind: "bad", text: text.into() }), true, next)
+    login_page(status, Some(("bad", text.into())), true, next)
 }
 
 fn login_page(status: StatusCode, message: Option<LoginMessage>, possible: bool, next: &str) -> Response {

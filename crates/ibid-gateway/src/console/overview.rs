@@ -1,20 +1,27 @@
-//! The first page: traffic, alerts, and records that need attention.
+//! The first page: traffic, alerts, and the records that need an operator: outcome unknown, or in progress for over a
+//! minute.
+//!
+//! Stores list in address order, and some must scan all records for it. So these lists are cached and shared by all
+//! viewers; listing uses at most 1/10 of the time.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use askama::Template;
-use ibid::store::EntryCounts;
+use ibid::store::{EntryCounts, EntryState, Store};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 
 use super::{
-    attention::AttentionLists,
+    page::Visit,
     page::{PageShell, filters},
-    visit::Visit,
 };
 use crate::{
     admin::health::{StoreHealth, Works},
-    format::{display_date, format_count, format_date, format_duration, format_percent, format_rate, format_time},
+    format::{display_date, format_count, format_date, format_duration, format_percent, format_rate},
     metrics::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, RequestCounts, TrafficCounts},
-    records::RecordView,
+    records::{RecordQuery, RecordView},
 };
 
 const MAX_HISTORY_ROWS: usize = 12;
@@ -37,7 +44,6 @@ pub(super) struct OverviewPage {
 }
 
 /// A number at the top of the page.
-#[derive(Default)]
 struct OverviewTile {
     name: &'static str,
     value: String,
@@ -58,7 +64,7 @@ impl OverviewPage {
             since: display_date(&format_date(state.started_ms)),
             window,
             alerts: current_alerts(&health, &state.metrics),
-            tiles: build_tiles(&state.history.recent_totals(), counts, running, health.is_healthy()),
+            tiles: build_tiles(&state.history.recent_totals(), counts, running, health.error.is_none()),
             history: state.history.rows(window, MAX_HISTORY_ROWS),
             attention,
             health,
@@ -72,19 +78,7 @@ impl OverviewPage {
     }
 }
 
-impl TrafficCounts {
-    /// When the period ended, RFC 3339.
-    fn at(&self) -> String {
-        format_date(self.at_ms)
-    }
-
-    fn time(&self) -> String {
-        format_time(&self.at())
-    }
-}
-
 impl RequestCounts {
-    /// The columns of the table of routes.
     fn columns(&self) -> [(&'static str, u64); 9] {
         [
             ("Requests", self.total()),
@@ -115,8 +109,8 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<(&'static str,
     }
     if health.pending_settlements > 0 {
         let waiting = format_count(health.pending_settlements);
-        let advice = format!("{waiting} wait to be recorded, and are told to the store again and again.");
-        alerts.push(("The store has not taken every end.", advice));
+        let advice = format!("{waiting} results are not saved in the store yet; the gateway keeps retrying.");
+        alerts.push(("Results are not saved yet.", advice));
     }
     let lost = metrics.lost_claims();
     if lost > 0 {
@@ -132,49 +126,167 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<(&'static str,
 
 fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, counted: bool) -> Vec<OverviewTile> {
     let over = if lately.over.as_secs() >= 295 { "last 5 minutes" } else { "since the start" };
+    let tile = |name, value, under, alert| OverviewTile { name, value, unit: "", under, link: None, alert };
     let share_tile = |name, of: u64, limit: f64| {
         let share = lately.share_of(of);
         let alert = share.is_some_and(|share| share > limit);
         let word = if alert { "above the alarm at" } else { "alarm above" };
-        let under = format!("{word} {:.0} %", limit * 100.0);
-        OverviewTile { name, value: format_percent(share), under, alert, ..OverviewTile::default() }
+        tile(name, format_percent(share), format!("{word} {:.0} %", limit * 100.0), alert)
     };
     let [median, slow] = [0.5, 0.99].map(|part| format_duration(lately.overhead.quantile(part)));
+    let fallbacks = if lately.fallbacks > 0 { "a store is down" } else { "alarm at any" };
+    let unknown = match (counted, counts.unknown) {
+        (false, _) => "as last counted",
+        (true, 0) => "no outcome is unknown",
+        (true, _) => "say how they ended",
+    };
+    let unknown = tile("Outcome unknown", format_count(counts.unknown), unknown.into(), counts.unknown > 0);
+    let requests = tile("Requests", format_rate(lately.per_second()), format!("{over}, {running} running"), false);
     vec![
-        OverviewTile {
-            name: "Requests",
-            value: format_rate(lately.per_second()),
-            unit: "/s",
-            under: format!("{over}, {running} at work"),
-            ..OverviewTile::default()
-        },
+        OverviewTile { unit: "/s", ..requests },
         share_tile("Hits", lately.hits, HIT_RATE_ALERT),
         share_tile("Conflicts", lately.requests.conflicts, CONFLICT_RATE_ALERT),
-        OverviewTile {
-            name: "Fallbacks",
-            value: format_count(lately.fallbacks),
-            under: if lately.fallbacks > 0 { "a store is away" } else { "alarm at any" }.into(),
-            alert: lately.fallbacks > 0,
-            ..OverviewTile::default()
-        },
-        OverviewTile {
-            name: "Outcome unknown",
-            value: format_count(counts.unknown),
-            under: match (counted, counts.unknown) {
-                (false, _) => "as last counted",
-                (true, 0) => "no outcome is unknown",
-                (true, _) => "say how they ended",
-            }
-            .into(),
-            link: Some("/unknown"),
-            alert: counts.unknown > 0,
-            ..OverviewTile::default()
-        },
-        OverviewTile {
-            name: "Overhead",
-            value: median,
-            under: format!("median; 99 % within {slow}"),
-            ..OverviewTile::default()
-        },
+        tile("Fallbacks", format_count(lately.fallbacks), fallbacks.into(), lately.fallbacks > 0),
+        OverviewTile { link: Some("/unknown"), ..unknown },
+        tile("Overhead", median, format!("median; 99 % within {slow}"), false),
     ]
+}
+
+/// A record in progress for longer than this (60 s) is listed.
+pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
+pub(super) const MAX_ROWS_PER_LIST: usize = 50;
+const LIST_TIMEOUT: Duration = Duration::from_secs(2);
+const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
+/// Lists are cached for this many times the duration of listing them.
+const LIST_TIME_DIVISOR: u32 = 10;
+
+/// The cached lists, and until when they are valid.
+#[derive(Debug, Default)]
+pub(crate) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
+
+#[derive(Debug, Default)]
+pub(super) struct AttentionLists {
+    pub(super) unknown: Vec<RecordView>,
+    /// Whether the store has more of them.
+    pub(super) more_unknown: bool,
+    pub(super) long_running: Vec<RecordView>,
+    /// Whether the store has more of them.
+    pub(super) more_long_running: bool,
+    /// Why the lists may be incomplete.
+    pub(super) error: Option<String>,
+}
+
+impl Attention {
+    pub(super) async fn get(&self, store: &dyn Store) -> Arc<AttentionLists> {
+        // Holds the lock while loading, so that concurrent callers share the result.
+        let mut last = self.0.lock().await;
+        if let Some((until, lists)) = &*last
+            && Instant::now() < *until
+        {
+            return lists.clone();
+        }
+        let begun = Instant::now();
+        let lists = Arc::new(AttentionLists::load(store).await);
+        let now = Instant::now();
+        *last = Some((now + ((now - begun) * LIST_TIME_DIVISOR).max(MIN_CACHE_TTL), lists.clone()));
+        lists
+    }
+
+    pub(super) async fn invalidate(&self) {
+        *self.0.lock().await = None;
+    }
+}
+
+impl AttentionLists {
+    async fn load(store: &dyn Store) -> Self {
+        let mut lists = Self::default();
+        lists.error = lists.fill(store).await.err();
+        lists
+    }
+
+    async fn fill(&mut self, store: &dyn Store) -> Result<(), String> {
+        let unknown = RecordQuery { state: Some(EntryState::Unknown), ..RecordQuery::default() };
+        (self.unknown, self.more_unknown) = list_rows(store, unknown).await?;
+        let (state, older_than) = (Some(EntryState::Processing), Some(LONG_RUNNING_AFTER));
+        let long_running = RecordQuery { state, older_than, ..RecordQuery::default() };
+        (self.long_running, self.more_long_running) = list_rows(store, long_running).await?;
+        Ok(())
+    }
+}
+
+async fn list_rows(store: &dyn Store, query: RecordQuery) -> Result<(Vec<RecordView>, bool), String> {
+    match timeout(LIST_TIMEOUT, query.list(store, None, MAX_ROWS_PER_LIST)).await {
+        Ok(Ok(mut list)) => {
+            list.records.sort_by_key(|view| std::cmp::Reverse(view.age_ms));
+            Ok((list.records, list.next.is_some()))
+        }
+        Ok(Err(why)) => Err(why.to_string()),
+        Err(_) => Err(format!("the store did not list them within {LIST_TIMEOUT:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use ibid::store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fingerprint, Memory, Tags};
+    use ibid_testkit::wrappers::{CallFilter, DelayedStore, FailingStore};
+
+    use super::*;
+
+    type AttentionTestStore = FailingStore<DelayedStore<Memory>>;
+
+    async fn claim(store: &AttentionTestStore, at: u8) {
+        let ask = ClaimRequest {
+            address: Address([at; 32]),
+            token: ClaimToken::mint(),
+            fingerprint: Fingerprint::NONE,
+            tags: Tags::new("acme", "u", "POST /pay", "k"),
+            label: Bytes::new(),
+            lease: Duration::from_secs(5),
+            ttl: Duration::from_secs(6000),
+            take_over: None,
+        };
+        assert!(matches!(store.inner().inner().claim(&Arc::new(ask)).await, Ok(ClaimOutcome::Granted(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_lapsed_is_listed_and_a_slow_store_is_not_asked_all_the_time() {
+        let store = FailingStore::new(DelayedStore::new(Memory::default()));
+        let needs = Attention::default();
+        claim(&store, 1).await;
+        assert!(needs.get(&store).await.unknown.is_empty(), "it still runs");
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert_eq!(needs.get(&store).await.unknown.len(), 1);
+        claim(&store, 2).await;
+        store.inner().delay(CallFilter::All, Duration::from_secs(1), Duration::ZERO);
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let begun = Instant::now();
+        assert_eq!(needs.get(&store).await.unknown.len(), 2);
+        assert!(begun.elapsed() >= Duration::from_secs(2), "two lists of a second each");
+        let begun = Instant::now();
+        assert_eq!((needs.get(&store).await.unknown.len(), begun.elapsed()), (2, Duration::ZERO), "kept");
+        tokio::time::sleep(Duration::from_secs(19)).await;
+        let begun = Instant::now();
+        needs.get(&store).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO, "still kept: 2 s in 20");
+        needs.invalidate().await;
+        needs.get(&store).await;
+        assert!(begun.elapsed() > Duration::ZERO, "asked anew");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_fails_or_hangs_is_said_and_asked_again() {
+        let store = FailingStore::new(DelayedStore::new(Memory::default()));
+        let needs = Attention::default();
+        store.fail(CallFilter::All, ErrorKind::NotApplied);
+        assert!(needs.get(&store).await.error.is_some());
+        store.heal();
+        tokio::time::sleep(MIN_CACHE_TTL).await;
+        assert_eq!(needs.get(&store).await.error, None);
+        store.inner().delay(CallFilter::All, Duration::from_secs(3600), Duration::ZERO);
+        tokio::time::sleep(MIN_CACHE_TTL).await;
+        let begun = Instant::now();
+        assert!(needs.get(&store).await.error.as_ref().is_some_and(|why| why.contains("2s")));
+        assert_eq!(begun.elapsed(), LIST_TIMEOUT);
+    }
 }

@@ -6,15 +6,15 @@ use ibid_stores::StoreRole;
 
 use super::{
     form::Form,
+    page::Visit,
     page::{PageShell, filters},
-    visit::Visit,
 };
 use crate::{
     admin::{
         audit::{AuditEntry, AuditTrail},
+        health::StoreState,
         health::{StoreHealth, Works},
         stats::{ShadowReport, ShadowRoute},
-        store_state::StoreState,
     },
     format::{display_date, escape_invisible, format_date},
     metrics::HistogramSnapshot,
@@ -63,10 +63,6 @@ impl StoreState {
         }
     }
 
-    fn since_date(&self) -> String {
-        display_date(&format_date(self.since_ms))
-    }
-
     fn last_error_text(&self) -> String {
         self.last_error.as_ref().map_or("–".into(), |error| {
             format!("{}: {}", display_date(&format_date(error.at_ms)), escape_invisible(&error.text))
@@ -84,7 +80,6 @@ impl Works {
     }
 }
 
-/// Audit entries per page.
 const AUDIT_PAGE_SIZE: usize = 50;
 
 #[derive(Template)]

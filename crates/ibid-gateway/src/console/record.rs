@@ -1,14 +1,17 @@
-//! One record in full: its fields, answer, timeline, refusals and audit entries.
+//! One record in full: its fields, answer, timeline, refusals and audit entries; how all pages show records.
+
+use std::time::Duration;
 
 use askama::Template;
 use ibid::{RefusalReason, fingerprint::PartDigests, store::Address};
 
-use super::{
-    page::{PageShell, filters},
-    view::PageField,
-};
+use super::page::{PageShell, filters};
 use crate::{
-    admin::{AdminState, audit::AuditEntry, stats},
+    admin::{
+        AdminState,
+        audit::{AuditEntry, AuditOutcome, AuditedState},
+        stats,
+    },
     format::{
         display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count, format_date,
         format_duration, format_rough_ms, format_size,
@@ -17,7 +20,6 @@ use crate::{
     records::{AnswerView, BodyView, RecordView},
 };
 
-/// Maximum number of body bytes shown.
 const MAX_BODY_BYTES_SHOWN: usize = 64 << 10;
 
 #[derive(Template)]
@@ -42,12 +44,8 @@ struct AnswerPanel {
     trailers: Vec<(String, String)>,
 }
 
-struct TimelineEvent {
-    kind: &'static str,
-    what: &'static str,
-    when: String,
-    under: String,
-}
+/// CSS class, title, time and details.
+type TimelineEvent = (&'static str, &'static str, String, String);
 
 /// A refused request with the record's key.
 pub(super) struct RefusalRow {
@@ -67,7 +65,8 @@ impl RefusalRow {
         if met.is_empty() {
             return Vec::new();
         }
-        let first = stats::find_first_request(state, &address, stats::first_request_deadline()).await;
+        let until = tokio::time::Instant::now() + stats::FIRST_REQUEST_LOOKUP_TIMEOUT;
+        let first = stats::find_first_request(state, &address, until).await;
         let first = first.and_then(|label| label.parts);
         met.iter().map(|refused| Self::from_refusal(refused, first)).collect()
     }
@@ -112,11 +111,11 @@ impl RecordView {
             PageField::new("Tenant", or_dash(&self.tenant)),
             PageField::new("User", or_dash(&self.user)),
             PageField::new("Requested", display_date_with_millis(&self.requested_at))
-                .with_note(format!("claimed {} ago", self.age())),
+                .with_note(format!("claimed {} ago", format_rough_ms(self.age_ms))),
             PageField::new("Completed", self.completed_at.as_deref().map_or("–".into(), display_date_with_millis)),
             PageField::new("Duration", format_duration(self.took())),
             PageField::new("Expires", display_date_with_millis(&self.expires_at))
-                .with_note(format!("in {}", self.expires_in())),
+                .with_note(format!("in {}", format_rough_ms(self.expires_in_ms))),
             PageField::new("Attempt", self.attempt.to_string()),
             PageField::code("Fence", self.fence.to_string()),
             PageField::code("Fingerprint", &self.fingerprint),
@@ -154,7 +153,7 @@ impl AnswerPanel {
                     Some("It is damaged and is never answered from. Forget it if the operation may run again.");
             }
             None if view.state == "processing" => answer.missing_note = Some("There is none yet: it is running."),
-            None => answer.missing_note = Some("There is none: nobody has seen how it ended."),
+            None => answer.missing_note = Some("There is none: the outcome is unknown."),
         }
         answer
     }
@@ -178,7 +177,6 @@ impl AnswerPanel {
     }
 }
 
-/// Cuts a text at [`MAX_BODY_BYTES_SHOWN`].
 fn truncate_body(text: &str) -> String {
     if text.len() <= MAX_BODY_BYTES_SHOWN {
         return text.to_owned();
@@ -192,35 +190,143 @@ fn truncate_body(text: &str) -> String {
 }
 
 fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
-    let event = |kind, what, when: String, under: String| TimelineEvent { kind, what, when, under };
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
     let claimed = match view.attempt {
-        ..=1 => event("past", "Claimed", String::new(), format!("{} ago, fence {}", view.age(), view.fence)),
+        ..=1 => {
+            ("past", "Claimed", String::new(), format!("{} ago, fence {}", format_rough_ms(view.age_ms), view.fence))
+        }
         attempt => {
-            let under = format!("attempt {attempt}, after an end that nobody knew; claimed {} ago", view.age());
-            event("warn", "Taken over and run again", String::new(), under)
+            let under =
+                format!("attempt {attempt}, after an unknown outcome; claimed {} ago", format_rough_ms(view.age_ms));
+            ("warn", "Taken over and run again", String::new(), under)
         }
     };
     let now = match view.state_class() {
         "processing" => {
             let left = format_rough_ms(view.takeover_in_ms.unwrap_or(0));
-            event("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
+            ("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            event("bad", "Outcome unknown", "now".into(), "parked, or silent for longer than its lease".into())
+            ("bad", "Outcome unknown", "now".into(), "the lease expired, or the run ended without a result".into())
         }
         state => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };
             let when = view.completed_at.as_deref().map(display_date_with_millis).unwrap_or_default();
             let took = view.took().map(|took| format!("after {}", format_duration(Some(took))));
             let under: Vec<String> = view.status.map(|_| view.status_text()).into_iter().chain(took).collect();
-            event(kind, what, when, under.join(", "))
+            (kind, what, when, under.join(", "))
         }
     };
     vec![
-        event("past", "Requested", display_date_with_millis(&view.requested_at), by),
+        ("past", "Requested", display_date_with_millis(&view.requested_at), by),
         claimed,
         now,
-        event("", "Expires", display_date_with_millis(&view.expires_at), format!("in {}", view.expires_in())),
+        (
+            "",
+            "Expires",
+            display_date_with_millis(&view.expires_at),
+            format!("in {}", format_rough_ms(view.expires_in_ms)),
+        ),
     ]
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct PageField {
+    pub(super) name: &'static str,
+    pub(super) value: String,
+    /// A note in small print behind the value.
+    pub(super) under: String,
+    /// Whether to use a monospaced font.
+    pub(super) code: bool,
+}
+
+impl PageField {
+    pub(super) fn new(name: &'static str, value: impl Into<String>) -> Self {
+        Self { name, value: value.into(), ..Self::default() }
+    }
+
+    pub(super) fn code(name: &'static str, value: impl Into<String>) -> Self {
+        Self { code: true, ..Self::new(name, value) }
+    }
+
+    pub(super) fn with_note(self, under: impl Into<String>) -> Self {
+        Self { under: under.into(), ..self }
+    }
+}
+
+impl RecordView {
+    /// The state as a CSS class. Only known states go into the markup.
+    pub(super) fn state_class(&self) -> &'static str {
+        ["processing", "done", "failed"].into_iter().find(|known| *known == self.state).unwrap_or("unknown")
+    }
+
+    pub(super) fn name(&self) -> String {
+        record_name(&self.key, &self.address)
+    }
+
+    pub(super) fn status_text(&self) -> String {
+        self.status.map(format_status).unwrap_or_default()
+    }
+
+    pub(super) fn took(&self) -> Option<Duration> {
+        self.duration_ms.map(|ms| Duration::from_secs_f64(ms.clamp(0.0, 1e12) / 1e3))
+    }
+}
+
+impl AuditEntry {
+    /// Empty if the change was made.
+    pub(super) fn outcome_note(&self) -> String {
+        let why = |unless: &'static str| escape_invisible(self.why.as_deref().unwrap_or(unless));
+        match self.outcome {
+            AuditOutcome::Changed => why("").into_owned(),
+            AuditOutcome::Refused => format!("refused: {}", why("it had changed")),
+            AuditOutcome::Failed => format!("failed: {}", why("the store failed")),
+            AuditOutcome::Unknown if self.resealed.is_some() => "not finished".into(),
+            AuditOutcome::Unknown => "it is unknown whether it was made".into(),
+        }
+    }
+
+    pub(super) fn record_name(&self) -> String {
+        self.address.as_ref().map_or("all records".into(), |address| record_name(&self.key, address))
+    }
+
+    pub(super) fn state_before(&self) -> String {
+        self.before.as_ref().map(AuditedState::text).unwrap_or_default()
+    }
+
+    pub(super) fn state_after(&self) -> String {
+        match (&self.after, &self.before, &self.resealed) {
+            (Some(after), ..) => after.text(),
+            (None, Some(_), _) => "nothing".into(),
+            (None, None, Some(done)) => {
+                let [resealed, looked] = [done.resealed, done.looked].map(format_count);
+                let sealed = format!("{resealed} of {looked} under {}", done.key);
+                match done.unopened {
+                    0 => sealed,
+                    unopened => format!("{sealed}, {} did not open", format_count(unopened)),
+                }
+            }
+            (None, None, None) => String::new(),
+        }
+    }
+}
+
+impl AuditedState {
+    fn text(&self) -> String {
+        match self.status {
+            Some(code) => format!("{} {}", self.state, format_status(code)),
+            None => self.state.clone(),
+        }
+    }
+}
+
+/// The display name of a record: its key, or its masked address if the key is not stored.
+fn record_name(key: &str, address: &str) -> String {
+    if key.is_empty() { ibid::mask(address) } else { escape_invisible(key).into_owned() }
+}
+
+/// Such as `201`, or the name of a gRPC status.
+fn format_status(status: u16) -> String {
+    ibid::grpc::GrpcStatusCode::from_summary_status(status)
+        .map_or_else(|| status.to_string(), |code| code.name().into())
 }

@@ -6,14 +6,14 @@ use askama::Template;
 use ibid::store::Address;
 
 use super::{
-    attention::{AttentionLists, LONG_RUNNING_AFTER},
     form::Form,
+    overview::{AttentionLists, LONG_RUNNING_AFTER},
+    page::Visit,
     page::{PageShell, filters},
-    visit::Visit,
 };
 use crate::{
-    admin::{auth::AdminCaller, query::parse_filters},
-    format::{format_exact_duration, to_sentence},
+    admin::{auth::AdminCaller, input::parse_filters},
+    format::to_sentence,
     records::{RecordList, RecordQuery, RecordView},
 };
 
@@ -29,7 +29,7 @@ const STATE_NAMES: [&str; 4] = ["processing", "done", "failed", "unknown"];
 #[template(path = "console/records.html")]
 pub(super) struct RecordListPage {
     shell: PageShell,
-    search: RecordSearch,
+    search: Form,
     error: Option<String>,
     endpoints: Vec<String>,
     rows: Vec<RecordView>,
@@ -38,45 +38,16 @@ pub(super) struct RecordListPage {
     next: Option<String>,
 }
 
-#[derive(Debug, Clone, Default)]
-pub(super) struct RecordSearch {
-    pub(super) key: String,
-    state: String,
-    endpoint: String,
-    tenant: String,
-    user: String,
-    older_than: String,
-    cursor: String,
-    /// Cursors of the previous pages, latest last; the first page is [`FIRST_PAGE_CURSOR`].
-    back: Vec<String>,
-}
-
-impl RecordSearch {
-    pub(super) fn from_form(form: &Form) -> Self {
-        let value = |name| form.value(name).to_owned();
-        let mut back: Vec<String> = form.values("back").map(str::to_owned).collect();
-        back.drain(..back.len().saturating_sub(MAX_BACK_LINKS));
-        Self {
-            key: value("key"),
-            state: value("state"),
-            endpoint: value("endpoint"),
-            tenant: value("tenant"),
-            user: value("user"),
-            older_than: value("older_than"),
-            cursor: value("cursor"),
-            back,
-        }
+/// The form of a search, with its filters, the cursor of the page, and the cursors of the previous pages (`back`, latest
+/// last; the first page is [`FIRST_PAGE_CURSOR`]).
+impl Form {
+    fn filters(&self) -> [(&'static str, &str); 6] {
+        ["key", "state", "endpoint", "tenant", "user", "older_than"].map(|name| (name, self.value(name)))
     }
 
-    fn filters(&self) -> [(&'static str, &str); 6] {
-        [
-            ("key", &self.key),
-            ("state", &self.state),
-            ("endpoint", &self.endpoint),
-            ("tenant", &self.tenant),
-            ("user", &self.user),
-            ("older_than", &self.older_than),
-        ]
+    fn back(&self) -> Vec<&str> {
+        let back: Vec<&str> = self.values("back").collect();
+        back[back.len().saturating_sub(MAX_BACK_LINKS)..].to_vec()
     }
 
     fn is_filtered(&self) -> bool {
@@ -89,7 +60,7 @@ impl RecordSearch {
         let of =
             |name: &str| written.iter().find(|(known, value)| *known == name && !value.is_empty()).map(|pair| pair.1);
         let query = parse_filters(of).map_err(|why| to_sentence(&why))?;
-        let cursor = match self.cursor.as_str() {
+        let cursor = match self.value("cursor") {
             "" => None,
             hex => Some(Address::from_hex(hex).ok_or("This page of the list cannot be found; search again.")?),
         };
@@ -98,16 +69,16 @@ impl RecordSearch {
     }
 
     /// Link to the page at a cursor, with the cursors of the pages before it.
-    fn page_link(&self, cursor: &str, back: &[String]) -> String {
-        let back = back.iter().map(|cursor| ("back", cursor.as_str()));
+    fn page_link(&self, cursor: &str, back: &[&str]) -> String {
+        let back = back.iter().map(|cursor| ("back", *cursor));
         let pairs: Vec<_> = self.filters().into_iter().chain([("cursor", cursor)]).chain(back).collect();
-        Form::build_url("/records", &pairs)
+        Self::build_url("/records", &pairs)
     }
 
     /// Link to the previous page; `None` on the first page, and where its cursor was dropped.
     fn previous_link(&self) -> Option<String> {
-        match &self.back[..] {
-            [before @ .., last] if last == FIRST_PAGE_CURSOR => Some(self.page_link("", before)),
+        match &self.back()[..] {
+            [before @ .., FIRST_PAGE_CURSOR] => Some(self.page_link("", before)),
             [before @ .., last] => Some(self.page_link(last, before)),
             [] => None,
         }
@@ -115,16 +86,16 @@ impl RecordSearch {
 
     /// Link to the next page, with this page added to the cursors.
     fn next_link(&self, cursor: &str) -> String {
-        let here = if self.cursor.is_empty() { FIRST_PAGE_CURSOR.into() } else { self.cursor.clone() };
-        let back: Vec<String> = self.back.iter().cloned().chain([here]).collect();
+        let here = Some(self.value("cursor")).filter(|here| !here.is_empty()).unwrap_or(FIRST_PAGE_CURSOR);
+        let back = [self.back(), vec![here]].concat();
         self.page_link(cursor, &back[back.len().saturating_sub(MAX_BACK_LINKS)..])
     }
 }
 
 impl RecordListPage {
-    pub(super) fn with_results(visit: &Visit, search: RecordSearch, list: RecordList) -> Self {
+    pub(super) fn with_results(visit: &Visit, search: Form, list: RecordList) -> Self {
         Self {
-            first: (!search.cursor.is_empty()).then(|| search.page_link("", &[])),
+            first: (!search.value("cursor").is_empty()).then(|| search.page_link("", &[])),
             previous: search.previous_link(),
             next: list.next.as_ref().map(|next| search.next_link(next)),
             rows: list.records,
@@ -132,12 +103,11 @@ impl RecordListPage {
         }
     }
 
-    /// The form with an error message.
-    pub(super) fn with_error(visit: &Visit, search: RecordSearch, wrong: String) -> Self {
+    pub(super) fn with_error(visit: &Visit, search: Form, wrong: String) -> Self {
         Self { error: Some(wrong), ..Self::empty_page(visit, search) }
     }
 
-    fn empty_page(visit: &Visit, search: RecordSearch) -> Self {
+    fn empty_page(visit: &Visit, search: Form) -> Self {
         let now = visit.state.live.now();
         let endpoints = now.settings.routes.iter().map(|route| route.name.clone()).collect();
         let shell = visit.shell();
@@ -148,14 +118,7 @@ impl RecordListPage {
 #[derive(Template)]
 #[template(path = "console/unknown.html")]
 pub(super) struct OutcomeUnknownPage {
-    shell: PageShell,
-    lists: Arc<AttentionLists>,
-    unknown_count: u64,
-    long: String,
-}
-
-impl OutcomeUnknownPage {
-    pub(super) fn new(shell: PageShell, lists: Arc<AttentionLists>, unknown_count: u64) -> Self {
-        Self { shell, lists, unknown_count, long: format_exact_duration(LONG_RUNNING_AFTER) }
-    }
+    pub(super) shell: PageShell,
+    pub(super) lists: Arc<AttentionLists>,
+    pub(super) unknown_count: u64,
 }

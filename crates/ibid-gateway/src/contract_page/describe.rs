@@ -183,7 +183,7 @@ pub(super) fn concurrent(policy: &Policy) -> String {
 
 pub(super) fn unknown(policy: &Policy) -> &'static str {
     match policy.on_unknown {
-        OnUnknown::Hold => "refused (outcome-unknown) until somebody finds out what became of it",
+        OnUnknown::Hold => "refused (outcome-unknown) until an operator resolves it",
         OnUnknown::Retry => "runs again",
     }
 }

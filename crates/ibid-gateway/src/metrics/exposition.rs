@@ -4,9 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::{MetricFamily, MetricKind, sharded::HistogramSnapshot};
+use super::{MetricFamily, MetricKind, counters::HistogramSnapshot};
 
-/// Writes the samples of one family.
 pub(super) struct FamilyWriter<'a> {
     text: &'a mut String,
     family: &'a MetricFamily,

@@ -13,16 +13,13 @@ use tokio::{
 
 /// How long a reader waits for a count.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// Minimum time for which counts are cached.
 const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
-/// Maximum time for which counts are cached.
 const MAX_CACHE_TTL: Duration = Duration::from_secs(60);
 /// Counting uses at most 1/10 of the time: counts are cached for this many times their duration.
 const COUNT_TIME_DIVISOR: u32 = 10;
 /// A count that takes longer is aborted.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Cached entry counts of a store.
 #[derive(Debug, Clone)]
 pub struct StoreGauges(Arc<StoreGaugesInner>);
 

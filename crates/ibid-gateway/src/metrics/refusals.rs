@@ -1,16 +1,115 @@
-//! The latest refusals, for operators. They show which part of a request differed, which a client is not told.
+//! What operators see of refused requests: the latest refusals, the would-be refusals of shadow mode by reason, and the
+//! clients that send no key.
 //!
-//! Bound: the last [`MAX_PER_KIND`] requests with a reused key, and as many for all other reasons together, so that a
-//! storm of retries does not push out reused keys.
+//! Bounds: the last [`MAX_PER_KIND`] requests with a reused key, and as many for all other reasons together, so that a
+//! storm of retries does not push out reused keys. For shadow mode [`MAX_ROUTES`] routes, and for each the
+//! [`MAX_AGENTS_PER_ROUTE`] user agents with the most keyless requests. A new agent replaces the rarest one, whose
+//! requests then count as others: a flood of made-up names does not push out frequent ones.
 
-use std::{collections::VecDeque, net::IpAddr};
+use std::{
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
+};
 
 use ibid::{
     RefusalReason, RequestOutcome, RequestReport, fingerprint::PartDigests, observe::ShadowOutcome, store::Address,
 };
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::format::now_ms;
+
+const MAX_ROUTES: usize = 200;
+const MAX_AGENTS_PER_ROUTE: usize = 50;
+/// Longest user agent kept, in bytes.
+const MAX_AGENT_BYTES: usize = 64;
+
+#[derive(Debug, Default)]
+pub struct ShadowCounters(Mutex<HashMap<Box<str>, ShadowRouteCounters>>);
+
+#[derive(Debug, Default)]
+struct ShadowRouteCounters {
+    refusals: [u64; RefusalReason::COUNT],
+    agents: Vec<(Box<str>, u64)>,
+    /// Requests without a key of agents that are not counted separately.
+    others: u64,
+}
+
+/// Requests without a key of one user agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserAgentCount {
+    /// The first word of the user agent, usually product and version; `None` if it was not sent.
+    pub user_agent: Option<String>,
+    pub requests: u64,
+}
+
+impl ShadowCounters {
+    /// Called for every request; returns at once unless it is a shadow refusal or has no key.
+    pub(super) fn on_request(&self, request: &RequestReport<'_>) {
+        match request.outcome {
+            RequestOutcome::Shadow(ShadowOutcome::Refusal(reason)) => {
+                self.with_route(request.route, |route| {
+                    route.refusals[reason as usize] += 1;
+                    if reason == RefusalReason::KeyMissing {
+                        route.count_agent(request.user_agent);
+                    }
+                });
+            }
+            RequestOutcome::Keyless | RequestOutcome::Refused(RefusalReason::KeyMissing) => {
+                self.with_route(request.route, |route| route.count_agent(request.user_agent));
+            }
+            _ => {}
+        }
+    }
+
+    fn with_route(&self, name: &str, count: impl FnOnce(&mut ShadowRouteCounters)) {
+        let mut routes = self.0.lock();
+        if let Some(route) = routes.get_mut(name) {
+            return count(route);
+        }
+        if routes.len() < MAX_ROUTES {
+            count(routes.entry(name.into()).or_default());
+        }
+    }
+
+    pub fn refusals(&self, route: &str) -> Vec<(&'static str, u64)> {
+        let routes = self.0.lock();
+        let Some(route) = routes.get(route) else { return Vec::new() };
+        let counted = RefusalReason::all().map(|reason| (reason.name(), route.refusals[reason as usize]));
+        counted.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Requests without a key by user agent, most frequent first, and the number of all others.
+    pub fn keyless_agents(&self, route: &str) -> (Vec<UserAgentCount>, u64) {
+        let routes = self.0.lock();
+        let Some(route) = routes.get(route) else { return (Vec::new(), 0) };
+        let shown = |(agent, requests): &(Box<str>, u64)| UserAgentCount {
+            user_agent: (!agent.is_empty()).then(|| agent.to_string()),
+            requests: *requests,
+        };
+        let mut agents: Vec<UserAgentCount> = route.agents.iter().map(shown).collect();
+        agents.sort_by(|a, b| b.requests.cmp(&a.requests).then_with(|| a.user_agent.cmp(&b.user_agent)));
+        (agents, route.others)
+    }
+}
+
+impl ShadowRouteCounters {
+    fn count_agent(&mut self, agent: Option<&[u8]>) {
+        let first = agent.unwrap_or_default().split(|byte| *byte == b' ').next().unwrap_or_default();
+        let agent = String::from_utf8_lossy(&first[..first.len().min(MAX_AGENT_BYTES)]);
+        if let Some((_, count)) = self.agents.iter_mut().find(|(known, _)| **known == *agent) {
+            *count += 1;
+            return;
+        }
+        if self.agents.len() == MAX_AGENTS_PER_ROUTE {
+            let rarest = self.agents.iter().enumerate().min_by_key(|(_, (_, count))| *count);
+            let at = rarest.map(|(at, _)| at).expect("there are some");
+            let (_, count) = self.agents.swap_remove(at);
+            self.others += count;
+        }
+        self.agents.push((agent.into(), 1));
+    }
+}
 
 const MAX_PER_KIND: usize = 128;
 /// Longest text kept of what a client sent, in bytes.
@@ -84,5 +183,69 @@ impl RefusalLog {
         all.sort_by_key(|refused| std::cmp::Reverse(refused.at_ms));
         all.truncate(at_most);
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn told(report: &ShadowCounters, route: &str, outcome: RequestOutcome, agent: Option<&[u8]>) {
+        report.on_request(&RequestReport {
+            route,
+            method: "POST",
+            path: "/",
+            key: "",
+            address: None,
+            outcome,
+            status: 100,
+            attempt: None,
+            took: Duration::ZERO,
+            run_took: Duration::ZERO,
+            client_address: None,
+            request_id: "",
+            user_agent: agent,
+            parts: None,
+        });
+    }
+
+    #[test]
+    fn reasons_and_agents_are_counted_per_route() {
+        let report = ShadowCounters::default();
+        for _ in 0..3 {
+            told(&report, "a", RequestOutcome::Shadow(ShadowOutcome::Refusal(RefusalReason::KeyReused)), Some(b"x/1"));
+            told(&report, "a", RequestOutcome::Keyless, Some(b"Shop/3.2 (Linux)"));
+        }
+        told(&report, "a", RequestOutcome::Keyless, None);
+        told(
+            &report,
+            "a",
+            RequestOutcome::Shadow(ShadowOutcome::Refusal(RefusalReason::KeyMissing)),
+            Some(b"Shop/3.2 (Mac)"),
+        );
+        told(&report, "b", RequestOutcome::Executed, Some(b"x/1"));
+        assert_eq!(report.refusals("a"), [("key-missing", 1), ("key-reused", 3)]);
+        let shop = UserAgentCount { user_agent: Some("Shop/3.2".into()), requests: 4 };
+        assert_eq!(report.keyless_agents("a"), (vec![shop, UserAgentCount { user_agent: None, requests: 1 }], 0));
+        assert_eq!((report.refusals("b"), report.keyless_agents("b")), (Vec::new(), (Vec::new(), 0)));
+    }
+
+    #[test]
+    fn a_flood_of_names_is_bounded_and_leaves_the_frequent_ones() {
+        let report = ShadowCounters::default();
+        for nth in 0..10_000 {
+            told(&report, "a", RequestOutcome::Keyless, Some(format!("made-up-{nth}").as_bytes()));
+            told(&report, "a", RequestOutcome::Keyless, Some(b"genuine"));
+        }
+        let (agents, others) = report.keyless_agents("a");
+        assert_eq!((agents.len(), agents[0].user_agent.as_deref()), (MAX_AGENTS_PER_ROUTE, Some("genuine")));
+        assert_eq!(agents[0].requests, 10_000);
+        assert_eq!(agents.iter().map(|agent| agent.requests).sum::<u64>() + others, 20_000, "nothing is lost");
+        for nth in 0..2 * MAX_ROUTES {
+            told(&report, &format!("route {nth}"), RequestOutcome::Keyless, None);
+        }
+        assert_eq!(report.0.lock().len(), MAX_ROUTES);
     }
 }

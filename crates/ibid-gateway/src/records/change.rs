@@ -11,7 +11,7 @@ use ibid::{
 use ibid_stores::seal::is_sealed;
 use serde::{Deserialize, Serialize};
 
-use super::{RecordEntry, RecordView, find, state_name, view};
+use super::{RecordEntry, RecordView, state_name, view};
 use crate::{
     config::raw::UNSETTABLE_HEADERS,
     format::{format_rough, now_ms},
@@ -39,7 +39,6 @@ pub(crate) enum ChangeVerb {
     Resolve,
 }
 
-/// The answer of an operation, as an operator supplies it.
 #[derive(Debug, Clone)]
 pub struct ResolvedAnswer {
     /// 200 or above.
@@ -66,7 +65,6 @@ pub struct ChangeReport {
     /// `None` if unknown.
     pub changed: Option<bool>,
     pub reason: String,
-    /// Why nothing was changed.
     pub refused: Option<String>,
     pub before: RecordView,
     /// `None` if the entry is absent, or could not be read.
@@ -160,7 +158,7 @@ impl ChangeRequest {
             None => self.apply_to_store(store, &before, seen).await,
         };
         // A failed read must not hide that the change was made.
-        let after = find::at(store, &address).await.ok().flatten();
+        let after = super::read_at(store, &address).await.ok().flatten();
         let (changed, refused, error) = match outcome {
             Ok(refused) => (Some(refused.is_none()), refused, None),
             Err(error) => ((error.kind != ErrorKind::Ambiguous).then_some(false), None, Some(error)),
@@ -204,7 +202,7 @@ impl ChangeRequest {
         match (&self.action, &before.claim) {
             (ChangeAction::Forget, _) | (_, ClaimOutcome::OutcomeUnknown(_)) => None,
             (_, ClaimOutcome::InProgress(holder)) => Some(format!(
-                "it is running: its gateway was heard of, and its lease ends in {} unless it is extended; wait until \
+                "it is running: its lease ends in {} unless it is extended; wait until \
                  then, or forget it",
                 format_rough(holder.takeover_in)
             )),

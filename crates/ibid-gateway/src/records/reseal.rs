@@ -25,7 +25,6 @@ pub struct ResealReport {
     pub resealed: u64,
     /// `resealed` by previous key; the empty name stands for none.
     pub from: BTreeMap<String, u64>,
-    /// Records that already had this key.
     pub current: u64,
     /// Records that disappeared or changed between the list and the reseal.
     pub changed: u64,

@@ -44,7 +44,6 @@ pub struct RecordView {
     pub requested_at: String,
     /// RFC 3339.
     pub completed_at: Option<String>,
-    /// How long the operation ran.
     pub duration_ms: Option<f64>,
     pub success: Option<bool>,
     /// Time since the claim.

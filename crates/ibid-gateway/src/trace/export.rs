@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::span_context::SpanContext;
+use super::SpanContext;
 use crate::{
     config::{Collector, TraceSettings},
     outbound::OutboundClient,
@@ -142,9 +142,9 @@ impl OtlpExporter {
 
     async fn export(&self, spans: &[Box<FinishedSpan>]) -> Result<(), String> {
         let body = Bytes::from(export_request(spans).to_string());
-        let mut request = Request::post(self.collector.path()).body(body).map_err(|why| why.to_string())?;
+        let mut request = Request::post(self.collector.path.as_str()).body(body).map_err(|why| why.to_string())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let answer = self.server.send(request, 1 << 20).await?;
+        let answer = self.server.send(request, 1 << 20).await.map_err(|why| why.to_string())?;
         if answer.status().is_success() {
             return Ok(());
         }
@@ -153,7 +153,6 @@ impl OtlpExporter {
     }
 }
 
-/// Builds an `ExportTraceServiceRequest`.
 fn export_request(spans: &[Box<FinishedSpan>]) -> Value {
     let version = env!("CARGO_PKG_VERSION");
     let spans: Vec<_> = spans.iter().map(|span| span.to_json()).collect();

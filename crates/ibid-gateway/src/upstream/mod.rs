@@ -35,8 +35,8 @@ use ibid::http::SendState;
 use parking_lot::Mutex;
 
 pub use body::UpstreamBody;
+pub(crate) use connect::set_client_keep_alive;
 pub use connect::{UpstreamScheme, UpstreamTarget};
-pub(crate) use connect::{native_root_config, set_client_keep_alive};
 pub use error::{SendFailure, SetupError, UpstreamError};
 pub use h1_connection::Affinity;
 

@@ -65,7 +65,7 @@ async fn every_algorithm_is_verified_and_a_refreshed_token_is_the_same_caller() 
             assert_eq!(upstream.executions(), 2 * (before + 1), "{algorithm}");
             let mut forged = sign(&claims("somebody"));
             forged.replace_range(forged.len() - 8.., "AAAAAAAA");
-            assert_token_rejected(&pay(&gateway, &forged, "k-2").send().await, "its signature does not hold");
+            assert_token_rejected(&pay(&gateway, &forged, "k-2").send().await, "its signature is invalid");
         }
     }
 }
@@ -120,12 +120,12 @@ async fn what_is_not_believed_is_refused_before_anything_is_claimed() {
         (with("exp", json!(now() - 30)), "it has expired"),
         (with("exp", Value::Null), "no claim \"exp\""),
         (with("exp", json!("soon")), "no claim \"exp\""),
-        (with("nbf", json!(now() + 60)), "not good yet"),
+        (with("nbf", json!(now() + 60)), "not valid yet"),
         (with("iss", json!("https://evil.example")), "another issuer"),
         (with("iss", Value::Null), "no claim \"iss\""),
-        (with("aud", json!("bank")), "for somebody else"),
+        (with("aud", json!("bank")), "for another audience"),
         (with("aud", Value::Null), "no claim \"aud\""),
-        (TokenSigner::Secret(b"another-secret-of-somebody-else-0123".to_vec()).token(&good), "signature does not hold"),
+        (TokenSigner::Secret(b"another-secret-of-somebody-else-0123".to_vec()).token(&good), "signature is invalid"),
         ("garbage".into(), "not a signed token"),
         (String::new(), "there is none"),
     ] {

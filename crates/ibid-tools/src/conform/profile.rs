@@ -19,7 +19,6 @@ const STRIPE_SOURCE: &str = "Stripe API reference, \"Idempotent requests\"";
 
 #[derive(Debug, Clone)]
 pub(super) struct ConformProfile {
-    /// The preset's name.
     pub(super) name: &'static str,
     pub(super) policy: Policy,
 }
@@ -39,7 +38,6 @@ type Citation = Option<(CheckLevel, &'static str)>;
 /// it in all other presets.
 type CheckCase = (&'static str, &'static str, Citation, Citation, &'static str);
 
-/// A case under a profile.
 #[derive(Debug, Clone)]
 pub(super) struct CheckRule {
     pub(super) id: &'static str,
@@ -55,7 +53,6 @@ impl ConformProfile {
         Ok(Self { name, policy: Policy::preset(name).expect("it has a name") })
     }
 
-    /// Whether the profile describes third-party servers.
     pub(super) fn is_third_party(&self) -> bool {
         matches!(self.name, "ietf" | "stripe")
     }

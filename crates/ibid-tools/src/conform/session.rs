@@ -24,9 +24,9 @@ use serde_json::Value;
 use super::{
     ConformArgs, DEFAULT_BODY,
     connection::TestedServer,
+    connection::{RawExchange, RawRequest, header_of},
     one_more, parse_url,
     profile::{CheckLevel, CheckRule},
-    request::{RawExchange, RawRequest, header_of},
     text_of,
 };
 use crate::CommandError;
@@ -86,11 +86,9 @@ pub(super) struct ConformSession<'a> {
     deadline: Instant,
     rules: Vec<CheckRule>,
     findings: BTreeMap<&'static str, CheckFinding>,
-    /// Whether different runs have different bodies.
     pub(super) has_varying_bodies: bool,
     /// Whether the server has marked a replay as the profile requires.
     pub(super) has_marked_replay: bool,
-    /// Whether the server also marks first responses.
     pub(super) marks_first_answers: bool,
     /// Refusals to check: the check that received each, and whether a key was refused.
     pub(super) refusals: Vec<(&'static str, bool, RawExchange)>,
@@ -246,7 +244,6 @@ impl<'a> ConformSession<'a> {
         }
     }
 
-    /// Creates a new operation, and makes it slow or makes it fail.
     pub(super) fn new_variant(&mut self, variant: Option<RequestVariant<'_>>) -> RawRequest {
         let request = self.new_operation();
         let Some(RequestVariant { body, headers }) = variant else { return request };
@@ -265,7 +262,6 @@ impl<'a> ConformSession<'a> {
         RawExchange { request: request.redacted(), response: self.server.exchange(&bytes).await }
     }
 
-    /// Sends a request, and returns how often the operation ran meanwhile.
     pub(super) async fn send_and_count(&mut self, request: &RawRequest) -> CountedExchange {
         let before = self.execution_count().await?;
         let seen = self.send(request).await;
@@ -355,7 +351,6 @@ impl<'a> ConformSession<'a> {
         answer.body().to_vec()
     }
 
-    /// Whether a response is marked as a replay, as the profile requires.
     pub(super) fn is_marked_as_replay(&self, answer: &Response<Bytes>) -> bool {
         let headers = &self.policy.replay_headers;
         let says = |(name, value): &(HeaderName, HeaderTemplate)| match value.to_string() {

@@ -38,7 +38,6 @@ struct Annotator<'a> {
     document: &'a OpenapiDocument,
     additions: Additions<'a>,
     outcome: AnnotateOutcome,
-    /// The components to add, by section.
     components: Vec<(&'static str, Vec<(String, NewValue)>)>,
     /// By reference: whether only covered operations use a shared response.
     ours: HashMap<String, bool>,
@@ -49,13 +48,8 @@ pub(super) fn annotate<'a, 'r: 'a>(
     document: &'a OpenapiDocument, find_route: FindRoute<'_, 'r>, base: Option<&str>,
 ) -> Result<AnnotateOutcome, DocumentError> {
     check_version(document)?;
-    let mut work = Annotator {
-        document,
-        additions: Additions::new(document),
-        outcome: AnnotateOutcome::default(),
-        components: Vec::new(),
-        ours: HashMap::new(),
-    };
+    let (outcome, components, ours) = Default::default();
+    let mut work = Annotator { document, additions: Additions::new(document), outcome, components, ours };
     let covered = work.covered_operations(find_route, base)?;
     work.outcome.covered = covered.len();
     for operation in &covered {

@@ -34,13 +34,9 @@ pub(super) struct DocumentNode {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NodeKind {
-    Scalar {
-        text: String,
-        style: ScalarQuoting,
-    },
+    Scalar { text: String, style: ScalarQuoting },
     Map(Vec<(DocumentNode, DocumentNode)>),
     Sequence(Vec<DocumentNode>),
-    /// A reference to a YAML anchor.
     Alias(usize),
 }
 
@@ -126,7 +122,6 @@ impl DocumentNode {
         self.entries().iter().find(|(key, _)| key.scalar() == Some(name)).map(|(key, value)| (key, value))
     }
 
-    /// The members of a mapping; empty for other nodes.
     pub(super) fn entries(&self) -> &[(Self, Self)] {
         match &self.kind {
             NodeKind::Map(entries) => entries,
@@ -145,12 +140,10 @@ impl DocumentNode {
         matches!(self.kind, NodeKind::Map(_))
     }
 
-    /// The first item, or the name of the first member.
     pub(super) fn first_child(&self) -> Option<&Self> {
         self.entries().first().map(|(key, _)| key).or(self.items().first())
     }
 
-    /// The last item, or the value of the last member.
     pub(super) fn last_child(&self) -> Option<&Self> {
         self.entries().last().map(|(_, value)| value).or(self.items().last())
     }

@@ -18,7 +18,6 @@ pub(super) struct Additions<'a> {
 
 struct Addition<'a> {
     node: &'a DocumentNode,
-    /// Members to insert before an existing member.
     before: Vec<(&'a DocumentNode, String, NewValue)>,
     /// Members to append; items have no name.
     last: Vec<(Option<String>, NewValue)>,
@@ -62,7 +61,6 @@ impl<'a> Additions<'a> {
         }
     }
 
-    /// Adds a member before another one, or at the end.
     pub(super) fn add_member_before(
         &mut self, to: &'a DocumentNode, next: Option<&'a DocumentNode>, name: &str, made: NewValue,
     ) {

@@ -124,10 +124,7 @@ fn plain_or_quoted(text: &str) -> String {
     if first && !word && text.bytes().all(letter) {
         return text.to_owned();
     }
-    match text.chars().any(char::is_control) {
-        true => quote_json(text),
-        false => format!("'{}'", text.replace('\'', "''")),
-    }
+    if text.contains(char::is_control) { quote_json(text) } else { format!("'{}'", text.replace('\'', "''")) }
 }
 
 #[cfg(test)]

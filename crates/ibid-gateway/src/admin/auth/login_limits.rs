@@ -16,7 +16,6 @@ pub const MAX_FAILED_LOGINS_PER_MINUTE: u32 = 30;
 pub(super) const FAILED_LOGIN_WINDOW: Duration = Duration::from_secs(60);
 /// Clients that are tracked; above it, the less recently active half is dropped.
 pub(super) const MAX_TRACKED_CLIENTS: usize = 4096;
-/// The log-in state of one client.
 pub(super) struct LoginAttempts {
     /// Failures still allowed, as of `updated_at`.
     failures_left: f64,
@@ -25,7 +24,6 @@ pub(super) struct LoginAttempts {
     pub(super) verified_tokens: Vec<TokenHash>,
 }
 
-/// The state of a client, created if it is new.
 pub(super) fn client_entry(clients: &mut HashMap<IpAddr, LoginAttempts>, client: IpAddr) -> &mut LoginAttempts {
     let client = client_network(client);
     if clients.len() >= MAX_TRACKED_CLIENTS && !clients.contains_key(&client) {
@@ -52,7 +50,6 @@ impl LoginAttempts {
         self.failures_left
     }
 
-    /// Counts a failure, and returns the error for it.
     pub(super) fn record_failure(&mut self) -> AuthError {
         if self.refill() < 1.0 {
             return self.rate_limit_error();

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::{ResealArgs, target::KeysBackend};
 use crate::{
     commands::{
-        open_store,
         print::{escape_control, print_json},
+        store,
     },
     config::Env,
     format::{format_date, now_ms},
@@ -27,7 +27,7 @@ pub(super) fn run(
     if args.target.admin.admin.is_some() && args.reason.is_none() {
         return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
     }
-    let done = open_store::block_on(async {
+    let done = store::block_on(async {
         let source = KeysBackend::open(&args.target, env, true).await?;
         reseal_all(&source, args, aside).await
     })?;
@@ -112,7 +112,12 @@ fn print(done: &ResealReport, out: &mut dyn io::Write) -> io::Result<()> {
     let key = escape_control(&done.key);
     for (from, count) in &done.from {
         let before = if from.is_empty() { "in clear".into() } else { format!("with {}", escape_control(from)) };
-        writeln!(out, "sealed {} with {key} that {} {before}", count_of_records(*count), was_or_were(*count))?;
+        writeln!(
+            out,
+            "sealed {} with {key} that {} {before}",
+            count_of_records(*count),
+            if *count == 1 { "was" } else { "were" }
+        )?;
     }
     writeln!(out, "{} had {key} already", count_of_records(done.current))?;
     if done.changed > 0 {
@@ -146,8 +151,4 @@ fn write_log_line(done: &ResealReport, reason: &str, failed: bool, aside: &mut d
 
 fn count_of_records(count: u64) -> String {
     if count == 1 { "1 record".into() } else { format!("{count} records") }
-}
-
-fn was_or_were(count: u64) -> &'static str {
-    if count == 1 { "was" } else { "were" }
 }

@@ -37,7 +37,6 @@ pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io
     print_columns(&rows, out)
 }
 
-/// Prints each field on its own line, then the answer.
 pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> io::Result<()> {
     let mut lines = vec![
         ("address", escape_control(&view.address)),
@@ -137,7 +136,9 @@ pub(super) fn print_change(
         print_json(told, out)?;
     } else if known {
         writeln!(out, "before  {}", describe_entry(&told.before))?;
-        writeln!(out, "after   {}", told.after.as_ref().map_or_else(|| absent_message(told), describe_entry))?;
+        let then = if told.action == "resolve" { "" } else { ": the next request with its key runs" };
+        let after = told.after.as_ref().map_or_else(|| format!("absent{then}"), describe_entry);
+        writeln!(out, "after   {after}")?;
     }
     failed.map_or(Ok(()), Err)
 }
@@ -168,13 +169,6 @@ fn write_log_line(told: &ChangeReport, aside: &mut dyn io::Write) -> io::Result<
         escape_control(&before.state),
         told.reason,
     )
-}
-
-fn absent_message(told: &ChangeReport) -> String {
-    match told.action.as_str() {
-        "resolve" => "absent".into(),
-        _ => "absent: the next request with its key runs".into(),
-    }
 }
 
 fn describe_entry(view: &RecordView) -> String {

@@ -7,12 +7,11 @@ use data_encoding::HEXLOWER;
 use ibid::{mask, store::Address};
 use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::KeysTargetArgs;
 use crate::{
-    commands::{admin_client::AdminClient, open_store},
+    commands::{admin::AdminClient, store},
     config::{self, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
@@ -41,7 +40,7 @@ impl KeysBackend {
         let settings = config::StoreSettings::load(&args.store, env)?;
         let (seal, why) = match SealSettings::load(&args.store, env) {
             Err(why) if needs_keys => return Err(why.into()),
-            Err(why) => (None, format!("the keys cannot be had: {why}")),
+            Err(why) => (None, format!("the keys cannot be read: {why}")),
             Ok(None) => (None, "name the gateway's --config, with its [seal], to see what is in them".into()),
             Ok(seal) => (seal, "their keys are not in [seal], or they were altered".into()),
         };
@@ -50,10 +49,9 @@ impl KeysBackend {
             let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
             return Err(CommandError::Usage(what.into()));
         }
-        Ok(Self::Store(open_store::open_store(&settings, sealing).await?, why))
+        Ok(Self::Store(store::open_store(&settings, sealing).await?, why))
     }
 
-    /// Warns that entries are shown sealed, and why.
     pub(super) fn warn_if_sealed(&self, views: &[RecordView], aside: &mut dyn io::Write) -> io::Result<()> {
         let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
         let (Self::Store(_, why), 1..) = (self, sealed) else { return Ok(()) };
@@ -105,8 +103,8 @@ impl KeysBackend {
 }
 
 fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String {
-    let mut path = format!("/api/records?limit={limit}");
     let pairs = [
+        ("limit", Some(limit.to_string())),
         ("state", query.state.map(|state| state_name(state).to_owned())),
         ("tenant", query.tenant.clone()),
         ("user", query.user.clone()),
@@ -115,12 +113,8 @@ fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String
         ("older_than", query.older_than.map(format_duration)),
         ("cursor", from.map(|from| from.to_string())),
     ];
-    for (name, value) in pairs {
-        if let Some(value) = value {
-            path += &format!("&{name}={}", utf8_percent_encode(&value, NON_ALPHANUMERIC));
-        }
-    }
-    path
+    let pairs = pairs.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+    format!("/api/records?{}", form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish())
 }
 
 async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView, CommandError> {

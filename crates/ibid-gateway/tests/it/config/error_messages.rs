@@ -137,7 +137,7 @@ fn contradictions() {
         "admin.listen: \"127.0.0.1:8080\" is where clients connect already (listen)",
     );
     top("[tls]\ncert = \"a\"", "tls.key: missing; [tls] needs a cert and a key");
-    top("max_running = 0", "max_running: found 0; allowed is 1 and more");
+    top("max_running = 0", "max_running: expected at least 1, got 0");
     top("[limits]\nwrite_timeout = \"0s\"", "limits.write_timeout: it is zero; it must be longer, such as \"30s\"");
     top("[limits]\nidle_timeout = \"0s\"", "limits.idle_timeout: it is zero; it must be longer, such as \"30s\"");
     for (name, value) in

@@ -77,14 +77,14 @@ impl ConsoleGateway {
     }
 
     pub(super) fn pay_amount(&self, amount: u32, path: &str, key: &str, user: usize) -> TestRequest {
-        let request = post(self.gateway.address(), format!("/payments/{path}")).key(key);
+        let request = post(self.gateway.address, format!("/payments/{path}")).key(key);
         let request = request.json(&format!(r#"{{"amount":{amount}}}"#));
         let request = request.header("Authorization", "Bearer app").header("X-Tenant-Id", "acme");
         request.header("X-User-Id", format!("user-{user}")).header("User-Agent", "shop/1.4")
     }
 
     pub(super) fn admin(&self) -> SocketAddr {
-        self.gateway.admin().expect("it has an admin port")
+        self.gateway.admin.expect("it has an admin port")
     }
 
     pub(super) fn url(&self, path: &str) -> String {

@@ -33,7 +33,7 @@ async fn resolve_record(browser: &ConsoleBrowser, scene: &ConsoleGateway) {
     browser.click_text("Search").await;
     browser.wait_for_text("1 record").await;
     browser.click_text(UNKNOWN_KEY).await;
-    browser.wait_for_text("There is none: nobody has seen how it ended.").await;
+    browser.wait_for_text("There is none: the outcome is unknown.").await;
     browser.click_text("Say how it ended…").await;
     browser.click("input[value=done]").await;
     browser.type_into("#status", "201").await;

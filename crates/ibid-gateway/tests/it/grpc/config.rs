@@ -3,7 +3,7 @@
 use ibid::{http::Protocol, key::KeySource};
 use ibid_gateway::{
     commands::check::{CheckArgs, run},
-    config::{Env, GatewaySettings, ServeArgs},
+    config::{Env, GatewaySettings, ServeArgs, forgotten_answers},
     contract_page,
 };
 
@@ -107,15 +107,15 @@ fn a_change_that_forgets_calls_is_told() {
     let all = load("descriptors = \"shop.bin\"\n[[route]]\nmatch = \"grpc *\"").unwrap();
     let each =
         load("[[route]]\nmatch = \"grpc shop.Orders/Create\"\n[[route]]\nmatch = \"grpc shop.Orders/Cancel\"").unwrap();
-    assert!(each.forgotten_answers(&all).is_empty(), "{:?}", each.forgotten_answers(&all));
-    assert!(all.forgotten_answers(&each).is_empty(), "{:?}", all.forgotten_answers(&each));
+    assert!(forgotten_answers(&all, &each).is_empty(), "{:?}", forgotten_answers(&all, &each));
+    assert!(forgotten_answers(&each, &all).is_empty(), "{:?}", forgotten_answers(&each, &all));
     let one = load("[[route]]\nmatch = \"grpc shop.Orders/Create\"\n[[route]]\nmatch = \"POST /shop.Orders/Cancel\"");
     assert_eq!(
-        one.unwrap().forgotten_answers(&all),
+        forgotten_answers(&all, &one.unwrap()),
         ["grpc *: shop.Orders/Cancel is no longer covered: retries of remembered requests will run again"]
     );
     let scoped = load("descriptors = \"shop.bin\"\n[[route]]\nmatch = \"grpc *\"\nscope = \"global\"").unwrap();
-    let told = scoped.forgotten_answers(&all);
+    let told = forgotten_answers(&all, &scoped);
     assert!(
         told.len() == 1 && told[0].starts_with("grpc *: scope changed from [host, credential] to [global]"),
         "{told:?}"

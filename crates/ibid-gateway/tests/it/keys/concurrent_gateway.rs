@@ -31,7 +31,7 @@ pub(super) async fn a_running_one_is_neither_released_nor_resolved(place: &TestS
     ] {
         let done = scene.run_keys(args).await;
         assert_eq!(done.code, Some(1), "{done:?}");
-        let why = "ibid: nothing was changed: it is running: its gateway was heard of, and its lease ends in ";
+        let why = "ibid: nothing was changed: it is running: its lease ends in ";
         assert!(done.stderr.contains(why) && done.stderr.contains("wait until then, or forget it"), "{done:?}");
     }
     gate.open();

@@ -20,7 +20,7 @@ async fn usage_is_told_with_64() {
     let change = ["--reason", "r"];
     for (args, part) in [
         (&["forget", ABSENT_ADDRESS][..], "--reason <TEXT>"),
-        (&["forget", ABSENT_ADDRESS, "--reason", "  "], "it is empty; say why"),
+        (&["forget", ABSENT_ADDRESS, "--reason", "  "], "it is empty; give the reason"),
         (&["forget", "--reason", "r"], "which one? name it by its ADDRESS, or by --key"),
         (&["show"], "which one? name it by its ADDRESS, or by --key"),
         (&["show", "xyz"], "it is no address; write the 64 hex digits"),

@@ -15,7 +15,7 @@ const CONFIG: &str =
 
 impl InProcessGateway {
     fn admin_request(&self, method: &str, path: &str) -> TestRequest {
-        let admin = self.gateway.admin().expect("it has an admin port");
+        let admin = self.gateway.admin.expect("it has an admin port");
         request(method, admin, path).header("Authorization", "Bearer token-of-the-admin")
     }
 

@@ -240,10 +240,10 @@ async fn store_failures_are_errors() {
         start_in_process("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(LogObserver::default()))
             .await;
     store.fail(CallFilter::All, ErrorKind::NotApplied);
-    assert_eq!(anonymous_pay(gateway.address(), "k-1").send().await.status, 503);
+    assert_eq!(anonymous_pay(gateway.address, "k-1").send().await.status, 503);
     store.heal();
     let gate = upstream.gate("/pay");
-    let mut running = anonymous_pay(gateway.address(), "k-2").start().await;
+    let mut running = anonymous_pay(gateway.address, "k-2").start().await;
     gate.arrived(1).await;
     store.fail(CallFilter::Settle, ErrorKind::Ambiguous);
     gate.open();

@@ -276,7 +276,7 @@ async fn a_lost_claim_is_counted_and_its_request_is_no_hit() {
     let here =
         InProcessGateway::start("[policy]\nlease = \"200ms\"\ntimeout = \"20s\"\non_unknown = \"retry\"", &upstream)
             .await;
-    let admin = here.gateway.admin().expect("it has an admin port");
+    let admin = here.gateway.admin.expect("it has an admin port");
     here.store.fail(CallFilter::Extend, ErrorKind::NotApplied);
     let mut first = here.pay("k-1").start().await;
     gate.arrived(1).await;
@@ -312,7 +312,7 @@ async fn a_store_that_is_down_leaves_the_page_as_it_was() {
     let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
     upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let here = InProcessGateway::start("[policy]\non_store_down = \"open\"", &upstream).await;
-    let admin = here.gateway.admin().expect("it has an admin port");
+    let admin = here.gateway.admin.expect("it has an admin port");
     let mut running = here.pay("k-1").start().await;
     gate.arrived(1).await;
     let up = scrape_until(admin, "idempotency_processing_gauge", 1.0).await;
@@ -339,10 +339,10 @@ async fn a_store_that_is_down_leaves_the_page_as_it_was() {
 async fn a_store_call_that_is_sent_again_is_timed_each_time() {
     let upstream = TestUpstream::start().await;
     let here = InProcessGateway::start("", &upstream).await;
-    let admin = here.gateway.admin().expect("it has an admin port");
+    let admin = here.gateway.admin.expect("it has an admin port");
     here.store.lose_answers(CallFilter::Claim);
     assert_eq!(refusal_name(&here.pay("k-1").send().await), "store-unavailable");
-    until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the given-up claim is released", || here.gateway.ibid.engine().settle_queue().pending() == 0).await;
     let page = scrape(admin).await;
     assert_eq!(
         (page.store_calls("claim"), page.store_calls("settle")),

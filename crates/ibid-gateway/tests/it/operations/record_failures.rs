@@ -72,7 +72,7 @@ async fn the_journal_survives_a_restart_even_onto_an_empty_store() {
     let folder = tempfile::tempdir().unwrap();
     let (upstream, gate) = start_gated_upstream().await;
     let here = InProcessGateway::start(&with_journal(folder.path()), &upstream).await;
-    let host = here.gateway.address().to_string();
+    let host = here.gateway.address.to_string();
     let first = start_then_fail_store(&here, &gate, "k-1").await.read_response().await;
     assert_eq!(first.header("idempotency-stored"), Some("pending"));
     // It waits for the store in vain; the answer stays on disk.
@@ -92,7 +92,7 @@ async fn a_restarted_gateway_replays_from_the_journal_while_the_store_is_still_d
     let folder = tempfile::tempdir().unwrap();
     let (upstream, gate) = start_gated_upstream().await;
     let here = InProcessGateway::start(&with_journal(folder.path()), &upstream).await;
-    let host = here.gateway.address().to_string();
+    let host = here.gateway.address.to_string();
     let first = start_then_fail_store(&here, &gate, "k-1").await.read_response().await;
     here.gateway.stop().await;
     let next = InProcessGateway::start_on_store(here.store, &with_journal(folder.path()), &upstream).await;
@@ -113,7 +113,7 @@ async fn without_a_journal_the_answer_is_withheld_until_it_is_recorded() {
     assert!(first.headers.contains("retry-after"));
     assert_eq!(refusal_name(&here.pay("k-1").send().await), "store-unavailable");
     here.store.heal();
-    until("the answer is recorded", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the answer is recorded", || here.gateway.ibid.engine().settle_queue().pending() == 0).await;
     let again = here.pay("k-1").send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{again:?}");
     assert_eq!(again.text(), r#"{"id":1,"run":1}"#);
@@ -134,7 +134,7 @@ async fn a_retry_before_the_answer_is_recorded_does_not_run_it_again() {
     let retry = here.pay("k-1").send().await;
     assert_eq!((retry.status, refusal_name(&retry).as_str()), (409, "in-progress"), "{retry:?}");
     here.store.heal();
-    until("the answer is recorded", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the answer is recorded", || here.gateway.ibid.engine().settle_queue().pending() == 0).await;
     assert_eq!(here.pay("k-1").send().await.header("idempotent-replayed"), Some("true"));
     assert_eq!(upstream.executions(), 1);
 }
@@ -147,9 +147,9 @@ async fn a_recording_whose_answer_was_lost_is_sent_again_and_changes_nothing() {
         let gateway =
             start_in_process("", &upstream, store.clone(), HealAfterFailures::new("settle", lost, &store)).await;
         store.lose_answers(CallFilter::Settle);
-        let first = anonymous_pay(gateway.address(), "k-1").send().await;
+        let first = anonymous_pay(gateway.address, "k-1").send().await;
         assert_eq!((first.status, first.header("idempotency-stored")), (201, None), "{lost} lost: {first:?}");
-        let again = anonymous_pay(gateway.address(), "k-1").send().await;
+        let again = anonymous_pay(gateway.address, "k-1").send().await;
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{again:?}");
         assert_eq!(upstream.executions(), 1);
     }

@@ -21,7 +21,7 @@ async fn closed_refuses_and_runs_nothing() {
         assert!(answer.header("retry-after").is_some_and(|after| after.parse::<u32>().unwrap() >= 1), "{answer:?}");
         assert_eq!(upstream.executions(), 0, "{kind:?}");
         here.store.heal();
-        until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+        until("the given-up claim is released", || here.gateway.ibid.engine().settle_queue().pending() == 0).await;
     }
     let answer = here.pay("k-1").send().await;
     assert_eq!((answer.status, upstream.executions()), (201, 1), "{answer:?}");
@@ -33,7 +33,7 @@ async fn what_is_not_covered_passes_while_the_store_is_down() {
     let upstream = TestUpstream::start().await;
     let here = InProcessGateway::start("", &upstream).await;
     here.store.fail(CallFilter::All, ErrorKind::NotApplied);
-    let addr = here.gateway.address();
+    let addr = here.gateway.address;
     assert_eq!(testbed::client::get(addr, "/pay").key("k-1").send().await.status, 200);
     assert_eq!(testbed::client::post(addr, "/pay").send().await.status, 201);
 }
@@ -65,10 +65,10 @@ async fn a_claim_whose_answer_was_lost_is_asked_again_and_runs_once() {
         let observer = HealAfterFailures::new("claim", lost, &store);
         let gateway = start_in_process("", &upstream, store.clone(), observer).await;
         store.lose_answers(CallFilter::Claim);
-        let first = anonymous_pay(gateway.address(), "k-1").send().await;
+        let first = anonymous_pay(gateway.address, "k-1").send().await;
         assert_eq!((first.status, upstream.executions()), (201, 1), "{lost} lost: {first:?}");
         assert_eq!(upstream.last().attempt(), Some(1), "the same token is granted, not a second attempt");
-        let again = anonymous_pay(gateway.address(), "k-1").send().await;
+        let again = anonymous_pay(gateway.address, "k-1").send().await;
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body));
         assert_eq!(upstream.executions(), 1);
     }
@@ -97,9 +97,9 @@ async fn a_release_that_the_store_could_not_take_is_told_until_it_does() {
     here.store.fail(CallFilter::Settle, ErrorKind::NotApplied);
     here.store.lose_answers(CallFilter::Claim);
     assert_eq!(here.pay("k-1").send().await.status, 503);
-    assert_eq!(here.gateway.ibid().engine().settle_queue().pending(), 1);
+    assert_eq!(here.gateway.ibid.engine().settle_queue().pending(), 1);
     here.store.heal();
-    until("the release is taken", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
+    until("the release is taken", || here.gateway.ibid.engine().settle_queue().pending() == 0).await;
     assert_eq!(here.pay("k-1").send().await.status, 201);
     assert_eq!(upstream.executions(), 1);
 }
@@ -147,7 +147,7 @@ async fn readiness_follows_the_store_and_says_what_its_trouble_is() {
     assert_eq!((down.status, &down.json()["ready"]), (503, &false.into()), "{down:?}");
     let trouble = down.json()["store"]["error"].as_str().unwrap_or_default().to_owned();
     assert!(trouble.contains("switched off by the test"), "{trouble}");
-    let alive = testbed::client::get(here.gateway.admin().unwrap(), "/healthz").send().await;
+    let alive = testbed::client::get(here.gateway.admin.unwrap(), "/healthz").send().await;
     assert_eq!(alive.status, 200, "a store that is down is no reason to restart the gateway");
     here.store.heal();
     assert_eq!(here.ready().await.status, 200);

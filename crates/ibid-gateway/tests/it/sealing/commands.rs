@@ -108,7 +108,7 @@ async fn who_has_no_keys_sees_that_it_is_sealed() {
     fs::write(&path, config).unwrap();
     let (code, _, said) = ibid(&["keys", "list", "--config", path.to_str().unwrap()]).await;
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("the keys cannot be had: ") && said.contains("NOT_HERE is not set"), "{said}");
+    assert!(said.contains("the keys cannot be read: ") && said.contains("NOT_HERE is not set"), "{said}");
     let (code, _, said) = ibid(&["keys", "reseal", "--config", path.to_str().unwrap()]).await;
     assert!(code == Some(64) && said.contains("NOT_HERE is not set"), "{said}");
     let (code, _, said) = scene.run_keys_without_seal(&["reseal"]).await;

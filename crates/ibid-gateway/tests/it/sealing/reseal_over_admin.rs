@@ -164,7 +164,7 @@ async fn start_misbehaving(upstream: &TestUpstream, answers: u32) -> (serve::Run
     let observer = Arc::new(ibid::observe::NoopObserver);
     let gateway = start_on_opened_store(WHO, upstream, OpenedStore::sealed(sealed), observer).await;
     for nth in 0..answers {
-        assert_ran(&pay_at(gateway.address(), &format!("key-{nth}")).send().await);
+        assert_ran(&pay_at(gateway.address, &format!("key-{nth}")).send().await);
     }
     sealing.rekey(key("new"), vec![key("old")], SealOptions::default());
     (gateway, store)
@@ -174,7 +174,7 @@ async fn start_misbehaving(upstream: &TestUpstream, answers: u32) -> (serve::Run
 async fn a_store_that_fails_on_the_way_is_said_and_nothing_is_lost() {
     let upstream = TestUpstream::start().await;
     let (gateway, store) = start_misbehaving(&upstream, 5).await;
-    let at = gateway.admin().unwrap();
+    let at = gateway.admin.unwrap();
     let some = reseal(at, ADMIN, json!({ "reason": "r", "limit": 2 })).await;
     assert_eq!((some.status, &some.json()["resealed"]), (200, &2.into()), "{some:?}");
     let next = some.json()["next"].clone();
@@ -196,7 +196,7 @@ async fn a_store_that_fails_on_the_way_is_said_and_nothing_is_lost() {
 async fn one_is_at_work_at_a_time_and_one_that_is_broken_off_is_written_down() {
     let upstream = TestUpstream::start().await;
     let (gateway, store) = start_misbehaving(&upstream, 4).await;
-    let at = gateway.admin().unwrap();
+    let at = gateway.admin.unwrap();
     store.inner().delay(CallFilter::All, Duration::from_millis(700), Duration::ZERO);
     let one = |reason: &'static str| reseal(at, ADMIN, json!({ "reason": reason, "limit": 2 }));
     let (first, second) = tokio::join!(one("a"), one("b"));

@@ -74,7 +74,7 @@ fn what_is_wrong_is_said_without_what_was_found() {
         ("keys = [{ id = \"a\", key = \"s3cret-s3cret\" }]".into(), format!("keys[1].key: it is no base64; {ALLOWED}")),
         (
             format!("keys = [{{ id = \"a\", key = {zero:?} }}]"),
-            format!("keys[1].key: its bytes are all the same; {ALLOWED}"),
+            format!("keys[1].key: all its bytes are the same; {ALLOWED}"),
         ),
         (
             "keys = [{ id = \"a\", key = \"env:NONE\" }]".into(),

@@ -55,11 +55,11 @@ impl InProcessGateway {
     }
 
     pub(crate) fn pay(&self, key: &str) -> TestRequest {
-        anonymous_pay(self.gateway.address(), key)
+        anonymous_pay(self.gateway.address, key)
     }
 
     pub(crate) async fn ready(&self) -> TestResponse {
-        get(self.gateway.admin().expect("it has an admin port"), "/readyz").send().await
+        get(self.gateway.admin.expect("it has an admin port"), "/readyz").send().await
     }
 
     /// What the store really holds.

@@ -6,21 +6,19 @@ use ibid::{RefusalReason, policy::OnConcurrent};
 
 use super::{
     super::{
-        request::{RawExchange, RawRequest, header_of},
+        connection::{RawExchange, RawRequest, header_of},
         session::ConformSession,
     },
     NEEDS_SLOW, NO_EVIDENCE, format_run_count, require_reachable,
 };
 use crate::CommandError;
 
-/// How long to wait before the client disconnects.
 const DISCONNECT_AFTER: std::time::Duration = std::time::Duration::from_millis(300);
 
 #[derive(Default)]
 struct BurstFindings {
     /// A burst that ran more than once: the request, its responses, and how often.
     double_run: Option<(String, String, Option<u64>)>,
-    /// Whether a burst was inconclusive.
     is_inconclusive: bool,
     refused: Option<RawExchange>,
     /// A response that is neither the answer nor the conflict.

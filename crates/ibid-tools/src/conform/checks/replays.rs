@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     super::{
-        request::{RawExchange, RawRequest, header_of},
+        connection::{RawExchange, RawRequest, header_of},
         session::{ConformSession, RunComparison},
     },
     ExpectedOutcome, format_run_count, judge_second, require_reachable,
