@@ -1,19 +1,17 @@
 use std::{net::TcpStream, process::Command};
 
 use super::{TestPostgres, USER};
-use crate::server_process::{ServerProcess, free_port};
+use crate::server_process::ServerProcess;
 
 /// pgbouncer in transaction mode: each statement may get another session.
 #[derive(Debug)]
-pub struct PgBouncer {
-    port: u16,
-    _process: ServerProcess,
-}
+pub struct PgBouncer(ServerProcess);
 
 impl PgBouncer {
     /// Starts pgbouncer in front of a server.
     pub fn start(server: &TestPostgres) -> Self {
-        let (process, port) = (ServerProcess::new("pgbouncer", Some(USER)), free_port());
+        let process = ServerProcess::new("pgbouncer", Some(USER));
+        let port = process.port();
         let users = process.write("users", "\"gateway\" \"\"\n\"migrator\" \"\"\n\"postgres\" \"\"\n");
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
@@ -25,11 +23,11 @@ impl PgBouncer {
         let mut command = Command::new("/usr/sbin/pgbouncer");
         command.arg(process.write("ini", &settings));
         process.start(&command, || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        Self { port, _process: process }
+        Self(process)
     }
 
     /// The URL of a database for a role, with unnamed statements.
     pub fn url(&self, role: &str, database: &str) -> String {
-        format!("postgres://{role}@127.0.0.1:{}/{database}?statements=unnamed", self.port)
+        format!("postgres://{role}@127.0.0.1:{}/{database}?statements=unnamed", self.0.port())
     }
 }
