@@ -37,7 +37,7 @@ use ibid::store::{
     SettleOutcome, Settlement,
 };
 
-/// The reference store. Points in time are durations since its creation.
+/// Its methods answer like those of a store. Points in time are durations since its creation.
 #[derive(Debug, Default)]
 pub struct ReferenceStore {
     now: Duration,
@@ -66,7 +66,6 @@ enum ReferenceState {
 }
 
 impl ReferenceStore {
-    /// Advances the time.
     pub fn advance(&mut self, by: Duration) {
         self.now += by;
         self.entries.retain(|_, entry| self.now < entry.expires_at);
@@ -84,7 +83,7 @@ impl ReferenceStore {
         }
     }
 
-    /// See [`Store::claim`](ibid::store::Store::claim). A new grant gets this fence.
+    /// A new grant gets this fence.
     pub fn claim(&mut self, request: &Arc<ClaimRequest>, fence: Fence) -> ClaimOutcome {
         if self.is_spent(&request.token) {
             return ClaimOutcome::TokenSpent;
@@ -115,7 +114,6 @@ impl ReferenceStore {
         ClaimOutcome::Granted(lease)
     }
 
-    /// See [`Store::extend`](ibid::store::Store::extend).
     pub fn extend(&mut self, lease: &Lease, by: Duration) -> SettleOutcome {
         let state = ReferenceState::running(self.now + by);
         let least = self.now + by + lease.request.ttl;
@@ -131,7 +129,6 @@ impl ReferenceStore {
         }
     }
 
-    /// See [`Store::settle`](ibid::store::Store::settle).
     pub fn settle(&mut self, lease: &Lease, end: &Settlement) -> SettleOutcome {
         let (now, token) = (self.now, lease.request.token);
         let spent_until = now + lease.request.lease.max(SPENT_TOKEN_TTL);
@@ -180,12 +177,10 @@ impl ReferenceStore {
         SettleOutcome::Applied
     }
 
-    /// See [`Store::get`](ibid::store::Store::get).
     pub fn get(&self, at: &Address) -> Option<ClaimOutcome> {
         self.entries.get(at).filter(|entry| !entry.is_free()).map(|entry| entry.view(self.now))
     }
 
-    /// See [`StoreAdmin::resolve`](ibid::store::StoreAdmin::resolve).
     pub fn resolve(&mut self, at: &Address, seen: Fence, end: &Settlement) -> SettleOutcome {
         let now = self.now;
         let Some(entry) = self.entries.get_mut(at) else {
@@ -207,7 +202,6 @@ impl ReferenceStore {
         SettleOutcome::Applied
     }
 
-    /// See [`StoreAdmin::forget`](ibid::store::StoreAdmin::forget).
     pub fn forget(&mut self, at: &Address, seen: Fence) -> SettleOutcome {
         let now = self.now;
         match self.entries.get_mut(at) {

@@ -28,7 +28,6 @@ use proptest::{
 use crate::model::ReferenceStore;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The number of addresses in a history.
 const ADDRESSES: usize = 3;
 /// The number of claimers at each address.
 const CLAIMERS: usize = 4;
@@ -60,7 +59,6 @@ pub enum FenceChoice {
 
 /// One step of a history, named after the call that it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as the parameters of the calls")]
 pub enum HistoryStep {
     /// With a fresh token.
     Claim {

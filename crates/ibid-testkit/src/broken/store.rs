@@ -38,7 +38,6 @@ struct FaultyStoreState {
 }
 
 impl FaultyStore {
-    /// Creates a store with this bug.
     pub fn new(bug: Bug) -> Self {
         let counters = FaultyCounters { bug, windows: Mutex::default() };
         Self { inner: Memory::default(), bug, state: Mutex::default(), counters }

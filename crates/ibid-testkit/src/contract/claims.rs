@@ -35,12 +35,9 @@ pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
     assert!(holder.age <= at_most + tick, "age {:?} after {at_most:?}", holder.age);
     assert!(holder.age + tick >= SHORT_LEASE, "age {:?} at least {SHORT_LEASE:?} after the claim", holder.age);
     assert!(holder.takeover_in <= ask.lease, "takeover_in {:?} of a hold of {:?}", holder.takeover_in, ask.lease);
-    assert!(
-        holder.takeover_in + (seen_from - before) + POLL_TIMEOUT > ask.lease,
-        "takeover_in {:?} is the rest of a hold of {:?}",
-        holder.takeover_in,
-        ask.lease
-    );
+    let rest = holder.takeover_in;
+    let is_the_rest = rest + (seen_from - before) + POLL_TIMEOUT > ask.lease;
+    assert!(is_the_rest, "takeover_in {rest:?} is the rest of a hold of {:?}", ask.lease);
 }
 
 /// A claim that finds a holder changes nothing: the holder stays, and the same token may be granted later.
@@ -110,8 +107,7 @@ pub async fn live_entries_are_not_evicted_by_new_ones(store: &dyn Store) {
     }
     complete(store, &leases[0], b"remembered").await;
     park(store, &leases[1]).await;
-    let crowd: Vec<Arc<ClaimRequest>> =
-        (0..600).map(|_| Arc::new(ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() })).collect();
+    let crowd: Vec<Arc<ClaimRequest>> = (0..600).map(|_| Arc::new(short_request())).collect();
     for some in crowd.chunks(100) {
         for found in join_all(some.iter().map(|ask| store.claim(ask))).await {
             let _ = expect_answer("claim", found);

@@ -29,6 +29,16 @@ pub(super) fn new_request() -> ClaimRequest {
     request_at(Address(address))
 }
 
+/// A claim request at an unused address, whose lease and entry expire soon.
+pub(super) fn short_request() -> ClaimRequest {
+    ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() }
+}
+
+/// A claim request at an unused address that listings find by its tenant.
+pub(super) fn request_of_tenant(tenant: &str) -> ClaimRequest {
+    ClaimRequest { tags: Tags::new(tenant, "", "", ""), ..new_request() }
+}
+
 /// A claim request of another holder at the same address, with its own fingerprint.
 pub(super) fn competing_request(of: &ClaimRequest) -> ClaimRequest {
     request_at(of.address)
@@ -181,8 +191,19 @@ pub(super) async fn extend_lost(what: &str, store: &dyn Store, lease: &Lease) ->
 }
 
 pub(super) async fn forget_applied(store: &dyn Store, lease: &Lease) {
-    let forgotten = store.admin().forget(&lease.request.address, lease.fence).await;
-    expect_applied("forget", expect_answer("forget", forgotten));
+    expect_applied("forget", forget(store, &lease.request, lease.fence).await);
+}
+
+pub(super) async fn resolve(store: &dyn Store, at: &ClaimRequest, seen: Fence, end: &Settlement) -> SettleOutcome {
+    expect_answer("resolve", store.admin().resolve(&at.address, seen, end).await)
+}
+
+pub(super) async fn resolve_applied(store: &dyn Store, lease: &Lease, end: &Settlement) {
+    expect_applied("resolve", resolve(store, &lease.request, lease.fence, end).await);
+}
+
+pub(super) async fn forget(store: &dyn Store, at: &ClaimRequest, seen: Fence) -> SettleOutcome {
+    expect_answer("forget", store.admin().forget(&at.address, seen).await)
 }
 
 /// A granted competing claim.
@@ -218,8 +239,8 @@ pub(super) async fn new_lapsed(store: &dyn Store) -> (ClaimRequest, Lease) {
 
 /// A claim at an unused address whose entry has expired.
 pub(super) async fn new_expired(store: &dyn Store) -> (ClaimRequest, Lease) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..ask.clone() }).await;
+    let ask = short_request();
+    let lease = claim_granted(store, &ask).await;
     wait_until_absent(store, &ask).await;
     (ask, lease)
 }
@@ -232,11 +253,8 @@ pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Le
         match get(store, ask).await {
             Some(ClaimOutcome::InProgress(_)) => None,
             Some(ClaimOutcome::OutcomeUnknown(holder)) => {
-                assert!(
-                    asked.elapsed() >= SHORT_LEASE,
-                    "the lease lapsed {:?} after it was asked for",
-                    asked.elapsed()
-                );
+                let held = asked.elapsed();
+                assert!(held >= SHORT_LEASE, "the lease lapsed {held:?} after it was asked for");
                 assert_eq!(holder.fence, lease.fence, "the lapsed holder is still the one that is there");
                 Some(())
             }
@@ -272,10 +290,8 @@ pub(super) async fn list_all(store: &dyn Store, filter: &EntryFilter, at_most: u
         let page = expect_answer("list", store.admin().list(filter, from, at_most).await);
         assert!(page.entries.len() <= at_most as usize, "a page of {at_most} held {}", page.entries.len());
         all.extend(page.entries);
-        assert!(
-            all.is_sorted_by(|a, b| a.address < b.address),
-            "a listing is in the order of its addresses, each once"
-        );
+        let sorted = all.is_sorted_by(|a, b| a.address < b.address);
+        assert!(sorted, "a listing is in the order of its addresses, each once");
         match page.next {
             Some(next) => from = next,
             None => return all,

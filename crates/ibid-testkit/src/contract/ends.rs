@@ -66,14 +66,12 @@ pub async fn a_settle_needs_both_fence_and_token(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     let mut foreign = lease.clone();
     foreign.request = competing_request(&ask).into();
-    expect_in_progress(
-        settle_lost("a settle with a foreign token", store, &foreign, &complete_settlement(b"no")).await,
-    );
     let mut wrong = lease.clone();
     wrong.fence.0 += 1;
-    expect_in_progress(settle_lost("a settle with a wrong fence", store, &wrong, &complete_settlement(b"no")).await);
-    let _ = extend_lost("an extend with a foreign token", store, &foreign).await;
-    let _ = extend_lost("an extend with a wrong fence", store, &wrong).await;
+    for (what, other) in [("with a foreign token", foreign), ("with a wrong fence", wrong)] {
+        expect_in_progress(settle_lost(what, store, &other, &complete_settlement(b"no")).await);
+        let _ = extend_lost(what, store, &other).await;
+    }
     complete(store, &lease, b"yes").await;
 }
 
@@ -109,10 +107,8 @@ pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store
         let lease = claim_granted(store, &next).await;
         for late in &spent {
             let found = claim(store, late).await;
-            assert!(
-                matches!(found, ClaimOutcome::InProgress(_) | ClaimOutcome::TokenSpent),
-                "a late copy beside a holder found {found:?}"
-            );
+            let is_refused = matches!(found, ClaimOutcome::InProgress(_) | ClaimOutcome::TokenSpent);
+            assert!(is_refused, "a late copy beside a holder found {found:?}");
         }
         release(store, &lease).await;
         spent.push(next);
@@ -191,10 +187,8 @@ pub async fn a_release_after_its_own_park_does_not_free(store: &dyn Store) {
 pub async fn an_empty_record_comes_back_empty(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     complete(store, &lease, b"").await;
-    assert!(
-        matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(done)) if done.record.is_empty()),
-        "an empty record"
-    );
+    let done = expect_completed(get(store, &ask).await.expect("a record is there"));
+    assert!(done.record.is_empty(), "an empty record");
 }
 
 pub async fn a_large_record_comes_back_whole(store: &dyn Store) {
