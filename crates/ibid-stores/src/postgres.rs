@@ -31,7 +31,7 @@ use self::{
     url::PostgresUrl,
     waiters::PostgresWaiters,
 };
-use crate::{StoreSetupError, local_cache::AnswerCache, remote::RemoteOptions};
+use crate::{StoreSetupError, notifications::ServerNotifications, remote::RemoteOptions};
 
 mod admin;
 mod batcher;
@@ -55,7 +55,6 @@ pub struct Postgres {
     claim_batcher: Arc<Batcher>,
     settle_batcher: Arc<Batcher>,
     waiters: Arc<PostgresWaiters>,
-    answer_cache: Option<AnswerCache>,
     tasks: [AbortHandle; 2],
 }
 
@@ -74,13 +73,13 @@ impl Postgres {
         let certificates = place.tls.reloading_config()?;
         let pool = PostgresPool::new(place, certificates, with.timeout);
         pool.wait_until_tried().await;
-        let (waiters, awaited) = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
+        let notifications = ServerNotifications::new(with.answer_cache);
+        let (waiters, awaited) = PostgresWaiters::new(pool.clone(), notifications);
         let tasks = [tokio::spawn(waiters.clone().run_poller(awaited)), tokio::spawn(waiters.clone().run_listener())];
         Ok(Self {
             claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
             settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
             waiters,
-            answer_cache: with.answer_cache,
             tasks: tasks.map(|task| task.abort_handle()),
             pool,
         })
@@ -116,10 +115,8 @@ impl Postgres {
 
 impl Store for Postgres {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
-        let lease = Lease { request: ask.clone(), fence: Fence::UNSEEN, attempt: 0, front_only: false };
-        StoreFuture::boxed(
-            async move { self.claim_batcher.call(lease, RowOperation::Claim).await?.into_claim_outcome() },
-        )
+        let call = self.claim_batcher.call(Lease::unseen(ask), RowOperation::Claim);
+        StoreFuture::boxed(async move { call.await?.into_claim_outcome() })
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {

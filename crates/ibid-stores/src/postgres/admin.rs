@@ -105,16 +105,11 @@ impl StoreAdmin for Postgres {
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            if let Some(answers) = &self.answer_cache {
-                answers.forget(at);
-            }
-            let forgotten = self
-                .change_entry(at, seen, SettlementParams { kind: FORGET_CODE, ..SettlementParams::default() })
-                .await;
+            self.waiters.notifications.forget(at);
+            let end = SettlementParams { kind: FORGET_CODE, ..SettlementParams::default() };
+            let forgotten = self.change_entry(at, seen, end).await;
             // Again: a concurrent read may have cached it meanwhile.
-            if let Some(answers) = &self.answer_cache {
-                answers.forget(at);
-            }
+            self.waiters.notifications.forget(at);
             forgotten
         })
     }

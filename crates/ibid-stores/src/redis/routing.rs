@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
-    RedisInner,
+    Redis,
     error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     scripts::ScriptCall,
     server::{RedisCommand, RedisServer},
@@ -19,7 +19,7 @@ const MAX_REDIRECTS: u32 = 16;
 /// Delay before a retry while a slot is being moved.
 const TRYAGAIN_DELAY: Duration = Duration::from_millis(20);
 
-impl RedisInner {
+impl Redis {
     pub(super) async fn run(&self, call: &ScriptCall) -> Result<Value, StoreError> {
         Ok(self.run_on_owner(call.bucket, 0, |in_full| call.command(in_full)).await?)
     }

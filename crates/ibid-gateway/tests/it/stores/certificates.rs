@@ -16,7 +16,7 @@ async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| folder.path().join(name));
     for path in [&ca, &cert, &key] {
-        replace(&server.file(path.file_name().unwrap().to_str().unwrap()), path);
+        replace(&server.path(path.file_name().unwrap().to_str().unwrap()), path);
     }
     let (ca, of, secret) = (ca.display(), cert.display(), key.display());
     let url = format!("rediss://127.0.0.1:{}/0?ca={ca}&cert={of}&key={secret}", server.port());
