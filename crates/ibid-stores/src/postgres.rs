@@ -12,26 +12,47 @@
 //!
 //! An unreachable server is not an error at opening: calls fail as not applied until it is reachable.
 
-use std::{fmt, sync::Arc, time::Duration};
-
-use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
-    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+use std::{
+    fmt, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
 };
-use tokio::task::AbortHandle;
-use tokio_postgres::Row;
 
-pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
+use bytes::Bytes;
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, Counters, EntryState, ErrorKind, Fence, Guarantees, Lease, SettleOutcome,
+    Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult, with_jitter,
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    task::{AbortHandle, JoinHandle},
+    time::{Instant, sleep, timeout},
+};
+use tokio_postgres::{
+    Client, Error, Row,
+    types::{ToSql, Type},
+};
+
 use self::{
     batcher::Batcher,
+    checks::PostgresFindings,
     error::{STORE_NAME, store_error},
-    pool::PostgresPool,
-    rows::{RowOperation, RowOutcome, column},
+    pool::{CallFailure, PostgresPool},
+    rows::{RowOperation, RowOutcome, SettlementParams, column},
     statements::Statement,
+    tls::PostgresTlsConnector,
     url::PostgresUrl,
     waiters::PostgresWaiters,
 };
-use crate::{StoreSetupError, notifications::ServerNotifications, remote::RemoteOptions};
+use crate::{
+    StoreSetupError, certificates::ReloadingTlsConfig, notifications::ServerNotifications, remote::RemoteOptions,
+};
+
+pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
 
 mod admin;
 mod batcher;

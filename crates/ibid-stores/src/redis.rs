@@ -7,33 +7,41 @@
 //! The store opens even if the server is unreachable: calls then fail as not applied until it is reachable.
 
 use std::{
+    collections::HashMap,
     fmt,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence,
-    Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
-    with_jitter,
+    Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryCounts, EntryFilter, EntryInfo, EntryPage,
+    EntryState, ErrorKind, Fence, Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin,
+    StoreError, StoreFuture, SweepResult, with_jitter,
 };
 use parking_lot::Mutex;
-use redis::Value;
-use tokio::{task::JoinSet, time::sleep};
+use redis::{Cmd, PushInfo, RedisError, Value};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
 use self::{
     admin::number_arg,
     checks::RedisFindings,
-    connect::RedisConnector,
-    error::{STORE_NAME, corrupt_reply},
+    connect::{RedisConnection, RedisConnector},
+    error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     key_names::KeyNames,
     pubsub::{PubSub, PubSubChannel},
     replies::{ReplyParts, fingerprint_bytes, summary_text},
     scripts::{RedisScript, ScriptCall},
-    server::ServerTarget,
-    topology::RedisTopology,
-    url::RedisUrl,
+    server::{RedisCommand, RedisServer, ServerTarget, background_deadline},
+    topology::{BUCKET_COUNT, RedisTopology},
+    url::{RedisHost, RedisUrl},
 };
 use crate::{StoreSetupError, notifications::ServerNotifications, remote::RemoteOptions};
 

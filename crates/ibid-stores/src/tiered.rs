@@ -71,19 +71,27 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use ibid::{
     Observer,
     observe::EngineEvent,
     store::{
-        Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Guarantees, Lease, SettleOutcome, Store, StoreAdmin,
-        StoreError, StoreFuture, SweepResult,
+        Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Fingerprint, Guarantees,
+        Lease, RecordSummary, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
     },
 };
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
 
 pub use self::generation::GenerationCounter;
-use self::{background::RecentForgets, generation::GenerationTracker};
+use self::{
+    background::{BackgroundTask, RecentForgets},
+    front_copy::FrontSettlement,
+    generation::GenerationTracker,
+};
 
 mod admin;
 mod background;

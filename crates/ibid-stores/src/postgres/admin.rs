@@ -1,18 +1,10 @@
 //! Administrative calls.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{
-    Address, EntryCounts, EntryFilter, EntryPage, EntryState, Fence, ListCursor, SettleOutcome, Settlement, StoreAdmin,
-    StoreError, StoreFuture,
-};
-use tokio_postgres::types::{ToSql, Type};
+use ibid::store::{EntryCounts, EntryFilter, EntryPage, ListCursor};
 
 use super::{
-    Postgres,
-    rows::{self, ENTRY_INFO_COLUMNS, SettlementParams, column, micros_param, postgres_text},
-    statements::Statement,
+    rows::{ENTRY_INFO_COLUMNS, micros_param, postgres_text},
+    *,
 };
 
 /// Deadline of listings and counts, which may have to read many rows.

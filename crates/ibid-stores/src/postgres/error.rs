@@ -5,11 +5,9 @@
 
 use std::error::Error as _;
 
-use ibid::store::{ErrorKind, StoreError};
-use tokio_postgres::{
-    Error,
-    error::{DbError, Severity, SqlState},
-};
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+use super::*;
 
 pub(super) const STORE_NAME: &str = "postgres";
 

@@ -5,13 +5,9 @@
 //! Invariants: nothing that ibid did not create is changed; of several concurrent migrations one does the work; a
 //! second run finds nothing to do.
 
-use std::time::Duration;
+use tokio_postgres::Transaction;
 
-use tokio::time::timeout;
-use tokio_postgres::{Client, Transaction};
-
-use super::{error::error_text, url::PostgresUrl};
-use crate::StoreSetupError;
+use super::{error::error_text, *};
 
 /// The kind of migration to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,34 +5,10 @@
 //! sent at most once (the caller decides whether to repeat an ambiguous call); a connection with an overdue reply is
 //! closed.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use tokio::time::timeout_at;
 
-use ibid::store::{ErrorKind, StoreError, with_jitter};
-use parking_lot::Mutex;
-use tokio::{
-    sync::Notify,
-    task::{AbortHandle, JoinHandle},
-    time::{Instant, sleep, timeout_at},
-};
-use tokio_postgres::{
-    Error, Row,
-    types::{ToSql, Type},
-};
-
-use super::{
-    checks::PostgresFindings,
-    connection::PostgresConnection,
-    error::{self, store_error},
-    statements::Statement,
-    url::PostgresUrl,
-};
-use crate::{breaker::CircuitBreaker, certificates::ReloadingTlsConfig};
+use super::{connection::PostgresConnection, *};
+use crate::breaker::CircuitBreaker;
 
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);

@@ -1,22 +1,15 @@
 //! Maps between the contract's types and the table's columns.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::borrow::Cow;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
     record::{Record, RecordBody},
-    store::{
-        ClaimOutcome, ClaimRequest, CompletedEntry, EntryInfo, EntryState, ErrorKind, Fence, Fingerprint, Holder,
-        Lease, RecordSummary, SettleOutcome, Settlement, StoreError, Tags,
-    },
+    store::{CompletedEntry, EntryInfo, Fingerprint, Holder, RecordSummary, Tags},
 };
-use tokio_postgres::{
-    Row,
-    types::{FromSql, ToSql, Type},
-};
+use tokio_postgres::types::FromSql;
 
-use super::error::store_error;
+use super::*;
 
 /// Maximum duration: ten thousand years, in microseconds. The sum of two still fits a timestamp.
 const MAX_DURATION_US: u64 = 315_576_000_000_000_000;

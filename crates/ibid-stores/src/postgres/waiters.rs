@@ -8,22 +8,15 @@
 //! With a local cache, the listening connection stays open and receives forgets; behind a pooler, the task polls a
 //! counter instead. Any gap flushes the cache.
 
-use std::{collections::HashMap, future::poll_fn, mem, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::poll_fn};
 
-use ibid::store::{Address, Fence, StoreError, with_jitter};
 use tokio::{
-    sync::{Notify, mpsc, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    sync::{mpsc, watch},
+    time::sleep_until,
 };
-use tokio_postgres::{AsyncMessage, types::ToSql};
+use tokio_postgres::AsyncMessage;
 
-use super::{
-    pool::{CallFailure, PostgresPool},
-    rows,
-    statements::Statement,
-    tls::PostgresTlsConnector,
-};
-use crate::notifications::ServerNotifications;
+use super::*;
 
 /// Poll interval while notifications are received.
 const POLL_INTERVAL_LISTENING: Duration = Duration::from_secs(1);

@@ -4,24 +4,12 @@
 //! reads a bounded number of entries in address order, so a page may return fewer than requested. Only administrative
 //! calls do that, never a request.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
-use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, future::join_all, stream};
-use ibid::store::{
-    Address, ClaimToken, EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ErrorKind, ListCursor, StoreError,
-    SweepResult,
-};
-use redis::Value;
+use futures_util::{TryStreamExt, stream};
+use ibid::store::ClaimToken;
 
-use super::{
-    Redis,
-    error::{RedisCallError, check_reply},
-    replies::{self, ReplyParts},
-    scripts::{self, RedisScript, ScriptCall},
-    server::{RedisCommand, RedisServer, background_deadline},
-    topology::BUCKET_COUNT,
-};
+use super::*;
 
 /// Maximum number of concurrent scripts, so that a walk over all buckets does not delay other calls.
 const MAX_CONCURRENT_SCRIPTS: usize = 16;

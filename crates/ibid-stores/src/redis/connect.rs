@@ -1,30 +1,15 @@
 //! Opens connections: TCP, TLS, login.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-
-use redis::{
-    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
-    aio::MultiplexedConnection,
-};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, aio::MultiplexedConnection};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::AbortHandle,
-    time::{Instant, timeout_at},
 };
 use tokio_rustls::TlsConnector;
 
-use super::{
-    error::STORE_NAME,
-    url::{RedisHost, RedisUrl},
-};
+use super::*;
 use crate::certificates::{ReloadingTlsConfig, TlsMaterial};
 
 /// Maximum number of calls queued for a connection's writer.

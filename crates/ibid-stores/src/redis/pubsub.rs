@@ -4,29 +4,12 @@
 //! causes a delay, because waiters also poll. The local cache must know of every gap: an idle connection is pinged, and
 //! a gap flushes the cache, once when it is detected and again when it is closed.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::collections::HashSet;
 
-use futures_util::future::join_all;
-use ibid::store::with_jitter;
-use parking_lot::Mutex;
-use redis::{PushInfo, PushKind, Value};
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep, timeout},
-};
+use redis::PushKind;
+use tokio::sync::Notify;
 
-use super::{
-    connect::RedisConnection,
-    error::check_reply,
-    key_names::KeyNames,
-    server::ServerTarget,
-    topology::{BUCKET_COUNT, RedisTopology},
-};
-use crate::notifications::ServerNotifications;
+use super::*;
 
 /// Interval of pings on a subscribed connection.
 const PING_INTERVAL: Duration = Duration::from_secs(2);

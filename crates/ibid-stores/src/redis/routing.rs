@@ -1,18 +1,6 @@
 //! Routes calls to the server that owns their bucket, with script caching, redirects and replica waits.
 
-use std::{sync::Arc, time::Duration};
-
-use ibid::store::{ErrorKind, StoreError, with_jitter};
-use redis::{Cmd, Value};
-use tokio::time::{Instant, sleep, timeout_at};
-
-use super::{
-    Redis,
-    error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
-    scripts::ScriptCall,
-    server::{RedisCommand, RedisServer},
-    url::RedisHost,
-};
+use super::*;
 
 /// Maximum redirects of a call, all within its deadline.
 const MAX_REDIRECTS: u32 = 16;

@@ -3,22 +3,7 @@
 //! All sentinels are asked at once, because some may be down. Their answer is verified at the server itself, because an
 //! isolated sentinel may name an old primary.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
-
-use futures_util::{StreamExt, stream::FuturesUnordered};
-use ibid::store::with_jitter;
-use redis::Value;
-use tokio::time::{sleep, timeout};
-
-use super::{
-    connect::{RedisConnection, RedisConnector},
-    error::check_reply,
-    server::{RedisServer, ServerTarget},
-    url::RedisHost,
-};
+use super::*;
 
 /// Interval at which the connected server is compared with the sentinels' answer: an isolated old primary may keep
 /// responding.

@@ -1,16 +1,8 @@
 //! Administrative calls read and change the authority's entries, and then update the front.
 
-use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, ListCursor, SettleOutcome,
-    Settlement, StoreAdmin, StoreError, StoreFuture,
-};
-use tokio::time::Instant;
+use ibid::store::{EntryCounts, EntryFilter, EntryPage, ListCursor};
 
-use super::{
-    TieredInner, TieredStore,
-    front_copy::{self, FrontSettlement},
-};
+use super::*;
 
 /// Maximum attempts at a change in the front while other calls change the same entry.
 const MAX_ROUNDS: u32 = 4;

@@ -1,19 +1,8 @@
 //! Decides claims, in the steps of the [module docs](super).
 
-use std::{sync::Arc, time::Duration};
+use ibid::store::Holder;
 
-use ibid::store::{
-    ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Holder, Lease, SettleOutcome, Settlement,
-    StoreError,
-};
-use tokio::time::Instant;
-
-use super::{
-    MAX_TRACKED_TOKENS, TieredInner,
-    background::BackgroundTask,
-    front_copy::{self, FrontSettlement},
-    front_only::front_only_lease,
-};
+use super::{front_only::front_only_lease, *};
 
 /// Maximum attempts of one claim while the front's entry keeps changing.
 const MAX_ROUNDS: u32 = 4;

@@ -1,18 +1,9 @@
 //! Front-only claims and their markers.
 
-use std::{sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use ibid::{
-    observe::EngineEvent,
-    store::{
-        Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fence, Fingerprint, Lease, SettleOutcome,
-        StoreError, Tags,
-    },
-};
+use ibid::store::Tags;
 use sha2::{Digest, Sha256};
 
-use super::{TieredInner, background::BackgroundTask, front_copy};
+use super::*;
 
 /// Minimum ttl of a marker. A marker outlives its claim: no operation runs longer than this, or than several times its
 /// own ttl.

@@ -1,21 +1,6 @@
 //! Extends and settles claims: the authority before the caller gets the result, the front afterwards.
 
-use std::{sync::Arc, time::Duration};
-
-use ibid::{
-    observe::EngineEvent,
-    store::{
-        ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Lease, RecordSummary, SettleOutcome,
-        Settlement, StoreError,
-    },
-};
-use tokio::time::Instant;
-
-use super::{
-    TieredInner,
-    background::BackgroundTask,
-    front_copy::{self, FrontSettlement},
-};
+use super::*;
 
 impl TieredInner {
     pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
