@@ -1,10 +1,5 @@
 //! Changes by operators, which are compare-and-set on the fence that they read; and the sweep.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{ClaimOutcome, ClaimRequest, EntryState, Fence, RecordSummary, SettleOutcome, Settlement, Store};
-
 use super::common::*;
 
 pub async fn resolve_as_complete_makes_an_unknown_entry_done(store: &dyn Store) {
@@ -177,7 +172,7 @@ pub async fn replace_swaps_bytes_and_keeps_life(store: &dyn Store) {
     // A cached copy counts its age from before the read, so its remaining ttl may be slightly shorter.
     assert!(after.expires_in <= before.expires_in + POLL_TIMEOUT, "its life goes on: {:?}", after.expires_in);
     assert!(after.expires_in + POLL_TIMEOUT * 2 > keep, "its life goes on: {:?}", after.expires_in);
-    let rest = |done: ibid::store::CompletedEntry| (done.fence, done.attempt, done.fingerprint, done.failed);
+    let rest = |done: CompletedEntry| (done.fence, done.attempt, done.fingerprint, done.failed);
     assert_eq!(rest(after), rest(before), "nothing else changed");
     let seen = find_listed(store, &ask).await;
     assert_eq!((seen.state, seen.summary), (EntryState::Failed, Some(outline)), "state and outline stay");
@@ -208,7 +203,7 @@ pub async fn sweep_removes_only_what_has_expired(store: &dyn Store) {
         claim_granted(store, &short_request()).await;
     }
     // Stores may look for expired entries only once a second.
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    sleep(Duration::from_millis(1200)).await;
     for at_most in [0, 1, 3, 1000] {
         let swept = expect_answer("sweep", store.sweep(at_most).await);
         assert!(swept.removed <= at_most, "a sweep of at most {at_most} removed {}", swept.removed);
@@ -235,7 +230,7 @@ pub async fn sweeps_count_what_they_remove(store: &dyn Store) {
         claim_granted(store, &short_request()).await;
     }
     let (kept, _) = new_claim(store).await;
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    sleep(Duration::from_millis(1500)).await;
     let first = expect_answer("sweep", store.sweep(4).await);
     assert_eq!((first.removed, first.more), (4, true), "four of ten, and more are waiting");
     let second = expect_answer("sweep", store.sweep(6).await);

@@ -2,17 +2,20 @@
 //!
 //! Invariant: nothing here assumes the speed of the store. Expected changes are polled for, up to [`POLL_TIMEOUT`].
 
-use std::{
-    future::Future,
+use std::future::Future;
+pub(super) use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, EntryFilter, EntryInfo, Fence, Fingerprint,
-    Holder, Lease, RecordSummary, SettleOutcome, Settlement, Store, StoreError, Tags,
+pub(super) use bytes::Bytes;
+pub(super) use futures_util::future::{join, join_all, join3};
+pub(super) use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, CounterUsage, Counters, EntryFilter, EntryInfo,
+    EntryState, Fence, Fingerprint, Holder, Lease, ListCursor, RecordSummary, SettleOutcome, Settlement, Store,
+    StoreError, Tags, key_hash,
 };
+pub(super) use tokio::time::{sleep, timeout};
 
 /// Longer than any case runs.
 pub(super) const LONG_LEASE: Duration = Duration::from_secs(600);
@@ -278,14 +281,14 @@ pub(super) async fn poll_until<T, F: Future<Output = Option<T>>>(what: &str, mut
             return found;
         }
         assert!(began.elapsed() < POLL_TIMEOUT, "waited {POLL_TIMEOUT:?} in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(Duration::from_millis(10)).await;
     }
 }
 
 /// Returns all matching entries, page by page.
 pub(super) async fn list_all(store: &dyn Store, filter: &EntryFilter, at_most: u32) -> Vec<EntryInfo> {
     let mut all: Vec<EntryInfo> = Vec::new();
-    let mut from = ibid::store::ListCursor::default();
+    let mut from = ListCursor::default();
     loop {
         let page = expect_answer("list", store.admin().list(filter, from, at_most).await);
         assert!(page.entries.len() <= at_most as usize, "a page of {at_most} held {}", page.entries.len());

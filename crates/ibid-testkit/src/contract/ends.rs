@@ -1,10 +1,5 @@
 //! Settlements: complete, release, park. Each may be repeated, and each may come too late.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{ClaimOutcome, Settlement, Store};
-
 use super::common::*;
 
 pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
@@ -94,7 +89,7 @@ pub async fn a_released_token_is_spent(store: &dyn Store) {
         expect_token_spent(claim(store, &ask).await);
     }
     assert_eq!(get(store, &ask).await, None, "a released entry is not there for readers");
-    tokio::time::sleep(SHORT_LEASE * 3).await;
+    sleep(SHORT_LEASE * 3).await;
     expect_token_spent(claim(store, &ask).await);
 }
 
@@ -126,11 +121,11 @@ pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store
 
 /// A released token stays spent, also with the shortest lease and ttl.
 pub async fn a_released_token_is_spent_beyond_hold_and_keep(store: &dyn Store) {
-    let ask = ibid::store::ClaimRequest { lease: SHORT_LEASE, ttl: Duration::ZERO, ..new_request() };
+    let ask = ClaimRequest { lease: SHORT_LEASE, ttl: Duration::ZERO, ..new_request() };
     let lease = claim_granted(store, &ask).await;
     // On a slow machine the entry may have expired. The release then restores it, and the token is spent as well.
     let _ = settle(store, &lease, &Settlement::Release).await;
-    tokio::time::sleep(SHORT_LEASE * 5).await;
+    sleep(SHORT_LEASE * 5).await;
     expect_token_spent(claim(store, &ask).await);
 }
 

@@ -1,9 +1,5 @@
 //! Lifetimes: how long entries are remembered, and what follows.
 
-use std::time::{Duration, Instant};
-
-use ibid::store::{ClaimOutcome, ClaimRequest, ClaimToken, Lease, SettleOutcome, Settlement, Store};
-
 use super::common::*;
 
 pub async fn a_finished_entry_answers_for_keep_and_is_gone_afterwards(store: &dyn Store) {
@@ -33,7 +29,7 @@ pub async fn keep_counts_from_completion(store: &dyn Store) {
     let ask = ClaimRequest { lease: LONG_LEASE, ttl: Duration::from_millis(1), ..new_request() };
     let lease = claim_granted(store, &ask).await;
     let keep = Duration::from_millis(400);
-    tokio::time::sleep(keep).await;
+    sleep(keep).await;
     let asked = Instant::now();
     settle_applied(store, &lease, &completion(false, &b"answer"[..], keep)).await;
     wait_until_absent(store, &ask).await;
@@ -51,7 +47,7 @@ pub async fn an_unfinished_entry_is_kept_after_its_lease(store: &dyn Store) {
     assert!(next.fence > lease.fence, "fences grow beyond an entry's life");
     let ask = new_request();
     claim_and_lapse(store, &ask).await;
-    tokio::time::sleep(SHORT_LEASE * 4).await;
+    sleep(SHORT_LEASE * 4).await;
     find_outcome_unknown(store, &ask).await;
 }
 
@@ -160,7 +156,7 @@ pub async fn endless_lifetimes_do_not_overflow(store: &dyn Store) {
 
 pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
     let ask = new_request();
-    let mut highest = ibid::store::Fence(0);
+    let mut highest = Fence(0);
     let mut attempt = 0;
     for _ in 0..60 {
         let over = match get(store, &ask).await {

@@ -1,12 +1,5 @@
 //! Reads: `get`, listings and counts. They change nothing.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{
-    ClaimOutcome, ClaimRequest, ClaimToken, EntryFilter, EntryState, ListCursor, RecordSummary, Settlement, Store, Tags,
-};
-
 use super::common::*;
 
 pub async fn get_is_read_only(store: &dyn Store) {
@@ -97,11 +90,11 @@ pub async fn a_listing_filters_by_state(store: &dyn Store) {
 
 pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     let [tenant, user, endpoint, key] = [unique_tag(), unique_tag(), unique_tag(), unique_tag()];
-    let hash = ibid::store::key_hash(&key);
+    let hash = key_hash(&key);
     let wanted = ClaimRequest { tags: Tags::from_parts([&tenant, &user, &endpoint, &key, &hash]), ..new_request() };
     claim_granted(store, &wanted).await;
     for tags in [
-        Tags::from_parts([&user, &tenant, &key, &endpoint, &ibid::store::key_hash(&endpoint)]),
+        Tags::from_parts([&user, &tenant, &key, &endpoint, &key_hash(&endpoint)]),
         Tags::new(&format!("{tenant}x"), &user[1..], &endpoint.to_uppercase(), ""),
         Tags::default(),
     ] {
@@ -141,7 +134,7 @@ pub async fn a_listing_filters_by_age(store: &dyn Store) {
     let tenant = unique_tag();
     claim_granted(store, &request_of_tenant(&tenant)).await;
     let filter = |age| EntryFilter { tenant: Some(tenant.clone()), older_than: Some(age), ..EntryFilter::default() };
-    tokio::time::sleep(SHORT_LEASE).await;
+    sleep(SHORT_LEASE).await;
     assert_eq!(list_all(store, &filter(SHORT_LEASE / 2), 10).await.len(), 1, "it is older than that");
     assert_eq!(list_all(store, &filter(LONG_LEASE), 10).await, [], "it is younger than that");
 }

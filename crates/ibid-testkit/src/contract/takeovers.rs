@@ -1,13 +1,5 @@
 //! Expired leases and takeovers: an operation with an unknown outcome runs again only if the claim names its holder.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-
-use futures_util::future::join_all;
-use ibid::store::{ClaimOutcome, ClaimRequest, Fence, SettleOutcome, Settlement, Store};
-
 use super::common::*;
 
 /// A claim with an expired lease has an unknown outcome for all claims that do not name it: it is neither in progress
@@ -115,7 +107,7 @@ pub async fn extend_keeps_a_claim_alive(store: &dyn Store) {
     let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE * 3, ..ask.clone() }).await;
     extend_applied("extend", store, &lease).await;
     extend_applied("extend, repeated", store, &lease).await;
-    tokio::time::sleep(SHORT_LEASE * 4).await;
+    sleep(SHORT_LEASE * 4).await;
     let holder = expect_in_progress(claim(store, &takeover_request(&ask, lease.fence)).await);
     let rest = holder.takeover_in;
     assert!(rest > POLL_TIMEOUT, "takeover_in {rest:?} after extending by {LONG_LEASE:?}");
@@ -126,7 +118,7 @@ pub async fn extend_moves_the_expiry_too(store: &dyn Store) {
     let lease = claim_granted(store, &ask).await;
     let answered = extend(store, &lease, LONG_LEASE).await;
     assert!(!matches!(answered, SettleOutcome::ClaimLost(_)), "extend of a claim that nobody took: {answered:?}");
-    tokio::time::sleep(SHORT_LEASE * 8).await;
+    sleep(SHORT_LEASE * 8).await;
     assert_eq!(find_in_progress(store, &ask).await.fence, lease.fence, "it runs beyond its first expiry");
 }
 
