@@ -23,8 +23,8 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, Counters, EntryState, ErrorKind, Fence, Guarantees, Lease, SettleOutcome,
-    Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult, with_jitter,
+    Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryState, ErrorKind, Fence, Guarantees, Lease,
+    SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult, with_jitter,
 };
 use parking_lot::Mutex;
 use tokio::{
@@ -112,7 +112,7 @@ impl Postgres {
     /// Returns an error if the server cannot be queried.
     pub async fn generation(&self) -> Result<u64, StoreError> {
         let found = self.pool.read("SELECT m.generation FROM ibid.meta m", &[], self.pool.timeout).await?;
-        column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
+        rows::count_at(first_row(&found)?, 0)
     }
 
     /// Starts a new generation and returns it. Copies of earlier generations must not be trusted any more.
@@ -121,17 +121,12 @@ impl Postgres {
     /// Returns an error if the server does not confirm it; the generation may have been raised nevertheless.
     pub async fn raise_generation(&self) -> Result<u64, StoreError> {
         let sql = "UPDATE ibid.meta m SET generation = m.generation + 1 RETURNING m.generation";
-        let found = self.pool.write(sql).await?;
-        column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
+        rows::count_at(first_row(&self.pool.write(sql).await?)?, 0)
     }
+}
 
-    fn first_row<'a>(&self, found: &'a [Row]) -> Result<&'a Row, StoreError> {
-        found.first().ok_or_else(|| store_error(ErrorKind::Corrupt, "a statement was answered with no row"))
-    }
-
-    fn single_outcome(&self, found: &[Row], ask: Option<&Arc<ClaimRequest>>) -> Result<RowOutcome, StoreError> {
-        rows::read_outcome(self.first_row(found)?, ask)
-    }
+fn first_row(found: &[Row]) -> Result<&Row, StoreError> {
+    found.first().ok_or_else(|| store_error(ErrorKind::Corrupt, "a statement was answered with no row"))
 }
 
 impl Store for Postgres {
@@ -157,7 +152,7 @@ impl Store for Postgres {
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         StoreFuture::boxed(async move {
             let found = self.pool.call(Statement::Get, &[&&at.0[..]], self.pool.deadline()).await?;
-            self.single_outcome(&found, None).map(|answer| answer.outcome)
+            Ok(rows::read_outcome(first_row(&found)?, None)?.outcome)
         })
     }
 
@@ -166,7 +161,7 @@ impl Store for Postgres {
             let at_most = i32::try_from(at_most).unwrap_or(i32::MAX);
             let deadline = tokio::time::Instant::now() + SWEEP_TIMEOUT;
             let found = self.pool.call(Statement::Sweep, &[&at_most], deadline).await?;
-            let row = self.first_row(&found)?;
+            let row = first_row(&found)?;
             let number = |at| column::<i32>(row, at).map(|number| number.max(0) as u32);
             Ok(SweepResult { removed: number(0)?, lapsed: number(1)?, more: column(row, 2)? })
         })
@@ -196,7 +191,7 @@ impl Store for Postgres {
 }
 
 impl Counters for Postgres {
-    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, ibid::store::CounterUsage> {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
         let (n, window) = (n.min(1 << 48), rows::micros_param(window));
         // An expired window restarts. Each call also removes a few expired windows of other tenants.
         let sql = format!(
@@ -212,8 +207,9 @@ impl Counters for Postgres {
         );
         StoreFuture::boxed(async move {
             let found = self.pool.write(&sql).await?;
-            let number = |at| column::<i64>(self.first_row(&found)?, at).map(|number| number.max(0).unsigned_abs());
-            Ok(ibid::store::CounterUsage { total: number(0)?, resets_in: Duration::from_micros(number(1)?.max(1)) })
+            let row = first_row(&found)?;
+            let resets_in = Duration::from_micros(rows::count_at(row, 1)?.max(1));
+            Ok(CounterUsage { total: rows::count_at(row, 0)?, resets_in })
         })
     }
 }

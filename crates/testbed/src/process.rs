@@ -49,7 +49,6 @@ const CONFIG_FILE: &str = "ibid.toml";
 pub struct GatewayLauncher {
     bin: PathBuf,
     config: String,
-    upstream: Option<String>,
     admin: bool,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -62,9 +61,8 @@ impl GatewayLauncher {
         self
     }
 
-    pub fn upstream(mut self, url: &str) -> Self {
-        self.upstream = Some(url.to_owned());
-        self
+    pub fn upstream(self, url: &str) -> Self {
+        self.arg("--upstream").arg(url)
     }
 
     /// Does not pass `--admin`, nor wait for the admin address.
@@ -100,9 +98,6 @@ impl GatewayLauncher {
         command.arg("serve").arg("--config").arg(dir.join(CONFIG_FILE)).args(["--listen", "127.0.0.1:0"]);
         if self.admin {
             command.args(["--admin", "127.0.0.1:0"]);
-        }
-        if let Some(url) = &self.upstream {
-            command.args(["--upstream", url]);
         }
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value))).current_dir(dir);
         let log = || fs::File::options().append(true).open(log).expect("the log is writable");

@@ -23,20 +23,36 @@
 //! # }
 //! ```
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use bytes::Bytes;
 use tokio::{
+    net::TcpStream,
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
 
-use self::request_log::RequestLog;
+use self::{
+    reply::ReplyContent,
+    request_log::{OpenUpstreamConnection, RequestLog},
+};
+use crate::{
+    http1::{HeaderList, WAIT_TIMEOUT},
+    loopback::LoopbackPort,
+};
+
 pub use self::{
     gate::ReplyGate,
     reply::{UpstreamFault, UpstreamReply, filler},
     request_log::LoggedRequest,
 };
-use crate::{http1::WAIT_TIMEOUT, loopback::LoopbackPort};
 
 mod gate;
 mod h1;

@@ -17,21 +17,10 @@ impl Postgres {
         &self, at: &Address, seen: Fence, end: SettlementParams<'_>,
     ) -> Result<SettleOutcome, StoreError> {
         let (address, seen) = (&at.0[..], rows::fence_param(seen));
-        let params: [&(dyn ToSql + Sync); 11] = [
-            &address,
-            &seen,
-            &end.kind,
-            &end.failed,
-            &end.record,
-            &end.status,
-            &end.requested_ms,
-            &end.completed_ms,
-            &end.duration,
-            &end.ttl,
-            &end.retry_in,
-        ];
+        let mut params: Vec<&(dyn ToSql + Sync)> = vec![&address, &seen];
+        params.extend(end.params());
         let found = self.pool.call(Statement::Change, &params, self.pool.deadline()).await?;
-        self.single_outcome(&found, None)?.into_settle_outcome()
+        rows::read_outcome(first_row(&found)?, None)?.into_settle_outcome()
     }
 
     async fn list_page(&self, filter: &EntryFilter, from: ListCursor, at_most: u32) -> Result<EntryPage, StoreError> {
@@ -117,8 +106,8 @@ impl StoreAdmin for Postgres {
         StoreFuture::boxed(async move {
             let sql = "SELECT c.processing, c.unknown, c.finished, c.bytes FROM ibid._counts() c";
             let found = self.pool.read(sql, &[], LIST_TIMEOUT).await?;
-            let row = self.first_row(&found)?;
-            let number = |at| column::<i64>(row, at).map(|number| number.max(0) as u64);
+            let row = first_row(&found)?;
+            let number = |at| rows::count_at(row, at);
             Ok(EntryCounts { processing: number(0)?, unknown: number(1)?, finished: number(2)?, bytes: number(3)? })
         })
     }

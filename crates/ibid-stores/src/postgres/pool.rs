@@ -52,17 +52,8 @@ impl PostgresPool {
     }
 
     /// Waits until the first connection is open or has failed.
-    pub(super) async fn wait_until_tried(&self) {
-        let deadline = Instant::now() + self.connect_timeout() * 2;
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if self.least_busy().is_some() || self.last_error.lock().is_some() || Instant::now() >= deadline {
-                return;
-            }
-            drop(timeout_at(deadline, changed).await);
-        }
+    pub(super) async fn wait_until_tried(self: &Arc<Self>) {
+        drop(self.connection(Instant::now() + self.connect_timeout() * 2).await);
     }
 
     pub(super) fn connect_timeout(&self) -> Duration {
@@ -83,15 +74,13 @@ impl PostgresPool {
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
-        let sent =
-            self.send(true, Instant::now() + limit, async |connection| connection.run_once(sql, params).await).await;
-        sent.map_err(CallFailure::into)
+        let deadline = Instant::now() + limit;
+        Ok(self.send(true, deadline, async |connection| connection.run_once(sql, params).await).await?)
     }
 
     /// Sends a rare statement that writes.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(false, self.deadline(), async |connection| connection.run_once(sql, &[]).await).await;
-        sent.map_err(CallFailure::into)
+        Ok(self.send(false, self.deadline(), async |connection| connection.run_once(sql, &[]).await).await?)
     }
 
     async fn send(

@@ -104,44 +104,34 @@ impl PubSub {
         if failed.is_some_and(|at| at.elapsed() < SUBSCRIBE_RETRY_DELAY) {
             return false;
         }
+        let subscribed = self.try_subscribe(bucket, slot, name).await;
+        if let Err(why) = &subscribed {
+            tracing::debug!(why, "redis: cannot listen; waiters poll");
+        }
+        *failed = subscribed.is_err().then(Instant::now);
+        subscribed.is_ok()
+    }
+
+    async fn try_subscribe(&self, bucket: u8, slot: &PubSubSlot, name: &str) -> Result<(), String> {
         let subscriber = match slot.open_connection() {
             Some(subscriber) => subscriber,
-            None => match self.connect(bucket).await {
-                Ok(subscriber) => {
-                    *slot.connection.lock() = Some(subscriber.clone());
-                    subscriber
-                }
-                Err(why) => {
-                    tracing::debug!(why, "redis: cannot listen; waiters poll");
-                    *failed = Some(Instant::now());
-                    return false;
-                }
-            },
+            None => {
+                let subscriber = self.connect(bucket).await?;
+                slot.connection.lock().insert(subscriber).clone()
+            }
         };
         let verb = if self.topology.is_cluster() { "SSUBSCRIBE" } else { "SUBSCRIBE" };
-        let mut command = redis::cmd(verb);
-        command.arg(name);
-        match subscriber.connection.ask(&command).await.map(check_reply) {
-            Ok(Ok(_)) => {
-                subscriber.channels.lock().insert(name.to_owned());
-                *failed = None;
-                // Forgets before the subscription were not received.
-                if name.ends_with(":forget") {
-                    self.notifications.flush_cache();
-                }
-                true
-            }
-            Ok(Err(trouble)) => {
-                tracing::debug!(?trouble, "redis: cannot listen; waiters poll");
-                self.topology.refresh_in_background();
-                *failed = Some(Instant::now());
-                false
-            }
-            Err(_) => {
-                *failed = Some(Instant::now());
-                false
-            }
+        let answer = subscriber.connection.ask(redis::cmd(verb).arg(name)).await.map_err(|error| error.to_string())?;
+        if let Err(trouble) = check_reply(answer) {
+            self.topology.refresh_in_background();
+            return Err(format!("{trouble:?}"));
         }
+        subscriber.channels.lock().insert(name.to_owned());
+        // Forgets before the subscription were not received.
+        if name.ends_with(":forget") {
+            self.notifications.flush_cache();
+        }
+        Ok(())
     }
 
     async fn connect(&self, bucket: u8) -> Result<Arc<PubSubConnection>, String> {

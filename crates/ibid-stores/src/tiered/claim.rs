@@ -2,7 +2,10 @@
 
 use ibid::store::Holder;
 
-use super::{front_only::front_only_lease, *};
+use super::{
+    front_only::{FrontOnlyMarker, front_only_lease},
+    *,
+};
 
 /// Maximum attempts of one claim while the front's entry keeps changing.
 const MAX_ROUNDS: u32 = 4;
@@ -207,12 +210,9 @@ impl TieredInner {
     /// The holder's lease expired in the front and it never reached the authority: it never started, unless it ran
     /// front-only.
     async fn take_over_expired(self: &Arc<Self>, ask: &Arc<ClaimRequest>, holder: Holder) -> ClaimStep {
-        let at = &ask.address;
         // A request with another fingerprint must not replace it: if the holder did run front-only, the entry would
         // name the wrong request.
-        if holder.fingerprint != ask.fingerprint
-            || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some())
-        {
+        if holder.fingerprint != ask.fingerprint || self.is_marked(ask).await? {
             return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
         }
         let mine = match self.front.claim(&with_take_over(&self.front_request(ask), Some(holder.fence))).await {
@@ -225,33 +225,30 @@ impl TieredInner {
         };
         if self.is_loose() {
             // After the takeover, the previous holder can no longer start a front-only run.
-            match self.find_marker(at).await {
-                Ok(None) => {}
-                Ok(Some(_)) => {
-                    let fence = mine.fence;
-                    self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                    return Ok(Some(ClaimOutcome::OutcomeUnknown(Holder { fence, ..holder })));
-                }
-                Err(error) => {
-                    self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                    return Err(self.as_not_applied(error));
-                }
+            let (fence, marked) = (mine.fence, self.find_marker_or_give_back(&mine).await?);
+            if marked.is_some() {
+                self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+                return Ok(Some(ClaimOutcome::OutcomeUnknown(Holder { fence, ..holder })));
             }
         }
         self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await
     }
 
+    /// Finds the marker of an entry that `mine` took over in the front. Gives the takeover back if that fails.
+    async fn find_marker_or_give_back(self: &Arc<Self>, mine: &Lease) -> Result<Option<FrontOnlyMarker>, StoreError> {
+        match self.find_marker(&mine.request.address).await {
+            Ok(marked) => Ok(marked),
+            Err(error) => {
+                self.give_back_front_claim(mine.clone(), FrontClaimOrigin::TakenOver).await;
+                Err(self.as_not_applied(error))
+            }
+        }
+    }
+
     /// `mine` took over, in the front, a holder that the caller named and the authority did not know. If that holder
     /// ran front-only, the authority first records it as outcome unknown, and `mine` takes it over there, too.
     async fn taken_over_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease) -> ClaimStep {
-        let marked = match self.find_marker(&ask.address).await {
-            Ok(marked) => marked,
-            Err(error) => {
-                self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                return Err(self.as_not_applied(error));
-            }
-        };
-        let Some(marker) = marked else {
+        let Some(marker) = self.find_marker_or_give_back(&mine).await? else {
             return self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await;
         };
         let ran = Lease {
@@ -275,13 +272,18 @@ impl TieredInner {
     /// The holder is parked in the front and the authority has forgotten it: forgets it in the front, too, unless it
     /// ran front-only. A parked holder cannot start a front-only run.
     async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> ClaimStep {
-        let at = &ask.address;
-        if self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some() {
+        if self.is_marked(ask).await? {
             return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
         }
-        let _: SettleOutcome =
-            self.front.admin().forget(at, holder.fence).await.map_err(|error| self.as_not_applied(error))?;
+        let forgotten = self.front.admin().forget(&ask.address, holder.fence).await;
+        let _: SettleOutcome = forgotten.map_err(|error| self.as_not_applied(error))?;
         Ok(None)
+    }
+
+    /// Whether a holder of the entry in the front may have run front-only.
+    async fn is_marked(&self, ask: &ClaimRequest) -> Result<bool, StoreError> {
+        let find_marker = self.find_marker(&ask.address);
+        Ok(self.is_loose() && find_marker.await.map_err(|error| self.as_not_applied(error))?.is_some())
     }
 
     /// The front could not tell whether a claim ran front-only. Nothing was claimed.
@@ -319,9 +321,8 @@ impl TieredInner {
             }
             // Loose mode lets the lease expire: a released entry in the front would allow a second run.
             ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) if may_be_there && !self.is_loose() => {
-                drop(
-                    self.spawn_background(BackgroundTask::SettleByToken { lease, copied: FrontSettlement::release() }),
-                );
+                let copied = FrontSettlement::release();
+                drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
             }
             _ => {}
         }

@@ -1,10 +1,6 @@
 //! The upstream's answers and faults.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-
-use super::ReplyGate;
+use super::*;
 
 /// An answer, built from [`UpstreamReply::usual`] or [`UpstreamReply::status`].
 #[derive(Clone, Debug, Default)]
