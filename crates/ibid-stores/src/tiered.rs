@@ -92,6 +92,7 @@ use self::{
     front_copy::FrontSettlement,
     generation::GenerationTracker,
 };
+use ClaimOutcome::{Completed, InProgress, OutcomeUnknown};
 
 mod admin;
 mod background;
@@ -194,20 +195,18 @@ impl TieredInner {
             }
         };
         match here {
-            Some(ClaimOutcome::Completed(finished)) if self.generation.is_front_current(self).await => {
-                Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
+            Some(Completed(finished)) if self.generation.is_front_current(self).await => {
+                Ok(Some(Completed(front_copy::decode(finished).entry)))
             }
-            Some(ClaimOutcome::InProgress(holder)) => Ok(Some(ClaimOutcome::InProgress(holder))),
+            Some(InProgress(holder)) => Ok(Some(InProgress(holder))),
             // A claim would take over an entry that never started, so it is reported as absent.
-            Some(ClaimOutcome::OutcomeUnknown(holder)) if there.is_err() => {
-                Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
-            }
-            Some(ClaimOutcome::OutcomeUnknown(holder)) => match self.find_marker(at).await {
+            Some(OutcomeUnknown(holder)) if there.is_err() => Ok(Some(OutcomeUnknown(holder))),
+            Some(OutcomeUnknown(holder)) => match self.find_marker(at).await {
                 Ok(None) => Ok(None),
-                Ok(Some(_)) => Ok(Some(ClaimOutcome::OutcomeUnknown(holder))),
+                Ok(Some(_)) => Ok(Some(OutcomeUnknown(holder))),
                 Err(error) => {
                     self.report_front_error("get", &error);
-                    Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
+                    Ok(Some(OutcomeUnknown(holder)))
                 }
             },
             _ => there,
@@ -227,9 +226,9 @@ impl TieredInner {
                 return Ok(());
             }
             let there = self.authority.get(at).await;
-            let runs_there = matches!(&there, Ok(Some(ClaimOutcome::InProgress(holder))) if holder.fence == seen);
+            let runs_there = matches!(&there, Ok(Some(InProgress(holder))) if holder.fence == seen);
             let here = match self.front.get(at).await {
-                Ok(Some(ClaimOutcome::InProgress(holder))) => Some(holder.fence),
+                Ok(Some(InProgress(holder))) => Some(holder.fence),
                 Ok(_) => None,
                 Err(error) => {
                     self.report_front_error("wait", &error);

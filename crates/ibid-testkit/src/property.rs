@@ -26,6 +26,7 @@ use proptest::{
 };
 
 use crate::model::ReferenceStore;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ADDRESSES: usize = 3;
@@ -314,15 +315,15 @@ impl HistoryRun {
             return Ok(());
         }
         let found = store.claim(&request).await.map_err(|error| error.to_string())?;
-        if self.model.was_spent_and_replaced(&request) && !matches!(found, ClaimOutcome::Granted(_)) {
+        if self.model.was_spent_and_replaced(&request) && !matches!(found, Granted(_)) {
             return Ok(());
         }
-        let fence = if let ClaimOutcome::Granted(lease) = &found { lease.fence } else { UNKNOWN_FENCE };
+        let fence = if let Granted(lease) = &found { lease.fence } else { UNKNOWN_FENCE };
         let expected = self.model.claim(&request, fence);
         if !self.model.granted_fences(&request.address).is_sorted_by(|before, after| before < after) {
             return Err(format!("fence {fence} after {:?}", self.model.granted_fences(&request.address)));
         }
-        if let ClaimOutcome::Granted(lease) = &expected {
+        if let Granted(lease) = &expected {
             self.claims[at][who] = Some((request, Some(lease.clone())));
         }
         compare_claim(self.clock, expected, &found)
@@ -367,13 +368,12 @@ fn compare_settle(
 
 fn compare_claim(clock: HistoryClock, mut expected: ClaimOutcome, found: &ClaimOutcome) -> Result<(), String> {
     match (&mut expected, found) {
-        (ClaimOutcome::Granted(lease), ClaimOutcome::Granted(found)) => lease.front_only = found.front_only,
+        (Granted(lease), Granted(found)) => lease.front_only = found.front_only,
         _ if clock == HistoryClock::Paused => {}
-        (ClaimOutcome::InProgress(holder), ClaimOutcome::InProgress(found))
-        | (ClaimOutcome::OutcomeUnknown(holder), ClaimOutcome::OutcomeUnknown(found)) => {
+        (InProgress(holder), InProgress(found)) | (OutcomeUnknown(holder), OutcomeUnknown(found)) => {
             (holder.age, holder.takeover_in) = (found.age, found.takeover_in);
         }
-        (ClaimOutcome::Completed(done), ClaimOutcome::Completed(found)) => done.expires_in = found.expires_in,
+        (Completed(done), Completed(found)) => done.expires_in = found.expires_in,
         _ => {}
     }
     (expected == *found).then_some(()).ok_or_else(|| format!("the model says {expected:?}, the store {found:?}"))
