@@ -157,12 +157,12 @@ impl FaultProxy {
     }
 
     pub fn counts(&self) -> ProxyCounts {
-        self.state.ledger.lock().counts
+        self.state.ledger.lock().counts()
     }
 
-    /// The traffic so far by connection, the oldest first; of closed ones only the last few thousand.
+    /// The traffic so far by connection, the oldest first.
     pub fn traffic(&self) -> Vec<ConnectionTraffic> {
-        self.state.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
+        self.state.ledger.lock().traffic()
     }
 
     fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules) + Send + 'static) {

@@ -1,4 +1,4 @@
-use std::{io::Read, net::TcpStream, process::Command, time::Duration};
+use std::process::Command;
 
 use crate::server_process::{ServerProcess, deref_to_process};
 
@@ -33,15 +33,7 @@ impl TestNats {
         let mut command = Command::new("/usr/sbin/nats-server");
         command.args(["--addr", "127.0.0.1", "--port", &self.port().to_string(), "--jetstream"]);
         command.arg("--store_dir").arg(self.path("streams"));
-        self.process.start(&command, || self.is_ready());
-    }
-
-    /// The server speaks first once it is ready.
-    fn is_ready(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port())) else { return false };
-        let mut first = [0; 5];
-        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
-            && stream.read_exact(&mut first).is_ok()
-            && &first == b"INFO "
+        // The server speaks first once it is ready.
+        self.process.start(&command, || self.answers(b"", b"INFO "));
     }
 }

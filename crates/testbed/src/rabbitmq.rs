@@ -1,11 +1,4 @@
-use std::{
-    io::{Read, Write},
-    net::TcpStream,
-    path::PathBuf,
-    process::Command,
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{path::PathBuf, process::Command, sync::OnceLock};
 
 use crate::server_process::{ServerProcess, free_port};
 
@@ -83,22 +76,12 @@ impl TestRabbitmq {
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+S 2:2 -kernel inet_dist_use_interface {127,0,0,1}")
             // The script then becomes the node instead of waiting for it, so killing the process kills the node.
             .env("detached", "true");
-        self.node.start(&node, || self.is_ready());
+        // Once it is ready, it answers the protocol's greeting with a method frame: connection.start.
+        self.node.start(&node, || self.node.answers(b"AMQP\0\0\x09\x01", &[1]));
     }
 
     pub fn kill(&self) {
         self.node.kill();
         self.mapper.kill();
-    }
-
-    /// The node answers the protocol's greeting once it is ready.
-    fn is_ready(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.node.port())) else { return false };
-        let mut kind = [0; 1];
-        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
-            && stream.write_all(b"AMQP\0\0\x09\x01").is_ok()
-            && stream.read_exact(&mut kind).is_ok()
-            // A method frame: connection.start.
-            && kind == [1]
     }
 }

@@ -7,8 +7,8 @@ use std::{
     collections::hash_map::RandomState,
     fs,
     hash::BuildHasher,
-    io,
-    net::TcpListener,
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -133,6 +133,16 @@ impl ServerProcess {
                 panic!("setpriv cannot be run ({error}); install the Debian package util-linux")
             }));
         self.until("it is ready", is_ready);
+    }
+
+    /// Whether it answers `greeting` with `reply`.
+    pub(crate) fn answers(&self, greeting: &[u8], reply: &[u8]) -> bool {
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
+        let mut first = vec![0; reply.len()];
+        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
+            && stream.write_all(greeting).is_ok()
+            && stream.read_exact(&mut first).is_ok()
+            && first == reply
     }
 
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {

@@ -1,4 +1,4 @@
-use std::{net::TcpStream, process::Command};
+use std::process::Command;
 
 use super::{TestPostgres, USER};
 use crate::server_process::ServerProcess;
@@ -22,7 +22,7 @@ impl PgBouncer {
         );
         let mut command = Command::new("/usr/sbin/pgbouncer");
         command.arg(process.write("ini", &settings));
-        process.start(&command, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        process.start(&command, || process.answers(b"", b""));
         Self(process)
     }
 
