@@ -231,7 +231,6 @@ impl Redis {
         replies::parse_settle_outcome(self.run_replicated(&call, changed).await?)
     }
 
-    /// Whether a settlement waits for replicas.
     fn is_replicated(&self, end: &Settlement) -> bool {
         matches!(end, Settlement::Complete { .. }) && self.wait_replicas > 0
     }

@@ -35,7 +35,6 @@ const CLAIMERS: usize = 4;
 /// No store grants so many claims.
 const UNKNOWN_FENCE: Fence = Fence(u64::MAX >> 1);
 
-/// The clock of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HistoryClock {
     /// Tokio's paused clock: time advances only by steps of the history, and lifetimes are exact.
@@ -231,7 +230,6 @@ struct HistoryRun {
     clock: HistoryClock,
     model: ReferenceStore,
     addresses: [Address; ADDRESSES],
-    /// The last claim of each claimer.
     claims: [[Option<LastClaim>; CLAIMERS]; ADDRESSES],
 }
 

@@ -28,7 +28,6 @@ use parking_lot::Mutex;
 /// Maximum number of attempts of a [`RetryingStore`] before the error is returned.
 const MAX_ATTEMPTS: u32 = 64;
 
-/// A kind of call, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFilter {
     Claim,

@@ -38,7 +38,6 @@ pub(super) struct PostgresWaiters {
     awaited: mpsc::UnboundedSender<AwaitedHolder>,
     /// Makes the poller poll all holders.
     poll_all: Notify,
-    /// Whether there are waiters.
     has_waiters: watch::Sender<bool>,
     /// Whether notifications of marked rows are received.
     is_listening: watch::Sender<bool>,

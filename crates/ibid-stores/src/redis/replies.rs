@@ -6,7 +6,6 @@ use ibid::store::{CompletedEntry, Fingerprint, Holder, RecordSummary, Tags};
 
 use super::*;
 
-/// The parts of a reply, in order.
 pub(super) struct ReplyParts(vec::IntoIter<Value>);
 
 impl ReplyParts {

@@ -31,7 +31,6 @@ pub struct FaultyStore {
 
 #[derive(Debug, Default)]
 struct FaultyStoreState {
-    /// The latest lease at each address.
     latest: HashMap<Address, Lease>,
     granted: HashSet<(Address, Fence)>,
     parked: HashSet<(Address, Fence)>,

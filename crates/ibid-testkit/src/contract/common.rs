@@ -159,7 +159,6 @@ pub(super) fn expect_claim_lost(what: &str, answered: SettleOutcome) -> ClaimOut
     }
 }
 
-/// Settles; the settlement must be applied.
 pub(super) async fn settle_applied(store: &dyn Store, lease: &Lease, end: &Settlement) {
     expect_applied("a holder's settle", settle(store, lease, end).await);
 }
@@ -214,7 +213,6 @@ pub(super) async fn claim_next(store: &dyn Store, after: &ClaimRequest) -> Lease
     claim_granted(store, &competing_request(after)).await
 }
 
-/// A granted takeover of `fence`.
 pub(super) async fn take_over(store: &dyn Store, at: &ClaimRequest, fence: Fence) -> Lease {
     claim_granted(store, &takeover_request(at, fence)).await
 }
@@ -268,7 +266,6 @@ pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Le
     lease
 }
 
-/// Waits until the entry is absent.
 pub(super) async fn wait_until_absent(store: &dyn Store, at: &ClaimRequest) {
     poll_until("the entry to expire", || async { get(store, at).await.is_none().then_some(()) }).await;
 }

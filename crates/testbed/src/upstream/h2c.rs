@@ -15,7 +15,6 @@ use super::{reply::filler, *};
 
 type ChannelBody = Channel<Bytes, io::Error>;
 
-/// Resets a stream.
 fn stream_abort() -> io::Error {
     io::Error::other("aborted by a rule of the test")
 }

@@ -180,7 +180,6 @@ impl UpstreamReply {
         }
     }
 
-    /// The body, if it is known as a whole.
     pub(super) fn whole_body(&self, execution: Option<usize>) -> Option<Bytes> {
         match (&self.content, execution) {
             (ReplyContent::Numbered, Some(n)) => Some(format!(r#"{{"id":{n},"run":{n}}}"#).into()),
