@@ -58,50 +58,21 @@ pub enum FenceChoice {
 }
 
 /// One step of a history, named after the call that it stands for.
+///
+/// `Claim` has a fresh token, and `RepeatClaim` is the same claim again; an `UnseenRelease` is by a claimer that received
+/// no outcome; at a `Restart`, the store is closed and reopened: only in histories [with restarts](check_restarts).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HistoryStep {
-    /// With a fresh token.
-    Claim {
-        claimer: ClaimerId,
-        take_over: FenceChoice,
-        lease: Duration,
-        ttl: Duration,
-    },
-    /// The same claim again.
-    RepeatClaim {
-        claimer: ClaimerId,
-    },
-    Extend {
-        claimer: ClaimerId,
-        lease: Duration,
-    },
-    Settle {
-        claimer: ClaimerId,
-        end: Settlement,
-    },
-    /// A release by a claimer that received no outcome.
-    UnseenRelease {
-        claimer: ClaimerId,
-    },
-    Get {
-        at: usize,
-    },
-    Resolve {
-        at: usize,
-        seen: FenceChoice,
-        end: Settlement,
-    },
-    Forget {
-        at: usize,
-        seen: FenceChoice,
-    },
-    Sweep {
-        at_most: u32,
-    },
-    Advance {
-        by: Duration,
-    },
-    /// The store is closed and reopened. Only in histories [with restarts](check_restarts).
+    Claim { claimer: ClaimerId, take_over: FenceChoice, lease: Duration, ttl: Duration },
+    RepeatClaim { claimer: ClaimerId },
+    Extend { claimer: ClaimerId, lease: Duration },
+    Settle { claimer: ClaimerId, end: Settlement },
+    UnseenRelease { claimer: ClaimerId },
+    Get { at: usize },
+    Resolve { at: usize, seen: FenceChoice, end: Settlement },
+    Forget { at: usize, seen: FenceChoice },
+    Sweep { at_most: u32 },
+    Advance { by: Duration },
     Restart,
 }
 
@@ -179,16 +150,10 @@ pub fn check_histories<S: Store>(histories_to_try: u32, clock: HistoryClock, mak
 pub fn check_restarts<D, S: Store>(histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> S) {
     check(histories_to_try, HistoryClock::Paused, histories_with_restarts(), async |history| {
         let disk = make_disk().await;
-        let mut store = Some(open(&disk).await);
         let mut run = HistoryRun::new(HistoryClock::Paused);
-        for (index, step) in history.iter().enumerate() {
-            if *step == HistoryStep::Restart {
-                drop(store.take());
-                store = Some(open(&disk).await);
-                run.model.restart();
-            }
-            let store = store.as_ref().expect("it is always opened again");
-            run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
+        // Each part begins with a restart, except the first.
+        for part in history.chunk_by(|_, next| *next != HistoryStep::Restart) {
+            run.steps(&open(&disk).await, part).await?;
         }
         Ok(())
     });
@@ -216,11 +181,7 @@ fn check(
 /// # Errors
 /// Returns the first step at which they differ, and how.
 pub async fn check_history(store: &dyn Store, history: &[HistoryStep], clock: HistoryClock) -> Result<(), String> {
-    let mut run = HistoryRun::new(clock);
-    for (index, step) in history.iter().enumerate() {
-        run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
-    }
-    Ok(())
+    HistoryRun::new(clock).steps(store, history).await
 }
 
 /// A request, and its lease if it was granted.
@@ -241,6 +202,13 @@ impl HistoryRun {
         };
         let addresses = std::array::from_fn(random_address);
         Self { clock, model: ReferenceStore::default(), addresses, claims: Default::default() }
+    }
+
+    async fn steps(&mut self, store: &dyn Store, steps: &[HistoryStep]) -> Result<(), String> {
+        for (index, step) in steps.iter().enumerate() {
+            self.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
+        }
+        Ok(())
     }
 
     async fn step(&mut self, store: &dyn Store, step: &HistoryStep) -> Result<(), String> {
@@ -303,7 +271,11 @@ impl HistoryRun {
                 self.model.advance(*by);
                 Ok(())
             }
-            HistoryStep::Restart | HistoryStep::Advance { .. } => Ok(()),
+            HistoryStep::Restart => {
+                self.model.restart();
+                Ok(())
+            }
+            HistoryStep::Advance { .. } => Ok(()),
         }
     }
 
