@@ -29,7 +29,7 @@ use ibid::store::{
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
-    task::{AbortHandle, JoinHandle},
+    task::{AbortHandle, JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 use tokio_postgres::{
@@ -76,7 +76,8 @@ pub struct Postgres {
     claim_batcher: Arc<Batcher>,
     settle_batcher: Arc<Batcher>,
     waiters: Arc<PostgresWaiters>,
-    tasks: [AbortHandle; 2],
+    /// Background tasks. They end when the store is dropped.
+    _background: JoinSet<()>,
 }
 
 /// Checks that a URL names a PostgreSQL store. Errors do not contain its password.
@@ -96,12 +97,14 @@ impl Postgres {
         pool.wait_until_tried().await;
         let notifications = ServerNotifications::new(with.answer_cache);
         let (waiters, awaited) = PostgresWaiters::new(pool.clone(), notifications);
-        let tasks = [tokio::spawn(waiters.clone().run_poller(awaited)), tokio::spawn(waiters.clone().run_listener())];
+        let mut background = JoinSet::new();
+        background.spawn(waiters.clone().run_poller(awaited));
+        background.spawn(waiters.clone().run_listener());
         Ok(Self {
             claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
             settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
             waiters,
-            tasks: tasks.map(|task| task.abort_handle()),
+            _background: background,
             pool,
         })
     }
@@ -222,7 +225,6 @@ impl fmt::Debug for Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
         self.pool.close();
     }
 }

@@ -21,7 +21,6 @@ use ibid::store::Store;
 pub use self::store::FaultyStore;
 use crate::contract::cases;
 
-mod counters;
 mod store;
 
 /// Defines the bugs, each with a case that must catch it.

@@ -32,16 +32,13 @@ use std::{
 use tempfile::{NamedTempFile, TempDir};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::http1::WAIT_TIMEOUT;
+use crate::{http1::WAIT_TIMEOUT, server_process::log_tail};
 
 /// Timeout of a start. Longer than other waits, because many tests start at once on few cores.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval at which the log and the process are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Maximum number of log lines that a failing test shows.
-const MAX_SHOWN_LOG_LINES: usize = 60;
 
 const CONFIG_FILE: &str = "ibid.toml";
 
@@ -246,8 +243,7 @@ impl GatewayProcess {
     }
 
     fn log_tail(&self) -> String {
-        let lines = self.logs();
-        lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
+        log_tail(self.log.path())
     }
 }
 

@@ -192,9 +192,7 @@ impl ServerProcess {
     }
 
     fn log_tail(&self) -> String {
-        let log = fs::read_to_string(self.path("log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
+        log_tail(&self.path("log"))
     }
 }
 
@@ -205,6 +203,14 @@ impl Drop for ServerProcess {
             eprintln!("--- the log of {} ---\n{}\n---", self.package, self.log_tail());
         }
     }
+}
+
+/// The last lines of a log, for a failing test to show.
+pub(crate) fn log_tail(path: &Path) -> String {
+    let log = fs::read(path).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
 }
 
 /// Makes what all servers can do available on these types, which have a field `process`.

@@ -29,7 +29,7 @@ pub(super) struct PostgresPool {
     changed: Notify,
     /// What the server checks found, or `None` before the first connection.
     pub(super) findings: Mutex<Option<PostgresFindings>>,
-    connection_tasks: Mutex<Vec<AbortHandle>>,
+    connection_tasks: Mutex<JoinSet<()>>,
 }
 
 impl PostgresPool {
@@ -153,8 +153,7 @@ impl PostgresPool {
             .started_count
             .fetch_update(Relaxed, Relaxed, |started| (started < self.connections.len()).then_some(started + 1));
         if let Ok(slot) = next {
-            let keeper = tokio::spawn(self.clone().keep_connected(slot));
-            self.connection_tasks.lock().push(keeper.abort_handle());
+            self.connection_tasks.lock().spawn(self.clone().keep_connected(slot));
         }
     }
 
@@ -206,7 +205,7 @@ impl PostgresPool {
     }
 
     pub(super) fn close(&self) {
-        self.connection_tasks.lock().drain(..).for_each(|keeper| keeper.abort());
+        self.connection_tasks.lock().abort_all();
         self.connections.iter().for_each(|slot| drop(slot.lock().take()));
     }
 }

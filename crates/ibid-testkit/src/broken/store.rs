@@ -6,19 +6,23 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, Counters, EntryCounts, EntryFilter, EntryPage, EntryState, Fence,
-    Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture,
-    SweepResult,
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage,
+    EntryState, Fence, Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin, StoreError,
+    StoreFuture, SweepResult,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use super::{Bug, counters::FaultyCounters};
+use super::Bug;
 use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
 use SettleOutcome::{Applied, ClaimLost};
 use Settlement::{Complete, Park, Release};
 
 /// Maximum number of entries of a store that evicts.
 const MAX_ENTRIES: usize = 400;
+
+/// Maximum length of a window.
+const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A [`Memory`] store with one bug.
 #[derive(Debug)]
@@ -325,5 +329,46 @@ impl StoreAdmin for FaultyStore {
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         self.inner.admin().counts()
+    }
+}
+
+/// Counters with one bug, if the bug concerns counters.
+#[derive(Debug)]
+struct FaultyCounters {
+    bug: Bug,
+    /// The count and the end of each window.
+    windows: Mutex<HashMap<Address, (u64, Instant)>>,
+}
+
+impl FaultyCounters {
+    async fn count(&self, who: &Address, n: u64, window: Duration) -> CounterUsage {
+        let who = if self.bug == Bug::CountsAllTenantsTogether { Address([0; 32]) } else { *who };
+        let window = match self.bug {
+            // Milliseconds in a signed 32-bit number.
+            Bug::WindowsOverflow => Duration::from_millis(u64::try_from(window.as_millis() as i32).unwrap_or(0)),
+            _ => window.min(MAX_WINDOW),
+        };
+        let seen = self.windows.lock().get(&who).copied();
+        if self.bug == Bug::CountsRace {
+            tokio::task::yield_now().await;
+        }
+        let now = Instant::now();
+        let mut windows = self.windows.lock();
+        let seen = if self.bug == Bug::CountsRace { seen } else { windows.get(&who).copied() };
+        let (used, until) = match (self.bug, seen) {
+            (Bug::WindowsNeverEnd, Some(seen)) => seen,
+            (Bug::WindowsSlide, Some((used, until))) if until > now => (used, now + window),
+            (_, Some(seen)) if seen.1 > now => seen,
+            _ => (0, now + window),
+        };
+        let used = used.saturating_add(n);
+        windows.insert(who, (used, until));
+        CounterUsage { total: used, resets_in: until.saturating_duration_since(now) }
+    }
+}
+
+impl Counters for FaultyCounters {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
+        StoreFuture::boxed(async move { Ok(self.count(who, n, window).await) })
     }
 }
