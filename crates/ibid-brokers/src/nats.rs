@@ -37,7 +37,7 @@ use async_nats::{
 };
 use futures_util::StreamExt;
 use ibid::inbox::{BrokerMessageId, BrokerReply, DeliveredMessage, EventIdentityError, InboxEvent};
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{task::JoinSet, time::sleep};
 
 /// Identifies a message. JetStream drops a second message with the same id within its duplicate window.
 const MESSAGE_ID_HEADER: &str = "Nats-Msg-Id";
@@ -76,16 +76,8 @@ pub struct NatsDelivery {
     message: Message,
     event: InboxEvent,
     context: NatsDeliveryContext,
-    progress_task: AckProgressTask,
-}
-
-/// Sends progress acknowledgements until dropped.
-struct AckProgressTask(JoinHandle<()>);
-
-impl Drop for AckProgressTask {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    /// Sends progress acknowledgements until dropped.
+    progress_task: JoinSet<()>,
 }
 
 impl NatsDeliveries {
@@ -175,17 +167,9 @@ impl NatsDelivery {
 impl NatsDeliveryContext {
     /// Publishes the dead letter first, then ends the delivery, so that a crash in between loses nothing.
     async fn dead_letter(&self, message: &Message, why: &str) -> Result<(), NatsError> {
-        let mut headers = HeaderMap::new();
-        for (name, values) in message.headers.iter().flat_map(HeaderMap::iter) {
-            let renamed = if name.to_string().eq_ignore_ascii_case(MESSAGE_ID_HEADER) {
-                DEAD_LETTER_MESSAGE_ID_HEADER
-            } else {
-                name.as_ref()
-            };
-            for value in values {
-                headers.append(renamed, value.as_str());
-            }
-        }
+        let mut headers = renamed_headers(message, |name| {
+            Some(if name.eq_ignore_ascii_case(MESSAGE_ID_HEADER) { DEAD_LETTER_MESSAGE_ID_HEADER } else { name })
+        });
         // A header is one line.
         headers.insert(DEAD_LETTER_REASON_HEADER, why.replace(['\r', '\n'], " ").as_str());
         headers.insert(DEAD_LETTER_SUBJECT_HEADER, message.subject.as_str());
@@ -210,23 +194,16 @@ impl NatsDeliveryContext {
 /// Returns an error if the message is not a dead letter, or was not stored: within its duplicate window, the stream
 /// does not accept a second message with the same `Nats-Msg-Id`.
 pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<(), NatsError> {
-    let all = dead.headers.clone().unwrap_or_default();
-    let Some(subject) = all.get(DEAD_LETTER_SUBJECT_HEADER).map(|subject| subject.to_string()) else {
-        return Err(NatsError::context("this is no dead letter")(format!(
-            "it has no header {DEAD_LETTER_SUBJECT_HEADER}"
-        )));
+    let Some(subject) = dead.headers.as_ref().and_then(|headers| headers.get(DEAD_LETTER_SUBJECT_HEADER)) else {
+        let why = format!("it has no header {DEAD_LETTER_SUBJECT_HEADER}");
+        return Err(NatsError::context("this is no dead letter")(why));
     };
-    let mut headers = HeaderMap::new();
-    for (name, values) in all.iter() {
-        let renamed = match name.as_ref() {
-            DEAD_LETTER_REASON_HEADER | DEAD_LETTER_SUBJECT_HEADER | MESSAGE_ID_HEADER => continue,
-            DEAD_LETTER_MESSAGE_ID_HEADER => MESSAGE_ID_HEADER,
-            other => other,
-        };
-        for value in values {
-            headers.append(renamed, value.as_str());
-        }
-    }
+    let subject = subject.to_string();
+    let headers = renamed_headers(dead, |name| match name {
+        DEAD_LETTER_REASON_HEADER | DEAD_LETTER_SUBJECT_HEADER | MESSAGE_ID_HEADER => None,
+        DEAD_LETTER_MESSAGE_ID_HEADER => Some(MESSAGE_ID_HEADER),
+        other => Some(other),
+    });
     let sent = context.publish_with_headers(subject, headers, dead.payload.clone()).await;
     let kept =
         sent.map_err(NatsError::context("it was not sent"))?.await.map_err(NatsError::context("it was not kept"))?;
@@ -235,6 +212,16 @@ pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<()
         return Err(NatsError::context("it was not kept")(why));
     }
     Ok(())
+}
+
+/// Copies the headers of a message under the names that `rename` returns.
+fn renamed_headers(message: &async_nats::Message, rename: impl Fn(&str) -> Option<&str>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, values) in message.headers.iter().flat_map(HeaderMap::iter) {
+        let Some(renamed) = rename(name.as_ref()) else { continue };
+        values.iter().for_each(|value| headers.append(renamed, value.as_str()));
+    }
+    headers
 }
 
 /// Returns the event of a JetStream message.
@@ -257,16 +244,18 @@ pub fn identify(consumer: &str, message: &jetstream::Message) -> Result<InboxEve
     InboxEvent::of(consumer, &DeliveredMessage { headers: &headers, content_type: None, body, broker, published_at })
 }
 
-fn spawn_progress_task(message: &Message, every: Duration) -> AckProgressTask {
+fn spawn_progress_task(message: &Message, every: Duration) -> JoinSet<()> {
     let acker = Acker::new(message.context.clone(), message.reply.clone());
-    AckProgressTask(tokio::spawn(async move {
+    let mut task = JoinSet::new();
+    task.spawn(async move {
         loop {
             sleep(every).await;
             if let Err(error) = acker.ack_with(AckKind::Progress).await {
                 tracing::debug!(%error, "the server could not be told that a delivery is being handled");
             }
         }
-    }))
+    });
+    task
 }
 
 impl NatsError {

@@ -66,7 +66,6 @@ pub(crate) mod sealed {
     pub trait TransactionEnd: Sized {
         /// Commits. `Ok` does not prove that there was something left to commit.
         fn commit(self) -> impl Future<Output = Result<(), DriverError>> + Send;
-        /// Rolls the transaction back.
         fn rollback(self) -> impl Future<Output = Result<(), DriverError>> + Send;
     }
 }
@@ -74,23 +73,14 @@ pub(crate) mod sealed {
 /// A parameter of a statement. Each variant is named after its SQL type.
 #[derive(Debug, Clone, Copy)]
 pub enum SqlValue<'a> {
-    /// `bytea`.
     Bytea(Option<&'a [u8]>),
-    /// `text`.
     Text(Option<&'a str>),
-    /// `bigint`.
     Bigint(Option<i64>),
-    /// `integer`.
     Integer(Option<i32>),
-    /// `smallint`.
     Smallint(Option<i16>),
-    /// `boolean`.
     Boolean(Option<bool>),
-    /// `bytea[]`.
     Byteas(&'a [&'a [u8]]),
-    /// `text[]`.
     Texts(&'a [&'a str]),
-    /// `bigint[]`.
     Bigints(&'a [i64]),
 }
 

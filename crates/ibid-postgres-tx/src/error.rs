@@ -68,18 +68,10 @@ impl TxError {
     /// this one is [in doubt](Self::InDoubt). Otherwise calls with this key keep failing until the cause is fixed.
     pub fn may_retry(&self) -> bool {
         match self {
-            Self::InProgress
-            | Self::Failed(_)
-            | Self::TimedOut(_)
-            | Self::Conflict { .. }
-            | Self::InDoubt(_)
-            | Self::Database(_) => true,
-            Self::KeyInvalid(_)
-            | Self::PolicyInvalid(_)
-            | Self::KeyReused
-            | Self::OutcomeUnknown
-            | Self::RolledBack(_)
-            | Self::Corrupt(_) => false,
+            Self::InProgress | Self::Failed(_) | Self::TimedOut(_) => true,
+            Self::Conflict { .. } | Self::InDoubt(_) | Self::Database(_) => true,
+            Self::KeyInvalid(_) | Self::PolicyInvalid(_) | Self::KeyReused => false,
+            Self::OutcomeUnknown | Self::RolledBack(_) | Self::Corrupt(_) => false,
         }
     }
 }

@@ -260,30 +260,33 @@ impl TxInbox {
     async fn run_in_own_transaction<P: TxPool>(
         &self, pool: &P, sql: &'static str, values: &[SqlValue<'_>],
     ) -> Result<Vec<SqlRow>, TxInboxError> {
-        let mut connection = self.connection(pool).await?;
-        let done = timeout(self.transaction_timeout, async {
+        let work = async |connection: &mut P::Conn| {
             let mut tx = connection.begin(None).await?;
             let rows = tx.query_rows(sql, values).await?;
             tx.commit().await?;
             Ok(rows)
-        });
-        done.await.unwrap_or_else(|_| Err(discard_timed_out(connection)))
+        };
+        self.on_connection(pool, work).await
     }
 
-    async fn connection<P: TxPool>(&self, pool: &P) -> Result<P::Conn, TxInboxError> {
+    /// Runs `work` on a connection of the pool. If that takes too long, the connection is closed: it may be dead, or
+    /// busy with an abandoned statement.
+    async fn on_connection<P: TxPool, T>(
+        &self, pool: &P, work: impl AsyncFnOnce(&mut P::Conn) -> Result<T, TxInboxError>,
+    ) -> Result<T, TxInboxError> {
         let connected = timeout(self.transaction_timeout, pool.connection()).await;
-        Ok(connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection")))?)
+        let mut connection =
+            connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection")))?;
+        let done = timeout(self.transaction_timeout, work(&mut connection)).await;
+        done.unwrap_or_else(|_| {
+            connection.discard();
+            Err(DriverError::timed_out("a transaction of the inbox").into())
+        })
     }
 
     fn ttl_us(&self) -> i64 {
         i64::try_from(self.ttl.min(MAX_TTL).as_micros()).unwrap_or(i64::MAX)
     }
-}
-
-/// Closes the connection: it may be dead, or busy with an abandoned statement.
-fn discard_timed_out(connection: impl TxConnection) -> TxInboxError {
-    connection.discard();
-    DriverError::timed_out("a transaction of the inbox").into()
 }
 
 fn event_params(event: &InboxEvent) -> [SqlValue<'_>; 3] {

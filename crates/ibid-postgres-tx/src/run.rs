@@ -135,7 +135,18 @@ where
         wait_deadline: Instant::now() + if waits { policy.wait_timeout.min(MAX_WAIT) } else { Duration::ZERO },
         uncertain_commit: None,
     };
-    run.run(&mut operation).await
+    let mut pause = INITIAL_BACKOFF;
+    loop {
+        let step = run.attempt(&mut operation).await?;
+        match run.next_action(step)? {
+            TxNextAction::Finish(ran) => return Ok(*ran),
+            TxNextAction::RetryNow => {}
+            TxNextAction::RetryLater => {
+                sleep(with_jitter(pause)).await;
+                pause = (pause * 2).min(MAX_BACKOFF);
+            }
+        }
+    }
 }
 
 struct TxRun<'a, P> {
@@ -179,25 +190,6 @@ struct UncertainCommit {
 }
 
 impl<P: TxPool> TxRun<'_, P> {
-    async fn run<F, E>(&mut self, operation: &mut F) -> Result<TxOutcome, TxError>
-    where
-        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
-        E: Into<TxBoxError> + Send,
-    {
-        let mut pause = INITIAL_BACKOFF;
-        loop {
-            let step = self.attempt(operation).await?;
-            match self.next_action(step)? {
-                TxNextAction::Finish(ran) => return Ok(*ran),
-                TxNextAction::RetryNow => {}
-                TxNextAction::RetryLater => {
-                    sleep(with_jitter(pause)).await;
-                    pause = (pause * 2).min(MAX_BACKOFF);
-                }
-            }
-        }
-    }
-
     /// Decides what follows an attempt. All branching is here.
     fn next_action(&mut self, step: TxAttempt) -> Result<TxNextAction, TxError> {
         match step {

@@ -36,6 +36,8 @@ mod breaker;
 mod certificates;
 #[cfg(unix)]
 mod lock;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod notifications;
 mod remote;
 mod store_config;
 mod url;

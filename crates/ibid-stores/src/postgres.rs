@@ -12,26 +12,47 @@
 //!
 //! An unreachable server is not an error at opening: calls fail as not applied until it is reachable.
 
-use std::{fmt, sync::Arc, time::Duration};
-
-use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
-    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
+use std::{
+    fmt, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
 };
-use tokio::task::AbortHandle;
-use tokio_postgres::Row;
 
-pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
+use bytes::Bytes;
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryState, ErrorKind, Fence, Guarantees, Lease,
+    SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult, with_jitter,
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    task::{AbortHandle, JoinHandle, JoinSet},
+    time::{Instant, sleep, timeout},
+};
+use tokio_postgres::{
+    Client, Error, Row,
+    types::{ToSql, Type},
+};
+
 use self::{
     batcher::Batcher,
+    checks::PostgresFindings,
     error::{STORE_NAME, store_error},
-    pool::PostgresPool,
-    rows::{RowOperation, RowOutcome, column},
+    pool::{CallFailure, PostgresPool},
+    rows::{RowOperation, RowOutcome, SettlementParams, column},
     statements::Statement,
+    tls::PostgresTlsConnector,
     url::PostgresUrl,
     waiters::PostgresWaiters,
 };
-use crate::{StoreSetupError, local_cache::AnswerCache, remote::RemoteOptions};
+use crate::{
+    StoreSetupError, certificates::ReloadingTlsConfig, notifications::ServerNotifications, remote::RemoteOptions,
+};
+
+pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
 
 mod admin;
 mod batcher;
@@ -55,8 +76,8 @@ pub struct Postgres {
     claim_batcher: Arc<Batcher>,
     settle_batcher: Arc<Batcher>,
     waiters: Arc<PostgresWaiters>,
-    answer_cache: Option<AnswerCache>,
-    tasks: [AbortHandle; 2],
+    /// Background tasks. They end when the store is dropped.
+    _background: JoinSet<()>,
 }
 
 /// Checks that a URL names a PostgreSQL store. Errors do not contain its password.
@@ -74,14 +95,16 @@ impl Postgres {
         let certificates = place.tls.reloading_config()?;
         let pool = PostgresPool::new(place, certificates, with.timeout);
         pool.wait_until_tried().await;
-        let (waiters, awaited) = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
-        let tasks = [tokio::spawn(waiters.clone().run_poller(awaited)), tokio::spawn(waiters.clone().run_listener())];
+        let notifications = ServerNotifications::new(with.answer_cache);
+        let (waiters, awaited) = PostgresWaiters::new(pool.clone(), notifications);
+        let mut background = JoinSet::new();
+        background.spawn(waiters.clone().run_poller(awaited));
+        background.spawn(waiters.clone().run_listener());
         Ok(Self {
             claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
             settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
             waiters,
-            answer_cache: with.answer_cache,
-            tasks: tasks.map(|task| task.abort_handle()),
+            _background: background,
             pool,
         })
     }
@@ -92,7 +115,7 @@ impl Postgres {
     /// Returns an error if the server cannot be queried.
     pub async fn generation(&self) -> Result<u64, StoreError> {
         let found = self.pool.read("SELECT m.generation FROM ibid.meta m", &[], self.pool.timeout).await?;
-        column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
+        rows::count_at(first_row(&found)?, 0)
     }
 
     /// Starts a new generation and returns it. Copies of earlier generations must not be trusted any more.
@@ -101,25 +124,18 @@ impl Postgres {
     /// Returns an error if the server does not confirm it; the generation may have been raised nevertheless.
     pub async fn raise_generation(&self) -> Result<u64, StoreError> {
         let sql = "UPDATE ibid.meta m SET generation = m.generation + 1 RETURNING m.generation";
-        let found = self.pool.write(sql).await?;
-        column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
+        rows::count_at(first_row(&self.pool.write(sql).await?)?, 0)
     }
+}
 
-    fn first_row<'a>(&self, found: &'a [Row]) -> Result<&'a Row, StoreError> {
-        found.first().ok_or_else(|| store_error(ErrorKind::Corrupt, "a statement was answered with no row"))
-    }
-
-    fn single_outcome(&self, found: &[Row], ask: Option<&Arc<ClaimRequest>>) -> Result<RowOutcome, StoreError> {
-        rows::read_outcome(self.first_row(found)?, ask)
-    }
+fn first_row(found: &[Row]) -> Result<&Row, StoreError> {
+    found.first().ok_or_else(|| store_error(ErrorKind::Corrupt, "a statement was answered with no row"))
 }
 
 impl Store for Postgres {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
-        let lease = Lease { request: ask.clone(), fence: Fence::UNSEEN, attempt: 0, front_only: false };
-        StoreFuture::boxed(
-            async move { self.claim_batcher.call(lease, RowOperation::Claim).await?.into_claim_outcome() },
-        )
+        let call = self.claim_batcher.call(Lease::unseen(ask), RowOperation::Claim);
+        StoreFuture::boxed(async move { call.await?.into_claim_outcome() })
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
@@ -139,7 +155,7 @@ impl Store for Postgres {
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         StoreFuture::boxed(async move {
             let found = self.pool.call(Statement::Get, &[&&at.0[..]], self.pool.deadline()).await?;
-            self.single_outcome(&found, None).map(|answer| answer.outcome)
+            Ok(rows::read_outcome(first_row(&found)?, None)?.outcome)
         })
     }
 
@@ -148,7 +164,7 @@ impl Store for Postgres {
             let at_most = i32::try_from(at_most).unwrap_or(i32::MAX);
             let deadline = tokio::time::Instant::now() + SWEEP_TIMEOUT;
             let found = self.pool.call(Statement::Sweep, &[&at_most], deadline).await?;
-            let row = self.first_row(&found)?;
+            let row = first_row(&found)?;
             let number = |at| column::<i32>(row, at).map(|number| number.max(0) as u32);
             Ok(SweepResult { removed: number(0)?, lapsed: number(1)?, more: column(row, 2)? })
         })
@@ -178,7 +194,7 @@ impl Store for Postgres {
 }
 
 impl Counters for Postgres {
-    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, ibid::store::CounterUsage> {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
         let (n, window) = (n.min(1 << 48), rows::micros_param(window));
         // An expired window restarts. Each call also removes a few expired windows of other tenants.
         let sql = format!(
@@ -194,8 +210,9 @@ impl Counters for Postgres {
         );
         StoreFuture::boxed(async move {
             let found = self.pool.write(&sql).await?;
-            let number = |at| column::<i64>(self.first_row(&found)?, at).map(|number| number.max(0).unsigned_abs());
-            Ok(ibid::store::CounterUsage { total: number(0)?, resets_in: Duration::from_micros(number(1)?.max(1)) })
+            let row = first_row(&found)?;
+            let resets_in = Duration::from_micros(rows::count_at(row, 1)?.max(1));
+            Ok(CounterUsage { total: rows::count_at(row, 0)?, resets_in })
         })
     }
 }
@@ -208,7 +225,6 @@ impl fmt::Debug for Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
         self.pool.close();
     }
 }

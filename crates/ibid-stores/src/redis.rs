@@ -7,35 +7,43 @@
 //! The store opens even if the server is unreachable: calls then fail as not applied until it is reachable.
 
 use std::{
+    collections::HashMap,
     fmt,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence,
-    Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
-    with_jitter,
+    Address, ClaimOutcome, ClaimRequest, CounterUsage, Counters, EntryCounts, EntryFilter, EntryInfo, EntryPage,
+    EntryState, ErrorKind, Fence, Guarantees, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin,
+    StoreError, StoreFuture, SweepResult, with_jitter,
 };
 use parking_lot::Mutex;
-use redis::Value;
-use tokio::{task::JoinSet, time::sleep};
+use redis::{Cmd, PushInfo, RedisError, Value};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
 use self::{
     admin::number_arg,
     checks::RedisFindings,
-    connect::RedisConnector,
-    error::{STORE_NAME, corrupt_reply},
+    connect::{RedisConnection, RedisConnector},
+    error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     key_names::KeyNames,
     pubsub::{PubSub, PubSubChannel},
     replies::{ReplyParts, fingerprint_bytes, summary_text},
     scripts::{RedisScript, ScriptCall},
-    server::ServerTarget,
-    topology::RedisTopology,
-    url::RedisUrl,
+    server::{RedisCommand, RedisServer, ServerTarget, background_deadline},
+    topology::{BUCKET_COUNT, RedisTopology},
+    url::{RedisHost, RedisUrl},
 };
-use crate::{StoreSetupError, remote::RemoteOptions};
+use crate::{StoreSetupError, notifications::ServerNotifications, remote::RemoteOptions};
 
 mod admin;
 mod checks;
@@ -72,17 +80,13 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// # Ok(()) }
 /// ```
 pub struct Redis {
-    inner: Arc<RedisInner>,
-    /// Background tasks. They end when the store is dropped.
-    _background: JoinSet<()>,
-}
-
-struct RedisInner {
     topology: Arc<RedisTopology>,
     key_names: Arc<KeyNames>,
     pubsub: Arc<PubSub>,
     wait_replicas: u32,
-    findings: Mutex<RedisFindings>,
+    findings: Arc<Mutex<RedisFindings>>,
+    /// Background tasks. They end when the store is dropped.
+    _background: JoinSet<()>,
 }
 
 impl Redis {
@@ -97,32 +101,34 @@ impl Redis {
             return Err("the deadline of a call is zero; write one such as 500ms".to_owned().into());
         }
         let topology = Arc::new(RedisTopology::new(Arc::new(RedisConnector::new(url, with.timeout)?)));
-        let pubsub = Arc::new(PubSub::new(topology.clone(), key_names.clone(), with.answer_cache.clone()));
+        let notifications = ServerNotifications::new(with.answer_cache);
+        let follows_forgets = notifications.has_cache();
+        let pubsub = Arc::new(PubSub::new(topology.clone(), key_names.clone(), notifications));
         let wait_replicas = with.wait_replicas;
         let checked = checks::run_checks(&topology, wait_replicas).await;
         let mut background = JoinSet::new();
-        let findings = Mutex::new(checked.clone().unwrap_or_else(|why| checks::unchecked_findings(&why)));
-        let inner = Arc::new(RedisInner { topology, key_names, pubsub, wait_replicas, findings });
+        let findings = checked.clone().unwrap_or_else(|why| checks::unchecked_findings(&why));
+        let findings = Arc::new(Mutex::new(findings));
         match checked {
             Ok(found) => log_warnings(&found),
             Err(why) => {
                 tracing::warn!(why, "redis: cannot be reached yet; calls fail until it is");
-                background.spawn(retry_checks(inner.clone()));
+                background.spawn(retry_checks(topology.clone(), wait_replicas, findings.clone()));
             }
         }
-        if with.answer_cache.is_some() {
-            background.spawn(pubsub::follow_forgets(Arc::downgrade(&inner.pubsub)));
+        if follows_forgets {
+            background.spawn(pubsub::follow_forgets(Arc::downgrade(&pubsub)));
         }
-        let server = inner.topology.server_for(0);
+        let server = topology.server_for(0);
         if let Some(primary) = server.filter(|server| matches!(server.target, ServerTarget::Primary(_))) {
-            background.spawn(sentinel::follow_primary(Arc::downgrade(&primary), inner.topology.connector.clone()));
+            background.spawn(sentinel::follow_primary(Arc::downgrade(&primary), topology.connector.clone()));
         }
-        Ok(Self { inner, _background: background })
+        Ok(Self { topology, key_names, pubsub, wait_replicas, findings, _background: background })
     }
 
     /// Switches to this generation: entries of all others become invisible. The first generation is 0.
     pub fn set_generation(&self, generation: u64) {
-        self.inner.key_names.generation.store(generation, Relaxed);
+        self.key_names.generation.store(generation, Relaxed);
     }
 }
 
@@ -131,18 +137,18 @@ pub(crate) fn check_url(url: &str) -> Result<(), String> {
     RedisUrl::parse(url).map(drop)
 }
 
-async fn retry_checks(inner: Arc<RedisInner>) {
+async fn retry_checks(topology: Arc<RedisTopology>, wait_replicas: u32, findings: Arc<Mutex<RedisFindings>>) {
     let mut pause = INITIAL_BACKOFF;
     loop {
         sleep(with_jitter(pause)).await;
-        match checks::run_checks(&inner.topology, inner.wait_replicas).await {
+        match checks::run_checks(&topology, wait_replicas).await {
             Ok(found) => {
                 tracing::info!("redis: reached");
                 log_warnings(&found);
-                *inner.findings.lock() = found;
+                *findings.lock() = found;
                 return;
             }
-            Err(why) => inner.findings.lock().warnings = checks::unchecked_findings(&why).warnings,
+            Err(why) => findings.lock().warnings = checks::unchecked_findings(&why).warnings,
         }
         pause = (pause * 2).min(MAX_BACKOFF);
     }
@@ -154,7 +160,7 @@ fn log_warnings(found: &RedisFindings) {
     }
 }
 
-impl RedisInner {
+impl Redis {
     fn timeout(&self) -> Duration {
         self.topology.connector.timeout
     }
@@ -225,7 +231,6 @@ impl RedisInner {
         replies::parse_settle_outcome(self.run_replicated(&call, changed).await?)
     }
 
-    /// Whether a settlement waits for replicas.
     fn is_replicated(&self, end: &Settlement) -> bool {
         matches!(end, Settlement::Complete { .. }) && self.wait_replicas > 0
     }
@@ -267,7 +272,7 @@ fn micros_arg(duration: Duration) -> Bytes {
 impl Store for Redis {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         StoreFuture::boxed(async move {
-            let mut call = self.inner.call(&scripts::CLAIM, &ask.address, self.inner.wait_replicas > 0);
+            let mut call = self.call(&scripts::CLAIM, &ask.address, self.wait_replicas > 0);
             let over = ask.take_over.map(|fence| fence.to_string()).unwrap_or_default();
             call.args.extend([
                 Bytes::copy_from_slice(&ask.token.0),
@@ -276,43 +281,43 @@ impl Store for Redis {
                 over.into(),
             ]);
             call.args.extend([fingerprint_bytes(&ask.fingerprint), ask.tags.as_bytes().clone(), ask.label.clone()]);
-            let answer = self.inner.run_replicated(&call, |answer| has_tag(answer, b"G")).await?;
+            let answer = self.run_replicated(&call, |answer| has_tag(answer, b"G")).await?;
             replies::parse_claim_outcome(answer, Some(ask))
         })
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            let mut call = self.inner.lease_script_call(&scripts::EXTEND, lease, false)?;
+            let mut call = self.lease_script_call(&scripts::EXTEND, lease, false)?;
             call.args.push(micros_arg(hold));
-            self.inner.run_change(call).await
+            self.run_change(call).await
         })
     }
 
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            let call = self.inner.lease_script_call(&scripts::SETTLE, lease, self.inner.is_replicated(end))?;
-            self.inner.run_settlement(call, end).await
+            let call = self.lease_script_call(&scripts::SETTLE, lease, self.is_replicated(end))?;
+            self.run_settlement(call, end).await
         })
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-        let (inner, bucket) = (&*self.inner, at.0[0]);
+        let bucket = at.0[0];
         let check = move || async move {
-            let heard = inner.pubsub.ensure_subscribed(bucket, PubSubChannel::Wake).await;
+            let heard = self.pubsub.ensure_subscribed(bucket, PubSubChannel::Wake).await;
             let polled = if heard { POLL_INTERVAL } else { POLL_INTERVAL_UNSUBSCRIBED };
-            let left = inner.remaining_lease(at, seen).await?;
+            let left = self.remaining_lease(at, seen).await?;
             Ok(left.map(|left| left.min(with_jitter(polled))))
         };
         StoreFuture::boxed(async move {
-            let _listener = inner.pubsub.register_listener(bucket);
-            inner.pubsub.waits.wait(at, seen, limit, check).await
+            let _listener = self.pubsub.register_listener(bucket);
+            self.pubsub.notifications.waits.wait(at, seen, limit, check).await
         })
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         StoreFuture::boxed(async move {
-            match self.inner.run(&self.inner.call(&scripts::GET, at, false)).await? {
+            match self.run(&self.call(&scripts::GET, at, false)).await? {
                 Value::Nil => Ok(None),
                 found => replies::parse_claim_outcome(found, None).map(Some),
             }
@@ -320,7 +325,7 @@ impl Store for Redis {
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
-        StoreFuture::boxed(self.inner.sweep(at_most))
+        StoreFuture::boxed(self.sweep_locked(at_most))
     }
 
     fn admin(&self) -> &dyn StoreAdmin {
@@ -332,33 +337,33 @@ impl Store for Redis {
     }
 
     fn guarantees(&self) -> Guarantees {
-        let RedisFindings { durable, warnings: wanting } = self.inner.findings.lock().clone();
+        let RedisFindings { durable, warnings: wanting } = self.findings.lock().clone();
         Guarantees { store: STORE_NAME, durable, shared: true, warnings: wanting }
     }
 }
 
 impl StoreAdmin for Redis {
     fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
-        StoreFuture::boxed(self.inner.list(filter, from, at_most))
+        StoreFuture::boxed(self.list_page(filter, from, at_most))
     }
 
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        let call = self.inner.admin_script_call(&scripts::RESOLVE, at, seen, self.inner.is_replicated(end));
-        StoreFuture::boxed(self.inner.run_settlement(call, end))
+        let call = self.admin_script_call(&scripts::RESOLVE, at, seen, self.is_replicated(end));
+        StoreFuture::boxed(self.run_settlement(call, end))
     }
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.inner.run_change(self.inner.admin_script_call(&scripts::FORGET, at, seen, false)))
+        StoreFuture::boxed(self.run_change(self.admin_script_call(&scripts::FORGET, at, seen, false)))
     }
 
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
-        let mut call = self.inner.admin_script_call(&scripts::REPLACE, at, seen, false);
+        let mut call = self.admin_script_call(&scripts::REPLACE, at, seen, false);
         call.args.push(record);
-        StoreFuture::boxed(self.inner.run_change(call))
+        StoreFuture::boxed(self.run_change(call))
     }
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
-        StoreFuture::boxed(self.inner.counts())
+        StoreFuture::boxed(self.count_entries())
     }
 }
 
@@ -368,11 +373,11 @@ impl Counters for Redis {
         let call = ScriptCall {
             script: &scripts::RESERVE,
             bucket: who.0[0],
-            keys: vec![self.inner.key_names.quota_key(who)],
+            keys: vec![self.key_names.quota_key(who)],
             args: vec![number_arg(n.min(MAX_FENCE)), number_arg(millis)],
         };
         StoreFuture::boxed(async move {
-            let mut parts = ReplyParts::from_value(self.inner.run(&call).await?)?;
+            let mut parts = ReplyParts::from_value(self.run(&call).await?)?;
             let (total, left) = (parts.number()?, parts.number()?.max(1));
             Ok(CounterUsage { total, resets_in: Duration::from_millis(left) })
         })
@@ -382,8 +387,8 @@ impl Counters for Redis {
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redis")
-            .field("place", &self.inner.topology.connector.url)
-            .field("names", &self.inner.key_names)
+            .field("place", &self.topology.connector.url)
+            .field("names", &self.key_names)
             .finish_non_exhaustive()
     }
 }

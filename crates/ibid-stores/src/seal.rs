@@ -49,6 +49,7 @@ mod keys;
 mod reseal;
 
 pub use self::reseal::ResealOutcome;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
 
 /// A store that encrypts everything it persists.
 pub struct SealedStore {
@@ -91,10 +92,10 @@ impl SealedStore {
     /// Decrypts the outcome of a claim or read.
     fn open_outcome(&self, at: &Address, found: ClaimOutcome) -> Result<ClaimOutcome, StoreError> {
         Ok(match found {
-            ClaimOutcome::InProgress(holder) => ClaimOutcome::InProgress(self.open_holder(at, holder)?),
-            ClaimOutcome::OutcomeUnknown(holder) => ClaimOutcome::OutcomeUnknown(self.open_holder(at, holder)?),
-            ClaimOutcome::Completed(finished) => ClaimOutcome::Completed(self.open_record(at, finished)?),
-            found @ (ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) => found,
+            InProgress(holder) => InProgress(self.open_holder(at, holder)?),
+            OutcomeUnknown(holder) => OutcomeUnknown(self.open_holder(at, holder)?),
+            Completed(finished) => Completed(self.open_record(at, finished)?),
+            found @ (Granted(_) | TokenSpent) => found,
         })
     }
 
@@ -125,8 +126,8 @@ impl SealedStore {
     }
 
     fn claim_lost(&self, at: &Address, found: Option<ClaimOutcome>) -> SettleOutcome {
-        let told = match found.unwrap_or(ClaimOutcome::TokenSpent) {
-            ClaimOutcome::Completed(finished) => {
+        let told = match found.unwrap_or(TokenSpent) {
+            Completed(finished) => {
                 let unknown = Holder {
                     fence: finished.fence,
                     attempt: finished.attempt,
@@ -135,11 +136,11 @@ impl SealedStore {
                     takeover_in: finished.expires_in,
                 };
                 let unknown = self.open_holder_lossy(at, unknown);
-                self.open_record(at, finished).map_or(ClaimOutcome::OutcomeUnknown(unknown), ClaimOutcome::Completed)
+                self.open_record(at, finished).map_or(OutcomeUnknown(unknown), Completed)
             }
-            ClaimOutcome::InProgress(holder) => ClaimOutcome::InProgress(self.open_holder_lossy(at, holder)),
-            ClaimOutcome::OutcomeUnknown(holder) => ClaimOutcome::OutcomeUnknown(self.open_holder_lossy(at, holder)),
-            found @ (ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) => found,
+            InProgress(holder) => InProgress(self.open_holder_lossy(at, holder)),
+            OutcomeUnknown(holder) => OutcomeUnknown(self.open_holder_lossy(at, holder)),
+            found @ (Granted(_) | TokenSpent) => found,
         };
         SettleOutcome::ClaimLost(Box::new(told))
     }
@@ -231,7 +232,7 @@ impl Store for SealedStore {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         StoreFuture::boxed(async move {
             match self.store.claim(&self.seal_request(ask)?).await? {
-                ClaimOutcome::Granted(lease) => Ok(ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease })),
+                Granted(lease) => Ok(Granted(Lease { request: ask.clone(), ..lease })),
                 found => self.open_outcome(&ask.address, found),
             }
         })
@@ -298,9 +299,7 @@ impl StoreAdmin for SealedStore {
             let mut sealed = end.clone();
             if matches!(end, Settlement::Complete { .. }) {
                 match self.store.get(at).await? {
-                    Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder))
-                        if holder.fence == seen =>
-                    {
+                    Some(InProgress(holder) | OutcomeUnknown(holder)) if holder.fence == seen => {
                         let fingerprint = self.open_fingerprint(at, &holder.fingerprint)?;
                         sealed = self.seal_settlement(at, &fingerprint, holder.attempt, end);
                     }
@@ -319,7 +318,7 @@ impl StoreAdmin for SealedStore {
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
             let finished = match self.store.get(at).await? {
-                Some(ClaimOutcome::Completed(finished)) if finished.fence == seen => finished,
+                Some(Completed(finished)) if finished.fence == seen => finished,
                 found => return Ok(self.claim_lost(at, found)),
             };
             let plain = self.sealer.0.blind_index.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);

@@ -71,19 +71,28 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use ibid::{
     Observer,
     observe::EngineEvent,
     store::{
-        Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Guarantees, Lease, SettleOutcome, Store, StoreAdmin,
-        StoreError, StoreFuture, SweepResult,
+        Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Fingerprint, Guarantees,
+        Lease, RecordSummary, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
     },
 };
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
 
 pub use self::generation::GenerationCounter;
-use self::{background::RecentForgets, generation::GenerationTracker};
+use self::{
+    background::{BackgroundTask, RecentForgets},
+    front_copy::FrontSettlement,
+    generation::GenerationTracker,
+};
+use ClaimOutcome::{Completed, InProgress, OutcomeUnknown};
 
 mod admin;
 mod background;
@@ -186,20 +195,18 @@ impl TieredInner {
             }
         };
         match here {
-            Some(ClaimOutcome::Completed(finished)) if self.generation.is_front_current(self).await => {
-                Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
+            Some(Completed(finished)) if self.generation.is_front_current(self).await => {
+                Ok(Some(Completed(front_copy::decode(finished).entry)))
             }
-            Some(ClaimOutcome::InProgress(holder)) => Ok(Some(ClaimOutcome::InProgress(holder))),
+            Some(InProgress(holder)) => Ok(Some(InProgress(holder))),
             // A claim would take over an entry that never started, so it is reported as absent.
-            Some(ClaimOutcome::OutcomeUnknown(holder)) if there.is_err() => {
-                Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
-            }
-            Some(ClaimOutcome::OutcomeUnknown(holder)) => match self.find_marker(at).await {
+            Some(OutcomeUnknown(holder)) if there.is_err() => Ok(Some(OutcomeUnknown(holder))),
+            Some(OutcomeUnknown(holder)) => match self.find_marker(at).await {
                 Ok(None) => Ok(None),
-                Ok(Some(_)) => Ok(Some(ClaimOutcome::OutcomeUnknown(holder))),
+                Ok(Some(_)) => Ok(Some(OutcomeUnknown(holder))),
                 Err(error) => {
                     self.report_front_error("get", &error);
-                    Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
+                    Ok(Some(OutcomeUnknown(holder)))
                 }
             },
             _ => there,
@@ -219,9 +226,9 @@ impl TieredInner {
                 return Ok(());
             }
             let there = self.authority.get(at).await;
-            let runs_there = matches!(&there, Ok(Some(ClaimOutcome::InProgress(holder))) if holder.fence == seen);
+            let runs_there = matches!(&there, Ok(Some(InProgress(holder))) if holder.fence == seen);
             let here = match self.front.get(at).await {
-                Ok(Some(ClaimOutcome::InProgress(holder))) => Some(holder.fence),
+                Ok(Some(InProgress(holder))) => Some(holder.fence),
                 Ok(_) => None,
                 Err(error) => {
                     self.report_front_error("wait", &error);

@@ -21,13 +21,11 @@ use ibid::store::Store;
 pub use self::store::FaultyStore;
 use crate::contract::cases;
 
-mod counters;
 mod store;
 
 /// Defines the bugs, each with a case that must catch it.
 macro_rules! bugs {
     ($($(#[$doc:meta])* $bug:ident: $case:literal,)*) => {
-        /// The bug of a [`FaultyStore`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Bug {
             $($(#[$doc])* $bug,)*
@@ -38,7 +36,6 @@ macro_rules! bugs {
     };
 }
 bugs! {
-    /// Grants every claim.
     GrantsEveryone: "another_token_finds_the_holder_busy",
     /// Reads, then claims: grants every claim that read nothing.
     ChecksThenActs: "of_64_concurrent_claims_exactly_one_is_granted",
@@ -46,7 +43,6 @@ bugs! {
     ForgetsTokens: "the_same_token_gets_the_same_lease",
     /// Grants a claim with an expired lease to anyone.
     LapsedIsFree: "a_lapsed_claim_is_unknown_and_never_free",
-    /// Grants a takeover that names another fence.
     TakeoverIgnoresFence: "a_takeover_that_names_another_holder_is_refused",
     /// Grants a takeover of a parked claim before `retry_in`.
     TakeoverIgnoresRetryIn: "a_parked_claim_is_not_taken_over_before_retry_in",
@@ -56,7 +52,6 @@ bugs! {
     SettleIgnoresHolder: "a_stale_settle_is_lost_and_writes_nothing",
     /// Extends the lease for anyone.
     ExtendIgnoresHolder: "extend_after_a_takeover_is_lost",
-    /// Never restores an absent entry.
     NeverRestores: "complete_puts_an_absent_entry_back",
     /// Forgets the token at a release, so that it can claim again.
     ReleaseLeavesNothing: "a_released_token_is_spent",
@@ -92,11 +87,9 @@ bugs! {
     SweepsFinished: "sweep_removes_only_what_has_expired",
     /// Reads, then counts: loses concurrent reservations.
     CountsRace: "what_is_reserved_adds_up",
-    /// Counts all tenants together.
     CountsAllTenantsTogether: "what_is_reserved_adds_up",
     /// Restarts the window with every reservation.
     WindowsSlide: "a_window_ends_by_itself",
-    /// Never ends a window.
     WindowsNeverEnd: "a_window_ends_by_itself",
     /// Overflows at the end of a long window.
     WindowsOverflow: "endless_windows_do_not_overflow",

@@ -14,8 +14,6 @@
 //!
 //! One case needs its own store and is therefore not in the table: [`admin::sweeps_count_what_they_remove`].
 
-#![allow(missing_docs, reason = "the name of a case says what it checks")]
-
 use std::sync::Arc;
 
 pub use futures_util::future::BoxFuture;

@@ -31,13 +31,16 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
+use SettleOutcome::{Applied, ClaimLost, Restored};
+use Settlement::{Complete, Park, Release};
 use bytes::Bytes;
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, Fence, Holder, Lease, SPENT_TOKEN_TTL,
     SettleOutcome, Settlement,
 };
 
-/// The reference store. Points in time are durations since its creation.
+/// Its methods answer like those of a store. Points in time are durations since its creation.
 #[derive(Debug, Default)]
 pub struct ReferenceStore {
     now: Duration,
@@ -66,7 +69,6 @@ enum ReferenceState {
 }
 
 impl ReferenceStore {
-    /// Advances the time.
     pub fn advance(&mut self, by: Duration) {
         self.now += by;
         self.entries.retain(|_, entry| self.now < entry.expires_at);
@@ -84,20 +86,20 @@ impl ReferenceStore {
         }
     }
 
-    /// See [`Store::claim`](ibid::store::Store::claim). A new grant gets this fence.
+    /// A new grant gets this fence.
     pub fn claim(&mut self, request: &Arc<ClaimRequest>, fence: Fence) -> ClaimOutcome {
         if self.is_spent(&request.token) {
-            return ClaimOutcome::TokenSpent;
+            return TokenSpent;
         }
         let before = self.entries.get(&request.address).cloned();
         if let Some(entry) = &before {
             let found = entry.view(self.now);
             let same = entry.lease.request.token == request.token;
             match (&entry.state, &found) {
-                (ReferenceState::Running { .. }, _) if same => return ClaimOutcome::Granted(entry.lease.clone()),
-                (ReferenceState::OutcomeUnknown { released: true, .. }, _) if same => return ClaimOutcome::TokenSpent,
+                (ReferenceState::Running { .. }, _) if same => return Granted(entry.lease.clone()),
+                (ReferenceState::OutcomeUnknown { released: true, .. }, _) if same => return TokenSpent,
                 (ReferenceState::Free, _) => {}
-                (_, ClaimOutcome::OutcomeUnknown(holder))
+                (_, OutcomeUnknown(holder))
                     if holder.takeover_in.is_zero() && request.take_over == Some(holder.fence) => {}
                 _ => return found,
             }
@@ -112,10 +114,9 @@ impl ReferenceStore {
             expires_at: self.now + request.lease + request.ttl,
             state: ReferenceState::running(self.now + request.lease),
         });
-        ClaimOutcome::Granted(lease)
+        Granted(lease)
     }
 
-    /// See [`Store::extend`](ibid::store::Store::extend).
     pub fn extend(&mut self, lease: &Lease, by: Duration) -> SettleOutcome {
         let state = ReferenceState::running(self.now + by);
         let least = self.now + by + lease.request.ttl;
@@ -125,19 +126,18 @@ impl ReferenceStore {
             Some(entry) if entry.is_held_by(lease) && matches!(entry.state, ReferenceState::Running { .. }) => {
                 entry.state = state;
                 entry.expires_at = entry.expires_at.max(least);
-                SettleOutcome::Applied
+                Applied
             }
             Some(entry) => entry.lost(now),
         }
     }
 
-    /// See [`Store::settle`](ibid::store::Store::settle).
     pub fn settle(&mut self, lease: &Lease, end: &Settlement) -> SettleOutcome {
         let (now, token) = (self.now, lease.request.token);
         let spent_until = now + lease.request.lease.max(SPENT_TOKEN_TTL);
         let spent = self.is_spent(&token);
         let released = ReferenceState::OutcomeUnknown { takeover_from: now, released: true };
-        let is_release = *end == Settlement::Release;
+        let is_release = *end == Release;
         let Some(entry) = self.entry_for(lease) else {
             if !is_release {
                 return self.restore(lease, ReferenceState::of(end, now), now + end.ttl());
@@ -148,11 +148,11 @@ impl ReferenceStore {
                 return self.restore(lease, released, spent_until.max(now + lease.request.ttl));
             }
             let restored = self.restore(lease, ReferenceState::Free, spent_until);
-            return if lease.fence == Fence::UNSEEN { SettleOutcome::Applied } else { restored };
+            return if lease.fence == Fence::UNSEEN { Applied } else { restored };
         };
         if !entry.is_held_by(lease) {
             if lease.fence != Fence::UNSEEN && spent && is_release {
-                return SettleOutcome::Applied;
+                return Applied;
             }
             let lost = entry.lost(now);
             if lease.fence == Fence::UNSEEN && !spent {
@@ -161,37 +161,35 @@ impl ReferenceStore {
             return lost;
         }
         match (&entry.state, end) {
-            (ReferenceState::Running { .. }, Settlement::Release) if entry.took_over => {
+            (ReferenceState::Running { .. }, Release) if entry.took_over => {
                 entry.state = released;
                 entry.expires_at = entry.expires_at.max(spent_until);
             }
             (ReferenceState::Running { .. }, _)
-            | (ReferenceState::OutcomeUnknown { released: false, .. }, Settlement::Complete { .. }) => {
+            | (ReferenceState::OutcomeUnknown { released: false, .. }, Complete { .. }) => {
                 entry.end(end, now);
             }
-            (ReferenceState::Completed { resolved: false, .. }, Settlement::Complete { .. })
-            | (ReferenceState::OutcomeUnknown { released: false, .. }, Settlement::Park { .. })
-            | (ReferenceState::OutcomeUnknown { released: true, .. } | ReferenceState::Free, Settlement::Release) => {}
+            (ReferenceState::Completed { resolved: false, .. }, Complete { .. })
+            | (ReferenceState::OutcomeUnknown { released: false, .. }, Park { .. })
+            | (ReferenceState::OutcomeUnknown { released: true, .. } | ReferenceState::Free, Release) => {}
             _ => return entry.lost(now),
         }
         if is_release {
             self.spent_tokens.entry(token).or_insert(spent_until);
         }
-        SettleOutcome::Applied
+        Applied
     }
 
-    /// See [`Store::get`](ibid::store::Store::get).
     pub fn get(&self, at: &Address) -> Option<ClaimOutcome> {
         self.entries.get(at).filter(|entry| !entry.is_free()).map(|entry| entry.view(self.now))
     }
 
-    /// See [`StoreAdmin::resolve`](ibid::store::StoreAdmin::resolve).
     pub fn resolve(&mut self, at: &Address, seen: Fence, end: &Settlement) -> SettleOutcome {
         let now = self.now;
         let Some(entry) = self.entries.get_mut(at) else {
-            return SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent));
+            return ClaimLost(Box::new(TokenSpent));
         };
-        if !matches!(entry.view(now), ClaimOutcome::OutcomeUnknown(holder) if holder.fence == seen) {
+        if !matches!(entry.view(now), OutcomeUnknown(holder) if holder.fence == seen) {
             return entry.lost(now);
         }
         let was_released = matches!(entry.state, ReferenceState::OutcomeUnknown { released: true, .. });
@@ -204,19 +202,18 @@ impl ReferenceStore {
             }
             ReferenceState::Running { .. } => {}
         }
-        SettleOutcome::Applied
+        Applied
     }
 
-    /// See [`StoreAdmin::forget`](ibid::store::StoreAdmin::forget).
     pub fn forget(&mut self, at: &Address, seen: Fence) -> SettleOutcome {
         let now = self.now;
         match self.entries.get_mut(at) {
-            None => SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent)),
+            None => ClaimLost(Box::new(TokenSpent)),
             Some(entry) if entry.lease.fence != seen || entry.is_free() => entry.lost(now),
             Some(entry) => {
-                entry.end(&Settlement::Release, now);
+                entry.end(&Release, now);
                 self.spent_tokens.entry(entry.lease.request.token).or_insert(entry.expires_at);
-                SettleOutcome::Applied
+                Applied
             }
         }
     }
@@ -266,7 +263,7 @@ impl ReferenceStore {
     fn restore(&mut self, lease: &Lease, state: ReferenceState, expires_at: Duration) -> SettleOutcome {
         let took_over = lease.request.take_over.is_some();
         self.insert(ReferenceEntry { lease: lease.clone(), took_over, claimed_at: self.now, expires_at, state });
-        SettleOutcome::Restored
+        Restored
     }
 
     fn insert(&mut self, entry: ReferenceEntry) {
@@ -292,13 +289,13 @@ impl ReferenceEntry {
         self.state = ReferenceState::of(end, now);
         self.expires_at = now
             + match end {
-                Settlement::Release => self.lease.request.lease.max(SPENT_TOKEN_TTL),
+                Release => self.lease.request.lease.max(SPENT_TOKEN_TTL),
                 end => end.ttl(),
             };
     }
 
     fn lost(&self, now: Duration) -> SettleOutcome {
-        SettleOutcome::ClaimLost(Box::new(self.view(now)))
+        ClaimLost(Box::new(self.view(now)))
     }
 
     fn view(&self, now: Duration) -> ClaimOutcome {
@@ -313,12 +310,12 @@ impl ReferenceEntry {
         };
         match &self.state {
             ReferenceState::Running { lease_until, takeover_from } if now < *lease_until => {
-                ClaimOutcome::InProgress(holder(*takeover_from))
+                InProgress(holder(*takeover_from))
             }
             ReferenceState::Running { takeover_from, .. } | ReferenceState::OutcomeUnknown { takeover_from, .. } => {
-                ClaimOutcome::OutcomeUnknown(holder(*takeover_from))
+                OutcomeUnknown(holder(*takeover_from))
             }
-            ReferenceState::Completed { record, failed, .. } => ClaimOutcome::Completed(CompletedEntry {
+            ReferenceState::Completed { record, failed, .. } => Completed(CompletedEntry {
                 fence,
                 attempt,
                 fingerprint,
@@ -326,7 +323,7 @@ impl ReferenceEntry {
                 record: record.clone(),
                 expires_in: self.expires_at - now,
             }),
-            ReferenceState::Free => ClaimOutcome::TokenSpent,
+            ReferenceState::Free => TokenSpent,
         }
     }
 }
@@ -338,13 +335,11 @@ impl ReferenceState {
 
     fn of(end: &Settlement, now: Duration) -> Self {
         match end {
-            Settlement::Complete { record, failed, .. } => {
+            Complete { record, failed, .. } => {
                 Self::Completed { record: record.clone(), failed: *failed, resolved: false }
             }
-            Settlement::Release => Self::Free,
-            Settlement::Park { retry_in, .. } => {
-                Self::OutcomeUnknown { takeover_from: now + *retry_in, released: false }
-            }
+            Release => Self::Free,
+            Park { retry_in, .. } => Self::OutcomeUnknown { takeover_from: now + *retry_in, released: false },
         }
     }
 }

@@ -26,16 +26,15 @@ use proptest::{
 };
 
 use crate::model::ReferenceStore;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The number of addresses in a history.
 const ADDRESSES: usize = 3;
 /// The number of claimers at each address.
 const CLAIMERS: usize = 4;
 /// No store grants so many claims.
 const UNKNOWN_FENCE: Fence = Fence(u64::MAX >> 1);
 
-/// The clock of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HistoryClock {
     /// Tokio's paused clock: time advances only by steps of the history, and lifetimes are exact.
@@ -59,51 +58,21 @@ pub enum FenceChoice {
 }
 
 /// One step of a history, named after the call that it stands for.
+///
+/// `Claim` has a fresh token, and `RepeatClaim` is the same claim again; an `UnseenRelease` is by a claimer that received
+/// no outcome; at a `Restart`, the store is closed and reopened: only in histories [with restarts](check_restarts).
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as the parameters of the calls")]
 pub enum HistoryStep {
-    /// With a fresh token.
-    Claim {
-        claimer: ClaimerId,
-        take_over: FenceChoice,
-        lease: Duration,
-        ttl: Duration,
-    },
-    /// The same claim again.
-    RepeatClaim {
-        claimer: ClaimerId,
-    },
-    Extend {
-        claimer: ClaimerId,
-        lease: Duration,
-    },
-    Settle {
-        claimer: ClaimerId,
-        end: Settlement,
-    },
-    /// A release by a claimer that received no outcome.
-    UnseenRelease {
-        claimer: ClaimerId,
-    },
-    Get {
-        at: usize,
-    },
-    Resolve {
-        at: usize,
-        seen: FenceChoice,
-        end: Settlement,
-    },
-    Forget {
-        at: usize,
-        seen: FenceChoice,
-    },
-    Sweep {
-        at_most: u32,
-    },
-    Advance {
-        by: Duration,
-    },
-    /// The store is closed and reopened. Only in histories [with restarts](check_restarts).
+    Claim { claimer: ClaimerId, take_over: FenceChoice, lease: Duration, ttl: Duration },
+    RepeatClaim { claimer: ClaimerId },
+    Extend { claimer: ClaimerId, lease: Duration },
+    Settle { claimer: ClaimerId, end: Settlement },
+    UnseenRelease { claimer: ClaimerId },
+    Get { at: usize },
+    Resolve { at: usize, seen: FenceChoice, end: Settlement },
+    Forget { at: usize, seen: FenceChoice },
+    Sweep { at_most: u32 },
+    Advance { by: Duration },
     Restart,
 }
 
@@ -181,16 +150,10 @@ pub fn check_histories<S: Store>(histories_to_try: u32, clock: HistoryClock, mak
 pub fn check_restarts<D, S: Store>(histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> S) {
     check(histories_to_try, HistoryClock::Paused, histories_with_restarts(), async |history| {
         let disk = make_disk().await;
-        let mut store = Some(open(&disk).await);
         let mut run = HistoryRun::new(HistoryClock::Paused);
-        for (index, step) in history.iter().enumerate() {
-            if *step == HistoryStep::Restart {
-                drop(store.take());
-                store = Some(open(&disk).await);
-                run.model.restart();
-            }
-            let store = store.as_ref().expect("it is always opened again");
-            run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
+        // Each part begins with a restart, except the first.
+        for part in history.chunk_by(|_, next| *next != HistoryStep::Restart) {
+            run.steps(&open(&disk).await, part).await?;
         }
         Ok(())
     });
@@ -218,11 +181,7 @@ fn check(
 /// # Errors
 /// Returns the first step at which they differ, and how.
 pub async fn check_history(store: &dyn Store, history: &[HistoryStep], clock: HistoryClock) -> Result<(), String> {
-    let mut run = HistoryRun::new(clock);
-    for (index, step) in history.iter().enumerate() {
-        run.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
-    }
-    Ok(())
+    HistoryRun::new(clock).steps(store, history).await
 }
 
 /// A request, and its lease if it was granted.
@@ -232,7 +191,6 @@ struct HistoryRun {
     clock: HistoryClock,
     model: ReferenceStore,
     addresses: [Address; ADDRESSES],
-    /// The last claim of each claimer.
     claims: [[Option<LastClaim>; CLAIMERS]; ADDRESSES],
 }
 
@@ -244,6 +202,13 @@ impl HistoryRun {
         };
         let addresses = std::array::from_fn(random_address);
         Self { clock, model: ReferenceStore::default(), addresses, claims: Default::default() }
+    }
+
+    async fn steps(&mut self, store: &dyn Store, steps: &[HistoryStep]) -> Result<(), String> {
+        for (index, step) in steps.iter().enumerate() {
+            self.step(store, step).await.map_err(|how| format!("step {index}, {step:?}: {how}"))?;
+        }
+        Ok(())
     }
 
     async fn step(&mut self, store: &dyn Store, step: &HistoryStep) -> Result<(), String> {
@@ -306,7 +271,11 @@ impl HistoryRun {
                 self.model.advance(*by);
                 Ok(())
             }
-            HistoryStep::Restart | HistoryStep::Advance { .. } => Ok(()),
+            HistoryStep::Restart => {
+                self.model.restart();
+                Ok(())
+            }
+            HistoryStep::Advance { .. } => Ok(()),
         }
     }
 
@@ -316,15 +285,15 @@ impl HistoryRun {
             return Ok(());
         }
         let found = store.claim(&request).await.map_err(|error| error.to_string())?;
-        if self.model.was_spent_and_replaced(&request) && !matches!(found, ClaimOutcome::Granted(_)) {
+        if self.model.was_spent_and_replaced(&request) && !matches!(found, Granted(_)) {
             return Ok(());
         }
-        let fence = if let ClaimOutcome::Granted(lease) = &found { lease.fence } else { UNKNOWN_FENCE };
+        let fence = if let Granted(lease) = &found { lease.fence } else { UNKNOWN_FENCE };
         let expected = self.model.claim(&request, fence);
         if !self.model.granted_fences(&request.address).is_sorted_by(|before, after| before < after) {
             return Err(format!("fence {fence} after {:?}", self.model.granted_fences(&request.address)));
         }
-        if let ClaimOutcome::Granted(lease) = &expected {
+        if let Granted(lease) = &expected {
             self.claims[at][who] = Some((request, Some(lease.clone())));
         }
         compare_claim(self.clock, expected, &found)
@@ -369,13 +338,12 @@ fn compare_settle(
 
 fn compare_claim(clock: HistoryClock, mut expected: ClaimOutcome, found: &ClaimOutcome) -> Result<(), String> {
     match (&mut expected, found) {
-        (ClaimOutcome::Granted(lease), ClaimOutcome::Granted(found)) => lease.front_only = found.front_only,
+        (Granted(lease), Granted(found)) => lease.front_only = found.front_only,
         _ if clock == HistoryClock::Paused => {}
-        (ClaimOutcome::InProgress(holder), ClaimOutcome::InProgress(found))
-        | (ClaimOutcome::OutcomeUnknown(holder), ClaimOutcome::OutcomeUnknown(found)) => {
+        (InProgress(holder), InProgress(found)) | (OutcomeUnknown(holder), OutcomeUnknown(found)) => {
             (holder.age, holder.takeover_in) = (found.age, found.takeover_in);
         }
-        (ClaimOutcome::Completed(done), ClaimOutcome::Completed(found)) => done.expires_in = found.expires_in,
+        (Completed(done), Completed(found)) => done.expires_in = found.expires_in,
         _ => {}
     }
     (expected == *found).then_some(()).ok_or_else(|| format!("the model says {expected:?}, the store {found:?}"))

@@ -28,14 +28,10 @@ use parking_lot::Mutex;
 /// Maximum number of attempts of a [`RetryingStore`] before the error is returned.
 const MAX_ATTEMPTS: u32 = 64;
 
-/// A kind of call, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFilter {
-    /// Claims.
     Claim,
-    /// Extensions of a lease.
     Extend,
-    /// Settlements.
     Settle,
     /// Waits, reads and sweeps, which can be repeated without harm.
     Read,
@@ -78,7 +74,6 @@ pub struct FailingStore<S> {
 }
 
 impl<S> FailingStore<S> {
-    /// Wraps `inner` without faults.
     pub fn new(inner: S) -> Self {
         Self { inner, faults: CallRules(Mutex::default()) }
     }
@@ -93,7 +88,6 @@ impl<S> FailingStore<S> {
         self.faults.add(calls, None);
     }
 
-    /// Removes all faults.
     pub fn heal(&self) {
         self.faults.0.lock().clear();
     }
@@ -122,7 +116,6 @@ pub struct DelayedStore<S> {
 }
 
 impl<S> DelayedStore<S> {
-    /// Wraps `inner` without delays.
     pub fn new(inner: S) -> Self {
         Self { inner, delays: CallRules(Mutex::default()) }
     }
@@ -132,7 +125,6 @@ impl<S> DelayedStore<S> {
         self.delays.add(calls, (before, after));
     }
 
-    /// Removes all delays.
     pub fn heal(&self) {
         self.delays.0.lock().clear();
     }
@@ -213,7 +205,6 @@ pub struct RetryingStore<S> {
 }
 
 impl<S> RetryingStore<S> {
-    /// Wraps `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner }
     }

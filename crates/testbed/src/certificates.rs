@@ -13,7 +13,6 @@ pub struct CertificateAuthority {
     folder: TempDir,
 }
 
-/// A certificate and its key.
 #[derive(Clone, Debug)]
 pub struct IssuedCertificate {
     pub der: Vec<u8>,

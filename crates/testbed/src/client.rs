@@ -56,10 +56,9 @@ impl RawClient {
 
     /// Sends bytes. Ignores that the peer has closed already: the test checks its response, or its silence.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        match self.try_send(bytes).await {
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => panic!("the peer does not read: {error}"),
-            _ => {}
-        }
+        let sent = self.try_send(bytes).await;
+        let timed_out = sent.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        assert!(!timed_out, "the peer does not read");
     }
 
     pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
@@ -232,10 +231,7 @@ pub async fn many(n: usize, mut make: impl FnMut() -> TestRequest) -> Vec<TestRe
         .collect();
     let mut responses = Vec::with_capacity(n);
     for (index, task) in tasks.into_iter().enumerate() {
-        match task.await {
-            Ok(response) => responses.push(response),
-            Err(error) => panic!("request {index} of {n}: {error}"),
-        }
+        responses.push(task.await.unwrap_or_else(|error| panic!("request {index} of {n}: {error}")));
     }
     responses
 }

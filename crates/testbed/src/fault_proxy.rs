@@ -49,21 +49,20 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, mpsc},
-    thread::{self, JoinHandle},
+    thread,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
-    net::{TcpListener, TcpSocket},
-    runtime::Builder,
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    task::{JoinSet, yield_now},
-    time::{sleep, timeout},
+    runtime::{Builder, Runtime},
+    task::yield_now,
+    time::timeout,
 };
 
 use self::state::{AnswerLoss, ProxyDirection, ProxyRules, ProxyState};
 pub use self::state::{ConnectionTraffic, ProxyCounts};
-use crate::loopback;
+use crate::loopback::LoopbackPort;
 
 mod relay;
 mod state;
@@ -76,21 +75,14 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The proxy. Dropping it closes everything.
 #[derive(Debug)]
 pub struct FaultProxy {
-    addr: SocketAddr,
+    port: Arc<LoopbackPort>,
     state: Arc<ProxyState>,
-    commands: Option<UnboundedSender<ProxyCommand>>,
-    thread: Option<JoinHandle<()>>,
+    /// Has one thread, so that a command and the connections take turns. Locked during a command.
+    runtime: Mutex<Option<Runtime>>,
 }
 
-/// A change for the proxy's thread, and a channel to acknowledge it.
-struct ProxyCommand {
-    change: Box<dyn FnOnce(&mut ProxyRules) + Send>,
-    /// Whether to accept new connections from now on; `None` changes nothing.
-    listen: Option<bool>,
-    done: mpsc::Sender<()>,
-}
-
-/// Methods that change the rules: whether to listen from now on, and the change.
+/// Methods that change the rules: whether to accept new connections from now on (`None` changes nothing), and the
+/// change.
 macro_rules! commands {
     ($($name:ident($($arg:ident: $type:ty)?): $listen:expr, |$rules:ident| $change:expr;)*) => { $(
         pub fn $name(&self $(, $arg: $type)?) {
@@ -102,26 +94,16 @@ macro_rules! commands {
 impl FaultProxy {
     /// Starts a proxy on a free loopback port to this server, which need not run yet.
     pub fn to(server: SocketAddr) -> FaultProxy {
-        let state = Arc::new(ProxyState::new(server));
-        let (orders, inbox) = unbounded_channel();
-        let (started, addr) = mpsc::channel();
-        let shared = Arc::clone(&state);
-        let run = move || {
-            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime for the link");
-            runtime.block_on(async {
-                let (addr, socket) = loopback::reserve();
-                let listener = socket.listen(BACKLOG).expect("a bound socket can listen");
-                let _ = started.send(addr);
-                run_proxy(addr, listener, shared, inbox).await;
-            });
-        };
-        let thread = thread::Builder::new().name("link".into()).spawn(run).expect("a thread for the link");
-        let addr = addr.recv_timeout(COMMAND_TIMEOUT).expect("the link starts");
-        FaultProxy { addr, state, commands: Some(orders), thread: Some(thread) }
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("link").enable_all().build();
+        let runtime = Mutex::new(Some(runtime.expect("a runtime for the link")));
+        let (port, state) = (Arc::new(LoopbackPort::reserve()), Arc::new(ProxyState::new(server)));
+        let proxy = FaultProxy { port, state, runtime };
+        proxy.send_command(Some(true), |_| ());
+        proxy
     }
 
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.port.addr
     }
 
     /// Directs new connections to this server; open ones stay where they are.
@@ -175,91 +157,40 @@ impl FaultProxy {
     }
 
     pub fn counts(&self) -> ProxyCounts {
-        self.state.ledger.lock().counts
+        self.state.ledger.lock().counts()
     }
 
-    /// The traffic so far by connection, the oldest first; of closed ones only the last few thousand.
+    /// The traffic so far by connection, the oldest first.
     pub fn traffic(&self) -> Vec<ConnectionTraffic> {
-        self.state.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
+        self.state.ledger.lock().traffic()
     }
 
     fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules) + Send + 'static) {
         let (done, wait) = mpsc::channel();
-        let sent = self.commands.as_ref().expect("open until dropped").send(ProxyCommand {
-            change: Box::new(change),
-            listen,
-            done,
+        let (port, state) = (Arc::clone(&self.port), Arc::clone(&self.state));
+        let runtime = self.runtime.lock();
+        runtime.as_ref().expect("open until dropped").spawn(async move {
+            let connections = Arc::clone(&state);
+            match listen {
+                Some(true) => port.listen(move |client| {
+                    tokio::spawn(relay::relay_connection(client, Arc::clone(&connections)));
+                }),
+                Some(false) => port.refuse().await,
+                None => {}
+            }
+            state.rules.send_modify(change);
+            wait_until_reset(&state).await;
+            let _ = done.send(());
         });
-        assert!(
-            sent.is_ok() && wait.recv_timeout(COMMAND_TIMEOUT).is_ok(),
-            "the link's thread has died; it said why above"
-        );
+        assert!(wait.recv_timeout(COMMAND_TIMEOUT).is_ok(), "the link's thread has died; it said why above");
     }
 }
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        drop(self.commands.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-const BACKLOG: u32 = 1024;
-
-/// Accepts connections, or only reserves the port.
-enum ProxyListener {
-    Open(TcpListener),
-    Shut(TcpSocket),
-}
-
-/// Runs until the proxy is dropped. Its connections are tasks of the set and end with it.
-async fn run_proxy(
-    addr: SocketAddr, listener: TcpListener, wire: Arc<ProxyState>, mut inbox: UnboundedReceiver<ProxyCommand>,
-) {
-    let mut connections = JoinSet::new();
-    let mut door = ProxyListener::Open(listener);
-    loop {
-        let accepted = async {
-            match &door {
-                ProxyListener::Open(listener) => listener.accept().await,
-                ProxyListener::Shut(_) => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            order = inbox.recv() => {
-                let Some(ProxyCommand { change, listen, done }) = order else { return };
-                if let Some(open) = listen {
-                    door = set_listening(addr, door, open).await;
-                }
-                wire.rules.send_modify(change);
-                wait_until_reset(&wire).await;
-                let _ = done.send(());
-            }
-            accepted = accepted => match accepted {
-                Ok((client, _)) => {
-                    while connections.try_join_next().is_some() {}
-                    connections.spawn(relay::relay_connection(client, Arc::clone(&wire)));
-                }
-                // For example no file descriptors: it may pass.
-                Err(_) => sleep(Duration::from_millis(10)).await,
-            },
-        }
-    }
-}
-
-async fn set_listening(addr: SocketAddr, door: ProxyListener, open: bool) -> ProxyListener {
-    match (door, open) {
-        (ProxyListener::Shut(socket), true) => {
-            ProxyListener::Open(socket.listen(BACKLOG).expect("a bound socket can listen"))
-        }
-        (ProxyListener::Open(listener), false) => {
-            drop(listener);
-            ProxyListener::Shut(loopback::reserve_again(addr).await)
-        }
-        (door, _) => door,
+        // A runtime cannot be dropped within the test's own.
+        let runtime = self.runtime.lock().take();
+        let _ = thread::spawn(move || drop(runtime)).join();
     }
 }
 

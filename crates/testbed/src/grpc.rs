@@ -13,6 +13,7 @@
 use std::net::SocketAddr;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request};
 use tokio::{net::TcpStream, time::timeout};
 
@@ -73,33 +74,11 @@ impl GrpcTestResponse {
         assert_eq!(self.value("content-type"), Some("application/grpc"), "{self:?}");
         assert_eq!(self.code(), code, "{self:?}");
         let details = self.value("grpc-status-details-bin").unwrap_or_else(|| panic!("no details: {self:?}"));
-        let details = decode_base64(details);
+        let details = BASE64_NOPAD.decode(details.as_bytes()).expect("Base64 without padding");
         let text = String::from_utf8_lossy(&details);
         assert!(text.contains("type.googleapis.com/google.rpc.ErrorInfo"), "{text}");
         assert!(text.contains(reason), "{reason} is not in {text}");
     }
-}
-
-/// Decodes Base64 without padding.
-fn decode_base64(text: &str) -> Vec<u8> {
-    let digit = |byte: u8| match byte {
-        b'A'..=b'Z' => byte - b'A',
-        b'a'..=b'z' => byte - b'a' + 26,
-        b'0'..=b'9' => byte - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => panic!("{text:?} is no base64"),
-    };
-    let (mut bits, mut have, mut out) = (0u32, 0, Vec::new());
-    for byte in text.bytes() {
-        bits = bits << 6 | u32::from(digit(byte));
-        have += 6;
-        if have >= 8 {
-            have -= 8;
-            out.push((bits >> have) as u8);
-        }
-    }
-    out
 }
 
 #[derive(Clone)]

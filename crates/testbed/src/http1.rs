@@ -79,13 +79,9 @@ impl BodyFraming {
         if headers.has_token("transfer-encoding", "chunked") {
             return Ok(BodyFraming::Chunked);
         }
-        match headers.get("content-length") {
-            None => Ok(otherwise),
-            Some(length) => match length.parse() {
-                Ok(length) => Ok(BodyFraming::Length(length)),
-                Err(_) => Err(malformed(format!("content-length is {length:?}"))),
-            },
-        }
+        let Some(length) = headers.get("content-length") else { return Ok(otherwise) };
+        let parsed = length.parse().map(BodyFraming::Length);
+        parsed.map_err(|_| malformed(format!("content-length is {length:?}")))
     }
 }
 

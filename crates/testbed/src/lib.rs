@@ -35,4 +35,5 @@ pub use self::{
     postgres::{PgBouncer, TestPostgres},
     rabbitmq::TestRabbitmq,
     redis::{RedisCluster, RedisOptions, RedisSentinels, TestRedis},
+    server_process::ServerProcess,
 };

@@ -1,6 +1,6 @@
-use std::{io::Read, net::TcpStream, process::Command, time::Duration};
+use std::process::Command;
 
-use crate::server_process::{ServerProcess, free_port};
+use crate::server_process::{ServerProcess, deref_to_process};
 
 /// A NATS server with JetStream. Its streams stay across restarts.
 ///
@@ -13,42 +13,27 @@ use crate::server_process::{ServerProcess, free_port};
 #[derive(Debug)]
 pub struct TestNats {
     process: ServerProcess,
-    port: u16,
 }
+
+deref_to_process!(TestNats);
 
 impl TestNats {
     pub fn start() -> Self {
-        let server = Self { process: ServerProcess::new("nats-server", None), port: free_port() };
+        let server = Self { process: ServerProcess::new("nats-server", None) };
         server.restart();
         server
     }
 
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        format!("nats://127.0.0.1:{}", self.port())
     }
 
     /// Starts it again on the same port.
     pub fn restart(&self) {
         let mut command = Command::new("/usr/sbin/nats-server");
-        command.args(["--addr", "127.0.0.1", "--port", &self.port.to_string(), "--jetstream"]);
-        command.arg("--store_dir").arg(self.process.path("streams"));
-        self.process.start(&command, || self.is_ready());
-    }
-
-    pub fn kill(&self) {
-        self.process.kill();
-    }
-
-    /// The server speaks first once it is ready.
-    fn is_ready(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
-        let mut first = [0; 5];
-        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
-            && stream.read_exact(&mut first).is_ok()
-            && &first == b"INFO "
+        command.args(["--addr", "127.0.0.1", "--port", &self.port().to_string(), "--jetstream"]);
+        command.arg("--store_dir").arg(self.path("streams"));
+        // The server speaks first once it is ready.
+        self.process.start(&command, || self.answers(b"", b"INFO "));
     }
 }

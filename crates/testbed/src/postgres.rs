@@ -12,13 +12,10 @@ use std::{
     },
 };
 
-pub use self::pgbouncer::PgBouncer;
 use crate::{
     certificates::{CertificateAuthority, IssuedCertificate},
-    server_process::{ServerFolder, ServerProcess, command_as, free_port},
+    server_process::{ServerFolder, ServerProcess, command_as, deref_to_process},
 };
-
-mod pgbouncer;
 
 const BIN_FOLDER: &str = "/usr/lib/postgresql/15/bin";
 /// PostgreSQL refuses to run as root; then it runs as the user that its package creates.
@@ -33,10 +30,11 @@ const CREATE_ROLES_SQL: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ib
 #[derive(Debug)]
 pub struct TestPostgres {
     process: ServerProcess,
-    port: u16,
     settings: Vec<String>,
     databases: AtomicU32,
 }
+
+deref_to_process!(TestPostgres);
 
 impl TestPostgres {
     pub fn start() -> Self {
@@ -49,7 +47,7 @@ impl TestPostgres {
         let copied = Command::new("cp").arg("-a").arg(template_data_folder()).arg(process.path("data")).status();
         assert!(copied.is_ok_and(|status| status.success()), "the template cannot be copied");
         let settings = settings.iter().map(|setting| (*setting).into()).collect();
-        let server = Self { process, port: free_port(), settings, databases: AtomicU32::new(0) };
+        let server = Self { process, settings, databases: AtomicU32::new(0) };
         server.restart();
         server.sql("postgres", CREATE_ROLES_SQL);
         server
@@ -92,10 +90,10 @@ impl TestPostgres {
 
     /// Writes a file in its directory that the server can read.
     fn write_readable_file(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
-        let path = self.process.path(name);
+        let path = self.path(name);
         fs::write(&path, content).expect("a file in our folder");
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
-        let owner = fs::metadata(self.process.path("data")).expect("our own folder");
+        let owner = fs::metadata(self.path("data")).expect("our own folder");
         chown(&path, Some(owner.uid()), Some(owner.gid())).expect("our own file");
         path
     }
@@ -106,12 +104,8 @@ impl TestPostgres {
         SHARED.get_or_init(|| Self::start_with(&["max_connections=300"]))
     }
 
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     pub fn url(&self, role: &str, database: &str) -> String {
-        format!("postgres://{role}@127.0.0.1:{}/{database}", self.port)
+        format!("postgres://{role}@127.0.0.1:{}/{database}", self.port())
     }
 
     /// Creates a database, owned by `migrator`. Returns its name.
@@ -146,19 +140,13 @@ impl TestPostgres {
 
     /// Shuts it down cleanly and ends its sessions.
     pub fn stop(&self) {
-        self.process.stop("-INT");
-    }
-
-    /// Kills it, as a crash of the machine would; but data that the system has not written yet is not lost.
-    pub fn kill(&self) {
-        self.process.signal("-KILL", true);
-        self.process.kill();
+        self.stop_with("-INT");
     }
 
     /// Starts it again on the same port, after a stop or kill.
     pub fn restart(&self) {
         let mut server = Command::new(program_path("postgres"));
-        server.arg("-D").arg(self.process.path("data")).args(["-p", &self.port.to_string()]);
+        server.arg("-D").arg(self.path("data")).args(["-p", &self.port().to_string()]);
         let fixed = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "shared_buffers=16MB"];
         for setting in fixed.into_iter().chain(self.settings.iter().map(String::as_str)) {
             server.args(["-c", setting]);
@@ -166,18 +154,9 @@ impl TestPostgres {
         self.process.start(&server, || self.is_ready());
     }
 
-    /// Pauses the whole server: connections stay, nothing is answered.
-    pub fn pause(&self) {
-        self.process.signal("-STOP", true);
-    }
-
-    pub fn resume(&self) {
-        self.process.signal("-CONT", true);
-    }
-
     fn is_ready(&self) -> bool {
         let mut asks = Command::new(program_path("pg_isready"));
-        asks.args(["-q", "-t", "1", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
+        asks.args(["-q", "-t", "1", "-h", "127.0.0.1", "-p", &self.port().to_string()]);
         asks.status().is_ok_and(|status| status.success())
     }
 }
@@ -187,6 +166,35 @@ impl Drop for TestPostgres {
     fn drop(&mut self) {
         self.resume();
         self.stop();
+    }
+}
+
+/// pgbouncer in transaction mode: each statement may get another session.
+#[derive(Debug)]
+pub struct PgBouncer(ServerProcess);
+
+impl PgBouncer {
+    /// Starts pgbouncer in front of a server.
+    pub fn start(server: &TestPostgres) -> Self {
+        let process = ServerProcess::new("pgbouncer", Some(USER));
+        let port = process.port();
+        let users = process.write("users", "\"gateway\" \"\"\n\"migrator\" \"\"\n\"postgres\" \"\"\n");
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+             unix_socket_dir =\nauth_type = trust\nauth_file = {}\npool_mode = transaction\n\
+             default_pool_size = 5\nmax_client_conn = 2000\nserver_reset_query =\nquery_wait_timeout = 10\n",
+            server.port(),
+            users.display()
+        );
+        let mut command = Command::new("/usr/sbin/pgbouncer");
+        command.arg(process.write("ini", &settings));
+        process.start(&command, || process.answers(b"", b""));
+        Self(process)
+    }
+
+    /// The URL of a database for a role, with unnamed statements.
+    pub fn url(&self, role: &str, database: &str) -> String {
+        format!("postgres://{role}@127.0.0.1:{}/{database}?statements=unnamed", self.0.port())
     }
 }
 

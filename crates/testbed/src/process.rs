@@ -26,23 +26,19 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::Arc,
     time::Duration,
 };
 
-use tempfile::TempDir;
-use tokio::time::{sleep, timeout};
+use tempfile::{NamedTempFile, TempDir};
+use tokio::time::{Instant, sleep, timeout};
 
-use self::capture::{OutputCapture, wait_for_address};
-use crate::http1::WAIT_TIMEOUT;
-
-mod capture;
+use crate::{http1::WAIT_TIMEOUT, server_process::log_tail};
 
 /// Timeout of a start. Longer than other waits, because many tests start at once on few cores.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum number of log lines that a failing test shows.
-const MAX_SHOWN_LOG_LINES: usize = 60;
+/// Interval at which the log and the process are looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 const CONFIG_FILE: &str = "ibid.toml";
 
@@ -50,7 +46,6 @@ const CONFIG_FILE: &str = "ibid.toml";
 pub struct GatewayLauncher {
     bin: PathBuf,
     config: String,
-    upstream: Option<String>,
     admin: bool,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -63,9 +58,8 @@ impl GatewayLauncher {
         self
     }
 
-    pub fn upstream(mut self, url: &str) -> Self {
-        self.upstream = Some(url.to_owned());
-        self
+    pub fn upstream(self, url: &str) -> Self {
+        self.arg("--upstream").arg(url)
     }
 
     /// Does not pass `--admin`, nor wait for the admin address.
@@ -89,26 +83,23 @@ impl GatewayLauncher {
     pub async fn start(self) -> GatewayProcess {
         let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
         fs::write(dir.path().join(CONFIG_FILE), &self.config).expect("the configuration is written");
-        let (child, capture) = self.spawn_process(dir.path(), Vec::new());
-        let mut gateway = GatewayProcess { launch: self, dir, child, capture, exit: None, addr: None, admin: None };
-        gateway.wait_until_listening().await;
+        let log = NamedTempFile::new().expect("a temporary file");
+        let child = self.spawn_process(dir.path(), log.path());
+        let mut gateway = GatewayProcess { launch: self, dir, log, child, exit: None, addr: None, admin: None };
+        gateway.wait_until_listening(0).await;
         gateway
     }
 
-    fn spawn_process(&self, dir: &Path, earlier_lines: Vec<String>) -> (Child, Arc<OutputCapture>) {
+    fn spawn_process(&self, dir: &Path, log: &Path) -> Child {
         let mut command = base_command(&self.bin);
         command.arg("serve").arg("--config").arg(dir.join(CONFIG_FILE)).args(["--listen", "127.0.0.1:0"]);
         if self.admin {
             command.args(["--admin", "127.0.0.1:0"]);
         }
-        if let Some(url) = &self.upstream {
-            command.args(["--upstream", url]);
-        }
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value))).current_dir(dir);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.bin.display()));
-        let capture = capture::start(&mut child, earlier_lines);
-        (child, capture)
+        let log = || fs::File::options().append(true).open(log).expect("the log is writable");
+        command.stdin(Stdio::null()).stdout(log()).stderr(log());
+        command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.bin.display()))
     }
 }
 
@@ -127,8 +118,9 @@ pub enum ProcessSignal {
 pub struct GatewayProcess {
     launch: GatewayLauncher,
     dir: TempDir,
+    /// The output of all runs.
+    log: NamedTempFile,
     child: Child,
-    capture: Arc<OutputCapture>,
     exit: Option<ExitStatus>,
     addr: Option<SocketAddr>,
     admin: Option<SocketAddr>,
@@ -162,17 +154,24 @@ impl GatewayProcess {
         self.child.id()
     }
 
-    /// All lines of stdout and stderr so far, in order of arrival; of all runs since the start.
+    /// All complete lines of stdout and stderr so far, in order of arrival; of all runs since the start.
     pub fn logs(&self) -> Vec<String> {
-        self.capture.borrow().all.clone()
+        let log = fs::read(self.log.path()).expect("the log is readable");
+        let log = String::from_utf8_lossy(&log);
+        let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
+        complete.lines().map(str::to_owned).collect()
     }
 
     /// Waits for a line that contains `part`, and returns the first such line, old or new.
     pub async fn wait_for_log(&self, part: &str) -> String {
-        match timeout(WAIT_TIMEOUT, capture::wait_for_line(&self.capture, part)).await {
-            Ok(Some(line)) => line,
-            Ok(None) => panic!("the process ended without logging {part:?}:\n{}", self.log_tail()),
-            Err(_) => panic!("waited {WAIT_TIMEOUT:?} for {part:?} in the log:\n{}", self.log_tail()),
+        let began = Instant::now();
+        loop {
+            if let Some(line) = self.logs().into_iter().find(|line| line.contains(part)) {
+                return line;
+            }
+            let in_time = began.elapsed() < WAIT_TIMEOUT;
+            assert!(in_time, "waited {WAIT_TIMEOUT:?} for {part:?} in the log:\n{}", self.log_tail());
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -201,17 +200,12 @@ impl GatewayProcess {
         self.exit.is_some()
     }
 
-    /// Waits until the process has exited, and for the rest of its log.
     pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
-        let ended = async {
-            while !self.has_exited() {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        if timeout(deadline, ended).await.is_err() {
-            panic!("the process still runs after {deadline:?}:\n{}", self.log_tail());
+        let began = Instant::now();
+        while !self.has_exited() {
+            assert!(began.elapsed() < deadline, "the process still runs after {deadline:?}:\n{}", self.log_tail());
+            sleep(POLL_INTERVAL).await;
         }
-        let _ = timeout(Duration::from_secs(1), capture::wait_for_end(&self.capture)).await;
         self.exit.expect("just seen")
     }
 
@@ -224,33 +218,32 @@ impl GatewayProcess {
     /// Runs it again in the same directory with the current configuration file. Kills it first if it still runs.
     pub async fn restart(&mut self) {
         self.kill().await;
-        (self.child, self.capture) = self.launch.spawn_process(self.dir.path(), self.logs());
+        let earlier_lines = self.logs().len();
+        self.child = self.launch.spawn_process(self.dir.path(), self.log.path());
         self.exit = None;
-        self.wait_until_listening().await;
+        self.wait_until_listening(earlier_lines).await;
     }
 
-    async fn wait_until_listening(&mut self) {
-        (self.addr, self.admin) = (None, None);
-        let admin = self.launch.admin;
-        let capture = Arc::clone(&self.capture);
-        let lines = async {
-            let addr = wait_for_address(&capture, "ibid: listening on ").await?;
-            let admin = if admin { Some(wait_for_address(&capture, "ibid: admin on ").await?) } else { None };
-            Some((addr, admin))
-        };
-        match timeout(START_TIMEOUT, lines).await {
-            Ok(Some((addr, admin))) => (self.addr, self.admin) = (Some(addr), admin),
-            Ok(None) => {
-                let exit = self.wait_exit(WAIT_TIMEOUT).await;
-                panic!("the gateway ended ({exit}) before it listened:\n{}", self.log_tail());
+    async fn wait_until_listening(&mut self, earlier_lines: usize) {
+        let began = Instant::now();
+        loop {
+            // After the exit, the log is complete.
+            let has_exited = self.has_exited();
+            let lines = self.logs().split_off(earlier_lines);
+            self.addr = find_address(&lines, "ibid: listening on ");
+            self.admin = find_address(&lines, "ibid: admin on ");
+            if self.addr.is_some() && (self.admin.is_some() || !self.launch.admin) {
+                return;
             }
-            Err(_) => panic!("the gateway did not listen within {START_TIMEOUT:?}:\n{}", self.log_tail()),
+            let log = || self.log_tail();
+            assert!(!has_exited, "the gateway ended ({:?}) before it listened:\n{}", self.exit, log());
+            assert!(began.elapsed() < START_TIMEOUT, "it did not listen within {START_TIMEOUT:?}:\n{}", log());
+            sleep(POLL_INTERVAL).await;
         }
     }
 
     fn log_tail(&self) -> String {
-        let lines = self.logs();
-        lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
+        log_tail(self.log.path())
     }
 }
 
@@ -262,6 +255,12 @@ impl Drop for GatewayProcess {
             eprintln!("--- the gateway's log ---\n{}\n---", self.log_tail());
         }
     }
+}
+
+/// The address in the URL after `start`, which may follow half a line of a killed run.
+fn find_address(lines: &[String], start: &str) -> Option<SocketAddr> {
+    let url = lines.iter().find_map(|line| line.split_once(start))?.1.split_whitespace().next()?;
+    url.split_once("://")?.1.trim_end_matches('/').parse().ok()
 }
 
 /// Runs a command of the binary, such as `ibid check FILE`, and waits until it exits.

@@ -1,11 +1,4 @@
-use std::{
-    io::{Read, Write},
-    net::TcpStream,
-    path::PathBuf,
-    process::Command,
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{path::PathBuf, process::Command, sync::OnceLock};
 
 use crate::server_process::{ServerProcess, free_port};
 
@@ -18,29 +11,22 @@ const SERVER_PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 pub struct TestRabbitmq {
     node: ServerProcess,
     mapper: ServerProcess,
-    amqp_port: u16,
     distribution_port: u16,
-    mapper_port: u16,
 }
 
 impl TestRabbitmq {
     pub fn start() -> Self {
         let node = ServerProcess::new("rabbitmq-server", None);
-        let amqp_port = free_port();
         let config = format!(
-            "listeners.tcp.1 = 127.0.0.1:{amqp_port}\nlog.console = false\nlog.file = log\n\
-             disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.absolute = 1GB\n"
+            "listeners.tcp.1 = 127.0.0.1:{}\nlog.console = false\nlog.file = log\n\
+             disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.absolute = 1GB\n",
+            node.port()
         );
         node.write("rabbitmq.conf", &config);
         node.write("enabled_plugins", "[].\n");
         node.write("env.conf", "");
-        let server = Self {
-            node,
-            mapper: ServerProcess::new("erlang-base", None),
-            amqp_port,
-            distribution_port: free_port(),
-            mapper_port: free_port(),
-        };
+        let mapper = ServerProcess::new("erlang-base", None);
+        let server = Self { node, mapper, distribution_port: free_port() };
         server.restart();
         server
     }
@@ -53,12 +39,12 @@ impl TestRabbitmq {
 
     /// `amqp://…`, as the user guest.
     pub fn url(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.amqp_port)
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.node.port())
     }
 
     /// All ports of the node and its port mapper.
     pub fn ports(&self) -> [u16; 3] {
-        [self.amqp_port, self.distribution_port, self.mapper_port]
+        [self.node.port(), self.distribution_port, self.mapper.port()]
     }
 
     /// The directory of all its files.
@@ -70,14 +56,14 @@ impl TestRabbitmq {
     pub fn restart(&self) {
         self.kill();
         let mut mapper = Command::new("epmd");
-        mapper.args(["-port", &self.mapper_port.to_string(), "-address", "127.0.0.1"]);
+        mapper.args(["-port", &self.mapper.port().to_string(), "-address", "127.0.0.1"]);
         self.mapper.start(&mapper, || true);
         let mut node = Command::new(SERVER_PROGRAM);
         node.env("HOME", self.folder())
-            .env("ERL_EPMD_PORT", self.mapper_port.to_string())
+            .env("ERL_EPMD_PORT", self.mapper.port().to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
-            .env("RABBITMQ_NODENAME", format!("ibid{}@localhost", self.amqp_port))
-            .env("RABBITMQ_NODE_PORT", self.amqp_port.to_string())
+            .env("RABBITMQ_NODENAME", format!("ibid{}@localhost", self.node.port()))
+            .env("RABBITMQ_NODE_PORT", self.node.port().to_string())
             .env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_DIST_PORT", self.distribution_port.to_string())
             .env("RABBITMQ_MNESIA_BASE", self.node.path("data"))
@@ -90,22 +76,12 @@ impl TestRabbitmq {
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+S 2:2 -kernel inet_dist_use_interface {127,0,0,1}")
             // The script then becomes the node instead of waiting for it, so killing the process kills the node.
             .env("detached", "true");
-        self.node.start(&node, || self.is_ready());
+        // Once it is ready, it answers the protocol's greeting with a method frame: connection.start.
+        self.node.start(&node, || self.node.answers(b"AMQP\0\0\x09\x01", &[1]));
     }
 
     pub fn kill(&self) {
         self.node.kill();
         self.mapper.kill();
-    }
-
-    /// The node answers the protocol's greeting once it is ready.
-    fn is_ready(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.amqp_port)) else { return false };
-        let mut kind = [0; 1];
-        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
-            && stream.write_all(b"AMQP\0\0\x09\x01").is_ok()
-            && stream.read_exact(&mut kind).is_ok()
-            // A method frame: connection.start.
-            && kind == [1]
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! A server writes every change to its log before it answers (`appendfsync always`), unless configured otherwise.
 
-use std::{fs, path::PathBuf, process::Command, sync::OnceLock};
+use std::{fs, process::Command, sync::OnceLock};
 
 pub use self::{cluster::RedisCluster, sentinels::RedisSentinels};
 use crate::{
     certificates::CertificateAuthority,
-    server_process::{ServerProcess, free_port},
+    server_process::{ServerProcess, deref_to_process, free_port},
 };
 
 mod cluster;
@@ -30,10 +30,11 @@ pub struct RedisOptions {
 #[derive(Debug)]
 pub struct TestRedis {
     process: ServerProcess,
-    port: u16,
     options: RedisOptions,
     is_sentinel: bool,
 }
+
+deref_to_process!(TestRedis);
 
 impl TestRedis {
     pub fn start() -> Self {
@@ -57,7 +58,7 @@ impl TestRedis {
 
     fn launch(options: RedisOptions, is_sentinel: bool) -> Self {
         let process = ServerProcess::new("redis-server", None);
-        let (port, file) = (free_port(), |name: &str| process.path(name).display().to_string());
+        let (port, file) = (process.port(), |name: &str| process.path(name).display().to_string());
         let mut config = format!("bind 127.0.0.1\nsave \"\"\ndaemonize no\ndir {}\n", file(""));
         if !is_sentinel {
             config += "appendonly yes\nappendfsync always\n";
@@ -81,51 +82,29 @@ impl TestRedis {
             config += &format!("requirepass {password}\n");
         }
         process.write("redis.conf", &(config + &options.config.join("\n") + "\n"));
-        let server = Self { process, port, options, is_sentinel };
+        let server = Self { process, options, is_sentinel };
         server.restart();
         server
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
     }
 
     /// `redis://…`, or `rediss://…` with the CA to trust.
     pub fn url(&self) -> String {
         let login = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         if self.options.tls {
-            return format!("rediss://{login}127.0.0.1:{}/0?ca={}", self.port, self.file("ca.pem").display());
+            return format!("rediss://{login}127.0.0.1:{}/0?ca={}", self.port(), self.path("ca.pem").display());
         }
-        format!("redis://{login}127.0.0.1:{}/0", self.port)
-    }
-
-    /// A file in its directory: `ca.pem`, `cert.pem`, `key.pem`.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.process.path(name)
+        format!("redis://{login}127.0.0.1:{}/0", self.port())
     }
 
     /// Starts it again on its data, and waits until it is ready.
     pub fn restart(&self) {
         let mut command = Command::new("redis-server");
-        command.arg(self.file("redis.conf")).args(self.is_sentinel.then_some("--sentinel"));
+        command.arg(self.path("redis.conf")).args(self.is_sentinel.then_some("--sentinel"));
         self.process.start(&command, || self.try_cli(&["PING"]).is_some_and(|answer| answer == "PONG"));
     }
 
-    pub fn kill(&self) {
-        self.process.kill();
-    }
-
     pub fn stop(&self) {
-        self.process.stop("-TERM");
-    }
-
-    /// Pauses it: it accepts connections and answers nothing.
-    pub fn pause(&self) {
-        self.process.signal("-STOP", false);
-    }
-
-    pub fn resume(&self) {
-        self.process.signal("-CONT", false);
+        self.stop_with("-TERM");
     }
 
     pub fn cli(&self, args: &[&str]) -> String {
@@ -136,12 +115,12 @@ impl TestRedis {
     pub fn try_cli(&self, args: &[&str]) -> Option<String> {
         // redis-cli itself has no timeout for a silent server.
         let mut command = Command::new("timeout");
-        command.args(["10", "redis-cli", "-p", &self.port.to_string()]);
+        command.args(["10", "redis-cli", "-p", &self.port().to_string()]);
         if let Some(password) = &self.options.password {
             command.args(["--no-auth-warning", "-a", password]);
         }
         if self.options.tls {
-            command.arg("--tls").arg("--cacert").arg(self.file("ca.pem"));
+            command.arg("--tls").arg("--cacert").arg(self.path("ca.pem"));
         }
         let output = command.args(args).output().unwrap_or_else(|error| {
             panic!("redis-cli cannot be run ({error}); install the Debian package redis-tools");
@@ -154,9 +133,5 @@ impl TestRedis {
         let info = self.try_cli(&["INFO", "everything"]).unwrap_or_else(|| self.cli(&["INFO", "everything"]));
         let found = info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
         found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
-    }
-
-    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
-        self.process.until(what, is_so);
     }
 }

@@ -7,8 +7,8 @@ use std::{
     collections::hash_map::RandomState,
     fs,
     hash::BuildHasher,
-    io,
-    net::TcpListener,
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -84,24 +84,30 @@ pub(crate) fn free_port() -> u16 {
     panic!("no port is free");
 }
 
-/// A server's directory and process. Dropping it kills the process and removes the directory. A failing test shows the
-/// end of its log.
+/// A server's directory, port and process. Dropping it kills the process and removes the directory. A failing test
+/// shows the end of its log.
 #[derive(Debug)]
-pub(crate) struct ServerProcess {
+pub struct ServerProcess {
     /// The Debian package of its program.
     package: &'static str,
     user: Option<&'static str>,
     folder: ServerFolder,
+    port: u16,
     child: Mutex<Option<Child>>,
 }
 
 impl ServerProcess {
     /// If this process is root, the server runs as `user`, if any.
     pub(crate) fn new(package: &'static str, user: Option<&'static str>) -> Self {
-        Self { package, user, folder: ServerFolder::new(user), child: Mutex::default() }
+        Self { package, user, folder: ServerFolder::new(user), port: free_port(), child: Mutex::default() }
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A file in its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path(name)
     }
 
@@ -129,7 +135,17 @@ impl ServerProcess {
         self.until("it is ready", is_ready);
     }
 
-    pub(crate) fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+    /// Whether it answers `greeting` with `reply`.
+    pub(crate) fn answers(&self, greeting: &[u8], reply: &[u8]) -> bool {
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
+        let mut first = vec![0; reply.len()];
+        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
+            && stream.write_all(greeting).is_ok()
+            && stream.read_exact(&mut first).is_ok()
+            && first == reply
+    }
+
+    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let began = Instant::now();
         while !is_so() {
             let ended = self.child.lock().as_mut().and_then(|child| child.try_wait().ok().flatten());
@@ -140,23 +156,31 @@ impl ServerProcess {
         }
     }
 
-    pub(crate) fn kill(&self) {
-        if let Some(mut child) = self.child.lock().take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+    /// Kills it and its children, as a crash of the machine would; but data that the system has not written yet is not
+    /// lost.
+    pub fn kill(&self) {
+        self.stop_with("-KILL");
     }
 
     /// Sends a signal and waits until it has exited.
-    pub(crate) fn stop(&self, signal: &str) {
-        self.signal(signal, false);
+    pub(crate) fn stop_with(&self, signal: &str) {
+        self.signal(signal, signal == "-KILL");
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.wait();
         }
     }
 
+    /// Pauses it: connections stay and are accepted, nothing is answered.
+    pub fn pause(&self) {
+        self.signal("-STOP", true);
+    }
+
+    pub fn resume(&self) {
+        self.signal("-CONT", true);
+    }
+
     /// Sends a signal to the process, if it runs, and to its children.
-    pub(crate) fn signal(&self, signal: &str, also_children: bool) {
+    fn signal(&self, signal: &str, also_children: bool) {
         let Some(pid) = self.child.lock().as_ref().map(Child::id) else { return };
         let mut pids = pid.to_string();
         if also_children {
@@ -167,10 +191,8 @@ impl ServerProcess {
         assert!(sent.is_ok(), "kill {signal}: {sent:?}");
     }
 
-    pub(crate) fn log_tail(&self) -> String {
-        let log = fs::read_to_string(self.path("log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
+    fn log_tail(&self) -> String {
+        log_tail(&self.path("log"))
     }
 }
 
@@ -182,6 +204,28 @@ impl Drop for ServerProcess {
         }
     }
 }
+
+/// The last lines of a log, for a failing test to show.
+pub(crate) fn log_tail(path: &Path) -> String {
+    let log = fs::read(path).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
+}
+
+/// Makes what all servers can do available on these types, which have a field `process`.
+macro_rules! deref_to_process {
+    ($($server:ty),*) => { $(
+        impl std::ops::Deref for $server {
+            type Target = $crate::ServerProcess;
+
+            fn deref(&self) -> &Self::Target {
+                &self.process
+            }
+        }
+    )* };
+}
+pub(crate) use deref_to_process;
 
 /// The start of a command that runs as `user` if this process is root.
 pub(crate) fn command_as(user: Option<&str>, setpriv_args: &[&str]) -> Command {

@@ -23,22 +23,36 @@
 //! # }
 //! ```
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use parking_lot::Mutex;
+use bytes::Bytes;
 use tokio::{
-    net::{TcpListener, TcpSocket},
-    task::{JoinHandle, JoinSet},
+    net::TcpStream,
+    sync::watch,
+    task::JoinSet,
     time::{sleep, timeout},
 };
 
-use self::request_log::RequestLog;
+use self::{
+    reply::ReplyContent,
+    request_log::{OpenUpstreamConnection, RequestLog},
+};
+use crate::{
+    http1::{HeaderList, WAIT_TIMEOUT},
+    loopback::LoopbackPort,
+};
+
 pub use self::{
     gate::ReplyGate,
     reply::{UpstreamFault, UpstreamReply, filler},
     request_log::LoggedRequest,
 };
-use crate::{http1::WAIT_TIMEOUT, loopback};
 
 mod gate;
 mod h1;
@@ -49,9 +63,8 @@ mod request_log;
 #[derive(Debug)]
 pub struct TestUpstream {
     request_log: Arc<RequestLog>,
-    addr: SocketAddr,
+    port: LoopbackPort,
     protocol: UpstreamProtocol,
-    state: Mutex<UpstreamState>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +73,6 @@ enum UpstreamProtocol {
     Http1,
     /// HTTP/2 with prior knowledge, and HTTP/1.1, by hyper.
     H2c,
-}
-
-#[derive(Debug)]
-enum UpstreamState {
-    Listening(JoinHandle<()>),
-    /// The port stays reserved, but connections are refused.
-    Refusing(TcpSocket),
-    Changing,
 }
 
 impl TestUpstream {
@@ -83,9 +88,7 @@ impl TestUpstream {
     }
 
     fn start_with(protocol: UpstreamProtocol) -> TestUpstream {
-        let (addr, socket) = loopback::reserve();
-        let state = Mutex::new(UpstreamState::Refusing(socket));
-        let upstream = TestUpstream { request_log: Arc::default(), addr, protocol, state };
+        let upstream = TestUpstream { request_log: Arc::default(), port: LoopbackPort::reserve(), protocol };
         upstream.start_listening();
         upstream
     }
@@ -98,11 +101,11 @@ impl TestUpstream {
     }
 
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.port.addr
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.addr)
+        format!("http://{}", self.addr())
     }
 
     /// Sets the answer for requests with exactly this path, ignoring the query. `"OPTIONS /pay"` is for one
@@ -144,18 +147,13 @@ impl TestUpstream {
 
     /// Closes every connection, answered or not, and refuses new ones.
     pub async fn stop(&self) {
-        let state = std::mem::replace(&mut *self.state.lock(), UpstreamState::Changing);
-        let socket = match state {
-            UpstreamState::Listening(task) => {
-                task.abort();
-                let _ = task.await;
-                self.wait_all_closed().await;
-                loopback::reserve_again(self.addr).await
+        self.port.refuse().await;
+        let closed = async {
+            while self.connections_open() > 0 {
+                sleep(Duration::from_millis(2)).await;
             }
-            UpstreamState::Refusing(socket) => socket,
-            UpstreamState::Changing => panic!("two tasks stop or restart one upstream"),
         };
-        *self.state.lock() = UpstreamState::Refusing(socket);
+        timeout(WAIT_TIMEOUT, closed).await.expect("the upstream's connections end");
     }
 
     /// Accepts connections again, on the same port, with the same log and rules.
@@ -165,25 +163,18 @@ impl TestUpstream {
     }
 
     fn start_listening(&self) {
-        let mut state = self.state.lock();
-        let UpstreamState::Refusing(socket) = std::mem::replace(&mut *state, UpstreamState::Changing) else {
-            panic!("the upstream is listening already");
-        };
-        let listener = socket.listen(1024).expect("a bound socket can listen");
-        *state = UpstreamState::Listening(tokio::spawn(accept_connections(
-            listener,
-            Arc::clone(&self.request_log),
-            self.protocol,
-        )));
-    }
-
-    async fn wait_all_closed(&self) {
-        let closed = async {
-            while self.connections_open() > 0 {
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        timeout(WAIT_TIMEOUT, closed).await.expect("the upstream's connections end");
+        let (request_log, protocol) = (Arc::clone(&self.request_log), self.protocol);
+        // The connections end with the set.
+        let mut connections = JoinSet::new();
+        self.port.listen(move |stream| {
+            while connections.try_join_next().is_some() {}
+            let _ = stream.set_nodelay(true);
+            let open = RequestLog::open(&request_log);
+            match protocol {
+                UpstreamProtocol::Http1 => connections.spawn(h1::serve(stream, open)),
+                UpstreamProtocol::H2c => connections.spawn(h2c::serve(stream, open)),
+            };
+        });
     }
 }
 
@@ -244,34 +235,5 @@ impl TestUpstream {
 
     fn count(&self, which: impl Fn(&LoggedRequest) -> bool) -> usize {
         self.request_log.state().log.iter().filter(|seen| which(seen)).count()
-    }
-}
-
-impl Drop for TestUpstream {
-    fn drop(&mut self) {
-        if let UpstreamState::Listening(task) = &*self.state.lock() {
-            task.abort();
-        }
-    }
-}
-
-/// Serves until aborted. The connections are tasks of the set and end with it.
-async fn accept_connections(listener: TcpListener, ledger: Arc<RequestLog>, protocol: UpstreamProtocol) {
-    let mut connections = JoinSet::new();
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(_) => {
-                sleep(Duration::from_millis(10)).await;
-                continue;
-            }
-        };
-        while connections.try_join_next().is_some() {}
-        let _ = stream.set_nodelay(true);
-        let open = RequestLog::open(&ledger);
-        match protocol {
-            UpstreamProtocol::Http1 => connections.spawn(h1::serve(stream, open)),
-            UpstreamProtocol::H2c => connections.spawn(h2c::serve(stream, open)),
-        };
     }
 }

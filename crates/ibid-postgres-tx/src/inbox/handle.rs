@@ -1,12 +1,8 @@
 use std::{fmt, time::Duration};
 
 use ibid::inbox::{BrokerReply, InboxEvent};
-use tokio::time::timeout;
 
-use super::{
-    DriverErrorKind, Transaction, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool,
-    discard_timed_out,
-};
+use super::{DriverErrorKind, Transaction, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool};
 use crate::run::{Tx, TxFuture};
 
 /// Redelivery delay after a database error, which is not the event's fault.
@@ -69,8 +65,7 @@ impl TxInbox {
         E: fmt::Display + Send,
         H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<(), E>> + Send,
     {
-        let mut connection = self.connection(pool).await?;
-        let alone = timeout(self.transaction_timeout, async {
+        let alone = async |connection: &mut P::Conn| {
             let mut tx = connection.begin(None).await?;
             match self.claim(&mut tx, event).await? {
                 TxEventClaim::New => {}
@@ -89,14 +84,9 @@ impl TxInbox {
                     Err(why) => why.map(Err),
                 },
             }
-        });
-        let ended = match alone.await {
-            Ok(ended) => ended?,
-            Err(_) => return Err(discard_timed_out(connection)),
         };
-        // Return the connection to the pool: counting a failure needs one.
-        drop(connection);
-        match ended {
+        // The connection is back in the pool by then: counting a failure needs one.
+        match self.on_connection(pool, alone).await? {
             Ok(handled) => Ok(handled),
             Err(why) => self.count_failure(pool, event, why).await,
         }
@@ -119,15 +109,11 @@ impl TxInbox {
         E: fmt::Display + Send,
         H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> TxFuture<'t, Result<(), E>> + Send,
     {
-        let mut connection = self.connection(pool).await?;
-        let together = self.handle_in_one_transaction::<P, E, H>(&mut connection, events, &mut handler);
-        let ended = match timeout(self.transaction_timeout, together).await {
-            Ok(ended) => ended?,
-            Err(_) => return Err(discard_timed_out(connection)),
+        let together = async |connection: &mut P::Conn| {
+            self.handle_in_one_transaction::<P, E, H>(connection, events, &mut handler).await
         };
-        drop(connection);
         let mut handled = Vec::with_capacity(events.len());
-        match ended {
+        match self.on_connection(pool, together).await? {
             Some(ends) => {
                 for (event, end) in events.iter().zip(ends) {
                     handled.push(match end {

@@ -1,18 +1,10 @@
 //! Administrative calls.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{
-    Address, EntryCounts, EntryFilter, EntryPage, EntryState, Fence, ListCursor, SettleOutcome, Settlement, StoreAdmin,
-    StoreError, StoreFuture,
-};
-use tokio_postgres::types::{ToSql, Type};
+use ibid::store::{EntryCounts, EntryFilter, EntryPage, ListCursor};
 
 use super::{
-    Postgres,
-    rows::{self, ENTRY_INFO_COLUMNS, SettlementParams, column, micros_param, postgres_text},
-    statements::Statement,
+    rows::{ENTRY_INFO_COLUMNS, micros_param, postgres_text},
+    *,
 };
 
 /// Deadline of listings and counts, which may have to read many rows.
@@ -25,21 +17,10 @@ impl Postgres {
         &self, at: &Address, seen: Fence, end: SettlementParams<'_>,
     ) -> Result<SettleOutcome, StoreError> {
         let (address, seen) = (&at.0[..], rows::fence_param(seen));
-        let params: [&(dyn ToSql + Sync); 11] = [
-            &address,
-            &seen,
-            &end.kind,
-            &end.failed,
-            &end.record,
-            &end.status,
-            &end.requested_ms,
-            &end.completed_ms,
-            &end.duration,
-            &end.ttl,
-            &end.retry_in,
-        ];
+        let mut params: Vec<&(dyn ToSql + Sync)> = vec![&address, &seen];
+        params.extend(end.params());
         let found = self.pool.call(Statement::Change, &params, self.pool.deadline()).await?;
-        self.single_outcome(&found, None)?.into_settle_outcome()
+        rows::read_outcome(first_row(&found)?, None)?.into_settle_outcome()
     }
 
     async fn list_page(&self, filter: &EntryFilter, from: ListCursor, at_most: u32) -> Result<EntryPage, StoreError> {
@@ -105,16 +86,11 @@ impl StoreAdmin for Postgres {
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            if let Some(answers) = &self.answer_cache {
-                answers.forget(at);
-            }
-            let forgotten = self
-                .change_entry(at, seen, SettlementParams { kind: FORGET_CODE, ..SettlementParams::default() })
-                .await;
+            self.waiters.notifications.forget(at);
+            let end = SettlementParams { kind: FORGET_CODE, ..SettlementParams::default() };
+            let forgotten = self.change_entry(at, seen, end).await;
             // Again: a concurrent read may have cached it meanwhile.
-            if let Some(answers) = &self.answer_cache {
-                answers.forget(at);
-            }
+            self.waiters.notifications.forget(at);
             forgotten
         })
     }
@@ -130,8 +106,8 @@ impl StoreAdmin for Postgres {
         StoreFuture::boxed(async move {
             let sql = "SELECT c.processing, c.unknown, c.finished, c.bytes FROM ibid._counts() c";
             let found = self.pool.read(sql, &[], LIST_TIMEOUT).await?;
-            let row = self.first_row(&found)?;
-            let number = |at| column::<i64>(row, at).map(|number| number.max(0) as u64);
+            let row = first_row(&found)?;
+            let number = |at| rows::count_at(row, at);
             Ok(EntryCounts { processing: number(0)?, unknown: number(1)?, finished: number(2)?, bytes: number(3)? })
         })
     }

@@ -5,20 +5,13 @@
 //! batch that the server rolled back is sent again one job at a time, so no job fails because of another; a job whose
 //! row is locked by another transaction is retried until its deadline, without delaying others.
 
-use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
+use std::collections::VecDeque;
 
-use ibid::store::{ErrorKind, Lease, Settlement, StoreError, with_jitter};
-use parking_lot::Mutex;
-use tokio::{
-    sync::oneshot,
-    time::{Instant, sleep},
-};
+use tokio::sync::oneshot;
 
 use super::{
-    error::store_error,
-    pool::{CallFailure, PostgresPool},
-    rows::{self, LeaseColumns, RowOperation, RowOutcome, SettlementColumns, SettlementParams},
-    statements::Statement,
+    rows::{LeaseColumns, SettlementColumns},
+    *,
 };
 
 /// Maximum number of jobs in one statement.

@@ -1,29 +1,8 @@
 //! One connection: its task, its prepared statements, and its load.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-
-use ibid::store::ErrorKind;
 use parking_lot::RwLock;
-use tokio::{task::AbortHandle, task::JoinHandle, time::timeout};
-use tokio_postgres::{
-    Client, Error, Row,
-    types::{ToSql, Type},
-};
 
-use super::{
-    checks::{self, PostgresFindings},
-    error,
-    statements::{ALL_STATEMENTS, Statement},
-    tls::PostgresTlsConnector,
-    url::PostgresUrl,
-};
-use crate::certificates::ReloadingTlsConfig;
+use super::{statements::ALL_STATEMENTS, *};
 
 pub(super) struct PostgresConnection {
     client: Client,

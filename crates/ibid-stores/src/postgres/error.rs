@@ -5,11 +5,9 @@
 
 use std::error::Error as _;
 
-use ibid::store::{ErrorKind, StoreError};
-use tokio_postgres::{
-    Error,
-    error::{DbError, Severity, SqlState},
-};
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+use super::*;
 
 pub(super) const STORE_NAME: &str = "postgres";
 
@@ -48,16 +46,14 @@ pub(super) fn was_row_conflict(error: &Error) -> bool {
 
 /// Whether the statement must be prepared again: the server dropped it, or the schema changed.
 pub(super) fn needs_reprepare(error: &Error) -> bool {
-    matches!(error.code(), Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME || is_stale_plan(error))
+    [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::FEATURE_NOT_SUPPORTED]
+        .iter()
+        .any(|code| error.code() == Some(code))
 }
 
 /// Whether the server became read-only; another connection may reach another server.
 pub(super) fn is_read_only(error: &Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
-}
-
-fn is_stale_plan(error: &Error) -> bool {
-    error.code() == Some(&SqlState::FEATURE_NOT_SUPPORTED)
 }
 
 fn is_error_severity(answer: &DbError) -> bool {
@@ -92,13 +88,8 @@ pub(super) fn error_text(error: &Error) -> String {
         }
         return said;
     }
-    let mut said = error.to_string();
-    let mut source = error.source();
-    while let Some(deeper) = source {
-        said = format!("{said}: {deeper}");
-        source = deeper.source();
-    }
-    said
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |said, cause| format!("{said}: {cause}"))
 }
 
 #[cfg(test)]

@@ -5,13 +5,9 @@
 //! Invariants: nothing that ibid did not create is changed; of several concurrent migrations one does the work; a
 //! second run finds nothing to do.
 
-use std::time::Duration;
+use tokio_postgres::Transaction;
 
-use tokio::time::timeout;
-use tokio_postgres::{Client, Transaction};
-
-use super::{error::error_text, url::PostgresUrl};
-use crate::StoreSetupError;
+use super::{error::error_text, *};
 
 /// The kind of migration to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,10 +148,6 @@ impl MigrationScript<'_> {
     }
 }
 
-fn pending_migrations(version: i32) -> impl DoubleEndedIterator<Item = &'static Migration> {
-    MIGRATIONS.iter().filter(move |migration| migration.version > version)
-}
-
 /// Returns the version of the existing schema, or `None` if there is none. Rejects a schema that is not ours.
 async fn schema_version(tx: &Transaction<'_>) -> Result<Option<i32>, String> {
     let encoding = query_value::<String>(
@@ -205,7 +197,8 @@ async fn migrate_up(
         script.execute(MIGRATIONS_TABLE_SQL).await?;
     }
     let roles = [ensure_role(script, SERVICE_ROLE).await?, ensure_role(script, ADMIN_ROLE).await?];
-    for Migration { version, name, up, .. } in pending_migrations(version.unwrap_or(-1).max(0)) {
+    let version = version.unwrap_or(0);
+    for Migration { version, name, up, .. } in MIGRATIONS.iter().filter(|migration| migration.version > version) {
         script.execute(up).await.map_err(|why| format!("{name}: {why}"))?;
         script.execute(&format!("INSERT INTO ibid.migrations (version, name) VALUES ({version}, '{name}')")).await?;
         script.report.push(format!("applied {name}"));

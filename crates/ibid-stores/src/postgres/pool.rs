@@ -5,34 +5,10 @@
 //! sent at most once (the caller decides whether to repeat an ambiguous call); a connection with an overdue reply is
 //! closed.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use tokio::time::timeout_at;
 
-use ibid::store::{ErrorKind, StoreError, with_jitter};
-use parking_lot::Mutex;
-use tokio::{
-    sync::Notify,
-    task::{AbortHandle, JoinHandle},
-    time::{Instant, sleep, timeout_at},
-};
-use tokio_postgres::{
-    Error, Row,
-    types::{ToSql, Type},
-};
-
-use super::{
-    checks::PostgresFindings,
-    connection::PostgresConnection,
-    error::{self, store_error},
-    statements::Statement,
-    url::PostgresUrl,
-};
-use crate::{breaker::CircuitBreaker, certificates::ReloadingTlsConfig};
+use super::{connection::PostgresConnection, *};
+use crate::breaker::CircuitBreaker;
 
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -53,7 +29,7 @@ pub(super) struct PostgresPool {
     changed: Notify,
     /// What the server checks found, or `None` before the first connection.
     pub(super) findings: Mutex<Option<PostgresFindings>>,
-    connection_tasks: Mutex<Vec<AbortHandle>>,
+    connection_tasks: Mutex<JoinSet<()>>,
 }
 
 impl PostgresPool {
@@ -76,17 +52,8 @@ impl PostgresPool {
     }
 
     /// Waits until the first connection is open or has failed.
-    pub(super) async fn wait_until_tried(&self) {
-        let deadline = Instant::now() + self.connect_timeout() * 2;
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if self.least_busy().is_some() || self.last_error.lock().is_some() || Instant::now() >= deadline {
-                return;
-            }
-            drop(timeout_at(deadline, changed).await);
-        }
+    pub(super) async fn wait_until_tried(self: &Arc<Self>) {
+        drop(self.connection(Instant::now() + self.connect_timeout() * 2).await);
     }
 
     pub(super) fn connect_timeout(&self) -> Duration {
@@ -107,15 +74,13 @@ impl PostgresPool {
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
-        let sent =
-            self.send(true, Instant::now() + limit, async |connection| connection.run_once(sql, params).await).await;
-        sent.map_err(CallFailure::into)
+        let deadline = Instant::now() + limit;
+        Ok(self.send(true, deadline, async |connection| connection.run_once(sql, params).await).await?)
     }
 
     /// Sends a rare statement that writes.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(false, self.deadline(), async |connection| connection.run_once(sql, &[]).await).await;
-        sent.map_err(CallFailure::into)
+        Ok(self.send(false, self.deadline(), async |connection| connection.run_once(sql, &[]).await).await?)
     }
 
     async fn send(
@@ -188,8 +153,7 @@ impl PostgresPool {
             .started_count
             .fetch_update(Relaxed, Relaxed, |started| (started < self.connections.len()).then_some(started + 1));
         if let Ok(slot) = next {
-            let keeper = tokio::spawn(self.clone().keep_connected(slot));
-            self.connection_tasks.lock().push(keeper.abort_handle());
+            self.connection_tasks.lock().spawn(self.clone().keep_connected(slot));
         }
     }
 
@@ -241,7 +205,7 @@ impl PostgresPool {
     }
 
     pub(super) fn close(&self) {
-        self.connection_tasks.lock().drain(..).for_each(|keeper| keeper.abort());
+        self.connection_tasks.lock().abort_all();
         self.connections.iter().for_each(|slot| drop(slot.lock().take()));
     }
 }

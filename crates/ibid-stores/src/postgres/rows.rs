@@ -1,22 +1,15 @@
 //! Maps between the contract's types and the table's columns.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::borrow::Cow;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
     record::{Record, RecordBody},
-    store::{
-        ClaimOutcome, ClaimRequest, CompletedEntry, EntryInfo, EntryState, ErrorKind, Fence, Fingerprint, Holder,
-        Lease, RecordSummary, SettleOutcome, Settlement, StoreError, Tags,
-    },
+    store::{CompletedEntry, EntryInfo, Fingerprint, Holder, RecordSummary, Tags},
 };
-use tokio_postgres::{
-    Row,
-    types::{FromSql, ToSql, Type},
-};
+use tokio_postgres::types::FromSql;
 
-use super::error::store_error;
+use super::*;
 
 /// Maximum duration: ten thousand years, in microseconds. The sum of two still fits a timestamp.
 const MAX_DURATION_US: u64 = 315_576_000_000_000_000;
@@ -95,29 +88,36 @@ parameters!(LEASE_TYPES, LeaseColumns(lease: &'a Lease) {
     attempts: i32, INT4 = i32::try_from(lease.attempt).unwrap_or(i32::MAX);
 });
 
-parameters!(SETTLEMENT_TYPES, SettlementColumns(end: SettlementParams<'a>) {
-    kinds: i16, INT2 = end.kind;
-    failed_flags: bool, BOOL = end.failed;
-    records: Option<&'a [u8]>, BYTEA = end.record;
-    statuses: i32, INT4 = end.status;
-    requested_ms: i64, INT8 = end.requested_ms;
-    completed_ms: i64, INT8 = end.completed_ms;
-    durations: i64, INT8 = end.duration;
-    ttls: i64, INT8 = end.ttl;
-    retry_delays: i64, INT8 = end.retry_in;
-});
+/// Defines the parameters of a settlement likewise. They are also those of a call for one entry.
+macro_rules! settlement_parameters {
+    ($($name:ident: $type:ty, $sql:ident;)*) => {
+        #[derive(Default)]
+        pub(super) struct SettlementParams<'a> {
+            $(pub(super) $name: $type,)*
+        }
 
-#[derive(Default)]
-pub(super) struct SettlementParams<'a> {
-    pub(super) kind: i16,
-    pub(super) failed: bool,
-    pub(super) record: Option<&'a [u8]>,
-    pub(super) status: i32,
-    pub(super) requested_ms: i64,
-    pub(super) completed_ms: i64,
-    pub(super) duration: i64,
-    pub(super) ttl: i64,
-    pub(super) retry_in: i64,
+        impl SettlementParams<'_> {
+            pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+                vec![$(&self.$name),*]
+            }
+        }
+
+        parameters!(SETTLEMENT_TYPES, SettlementColumns(end: SettlementParams<'a>) {
+            $($name: $type, $sql = end.$name;)*
+        });
+    };
+}
+
+settlement_parameters! {
+    kind: i16, INT2;
+    failed: bool, BOOL;
+    record: Option<&'a [u8]>, BYTEA;
+    status: i32, INT4;
+    requested_ms: i64, INT8;
+    completed_ms: i64, INT8;
+    duration: i64, INT8;
+    ttl: i64, INT8;
+    retry_in: i64, INT8;
 }
 
 impl<'a> SettlementParams<'a> {
@@ -221,11 +221,10 @@ fn assemble_record(row: &Row) -> Result<Bytes, StoreError> {
         headers.append(name, value);
     }
     let body: Option<Blob> = column(row, 15)?;
-    let ms = |at| column::<Option<i64>>(row, at).map(|ms| ms.unwrap_or(0).max(0) as u64);
     let record = Record {
         status,
-        requested_at_ms: ms(16)?,
-        completed_at_ms: ms(17)?,
+        requested_at_ms: count_or_zero_at(row, 16)?,
+        completed_at_ms: count_or_zero_at(row, 17)?,
         headers,
         body: body.map_or(RecordBody::None, |body| RecordBody::Whole(body.0)),
         trailers: HeaderMap::new(),
@@ -280,12 +279,11 @@ pub(super) fn read_entry_info(row: &Row) -> Result<EntryInfo, StoreError> {
 
 fn read_summary(row: &Row) -> Result<RecordSummary, StoreError> {
     let status: Option<i32> = column(row, 15)?;
-    let ms = |at| column::<Option<i64>>(row, at).map(|ms| ms.unwrap_or(0).max(0) as u64);
     Ok(RecordSummary {
         status: status.and_then(|status| u16::try_from(status).ok()).unwrap_or(0),
-        requested_at_ms: ms(16)?,
-        completed_at_ms: ms(17)?,
-        took: Duration::from_micros(ms(18)?),
+        requested_at_ms: count_or_zero_at(row, 16)?,
+        completed_at_ms: count_or_zero_at(row, 17)?,
+        took: Duration::from_micros(count_or_zero_at(row, 18)?),
     })
 }
 
@@ -314,9 +312,16 @@ fn fingerprint_at(row: &Row, at: usize) -> Result<Fingerprint, StoreError> {
     Ok(Fingerprint { version, digest })
 }
 
+pub(super) fn count_at(row: &Row, at: usize) -> Result<u64, StoreError> {
+    column::<i64>(row, at).map(|number| number.max(0) as u64)
+}
+
+fn count_or_zero_at(row: &Row, at: usize) -> Result<u64, StoreError> {
+    column::<Option<i64>>(row, at).map(|number| number.unwrap_or(0).max(0) as u64)
+}
+
 fn duration_at(row: &Row, at: usize) -> Result<Duration, StoreError> {
-    let us: i64 = column(row, at)?;
-    Ok(Duration::from_micros(us.max(0) as u64))
+    count_at(row, at).map(Duration::from_micros)
 }
 
 /// Clamps the duration, so that sums do not overflow a timestamp.

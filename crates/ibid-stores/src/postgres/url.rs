@@ -126,13 +126,8 @@ fn show_value(value: &str) -> String {
 
 /// Describes an invalid URL. The driver names options, but never their values.
 fn root_cause(error: &tokio_postgres::Error) -> String {
-    let mut why = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(deeper) = source {
-        why = deeper.to_string();
-        source = deeper.source();
-    }
-    why
+    let causes = std::iter::successors(std::error::Error::source(error), |&cause| cause.source());
+    causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]

@@ -8,22 +8,15 @@
 //! With a local cache, the listening connection stays open and receives forgets; behind a pooler, the task polls a
 //! counter instead. Any gap flushes the cache.
 
-use std::{collections::HashMap, future::poll_fn, mem, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::poll_fn};
 
-use ibid::store::{Address, Fence, HolderWaits, StoreError, with_jitter};
 use tokio::{
-    sync::{Notify, mpsc, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    sync::{mpsc, watch},
+    time::sleep_until,
 };
-use tokio_postgres::{AsyncMessage, types::ToSql};
+use tokio_postgres::AsyncMessage;
 
-use super::{
-    pool::{CallFailure, PostgresPool},
-    rows,
-    statements::Statement,
-    tls::PostgresTlsConnector,
-};
-use crate::local_cache::AnswerCache;
+use super::*;
 
 /// Poll interval while notifications are received.
 const POLL_INTERVAL_LISTENING: Duration = Duration::from_secs(1);
@@ -40,13 +33,11 @@ const LISTENER_LINGER: Duration = Duration::from_secs(5);
 
 pub(super) struct PostgresWaiters {
     pool: Arc<PostgresPool>,
-    answer_cache: Option<AnswerCache>,
-    waits: HolderWaits,
+    pub(super) notifications: ServerNotifications,
     /// Tells the poller of each waited for holder.
     awaited: mpsc::UnboundedSender<AwaitedHolder>,
     /// Makes the poller poll all holders.
     poll_all: Notify,
-    /// Whether there are waiters.
     has_waiters: watch::Sender<bool>,
     /// Whether notifications of marked rows are received.
     is_listening: watch::Sender<bool>,
@@ -57,13 +48,12 @@ type AwaitedHolder = (Address, Fence);
 impl PostgresWaiters {
     /// Creates the table of waiters, and the holders that [`run_poller`](Self::run_poller) receives.
     pub(super) fn new(
-        pool: Arc<PostgresPool>, answer_cache: Option<AnswerCache>,
+        pool: Arc<PostgresPool>, notifications: ServerNotifications,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<AwaitedHolder>) {
         let (awaited, holders) = mpsc::unbounded_channel();
         let waiters = Self {
             pool,
-            answer_cache,
-            waits: HolderWaits::default(),
+            notifications,
             awaited,
             poll_all: Notify::new(),
             has_waiters: watch::Sender::new(false),
@@ -79,7 +69,7 @@ impl PostgresWaiters {
             let _ = self.awaited.send((*at, seen));
             Ok(Some(Duration::MAX))
         };
-        self.waits.wait(at, seen, limit, check).await
+        self.notifications.waits.wait(at, seen, limit, check).await
     }
 
     /// Polls for all waiters, forever.
@@ -87,7 +77,7 @@ impl PostgresWaiters {
         let mut next_polls: HashMap<AwaitedHolder, Instant> = HashMap::new();
         let mut failures = 0;
         loop {
-            next_polls.retain(|(at, seen), _| self.waits.is_awaited(at, *seen));
+            next_polls.retain(|(at, seen), _| self.notifications.waits.is_awaited(at, *seen));
             let has_waiters = !next_polls.is_empty();
             self.has_waiters.send_if_modified(|had| mem::replace(had, has_waiters) != has_waiters);
             let next = next_polls.values().min().copied();
@@ -118,7 +108,7 @@ impl PostgresWaiters {
                 Err(_) => {
                     failures += 1;
                     if failures >= MAX_POLL_FAILURES {
-                        due.iter().for_each(|(at, seen)| self.waits.wake(at, *seen));
+                        due.iter().for_each(|(at, seen)| self.notifications.waits.wake(at, *seen));
                     }
                 }
             }
@@ -151,7 +141,7 @@ impl PostgresWaiters {
             let (nth, runs): (Result<i32, _>, Result<Option<i64>, _>) = (rows::column(&row, 0), rows::column(&row, 1));
             let Some(holder) = nth.ok().and_then(|nth| due.get(usize::try_from(nth - 1).ok()?)) else { continue };
             match runs.ok().flatten() {
-                None => self.waits.wake(&holder.0, holder.1),
+                None => self.notifications.waits.wake(&holder.0, holder.1),
                 Some(us) => {
                     running.push((*holder, Instant::now() + Duration::from_micros(us.clamp(1000, latest) as u64)));
                 }
@@ -167,16 +157,14 @@ impl PostgresWaiters {
         }
         let mut pause = POLL_INTERVAL;
         loop {
-            if self.answer_cache.is_none() {
+            if !self.notifications.has_cache() {
                 let mut wanted = self.has_waiters.subscribe();
                 drop(wanted.wait_for(|wanted| *wanted).await);
             }
             let began = Instant::now();
             let was_heard = self.listen_once().await;
             self.is_listening.send_replace(false);
-            if let Some(answers) = &self.answer_cache {
-                answers.flush();
-            }
+            self.notifications.flush_cache();
             // Marked rows may have been settled without a notification.
             self.poll_all.notify_one();
             pause = if was_heard && began.elapsed() > POLL_INTERVAL_LISTENING {
@@ -184,7 +172,7 @@ impl PostgresWaiters {
             } else {
                 (pause * 2).min(POLL_INTERVAL_LISTENING * 2)
             };
-            if *self.has_waiters.borrow() || self.answer_cache.is_some() {
+            if *self.has_waiters.borrow() || self.notifications.has_cache() {
                 sleep(with_jitter(pause)).await;
             }
         }
@@ -202,9 +190,7 @@ impl PostgresWaiters {
                 return false;
             }
             // From here on nothing is missed; earlier forgets may have been.
-            if let Some(answers) = &self.answer_cache {
-                answers.flush();
-            }
+            self.notifications.flush_cache();
             self.is_listening.send_replace(true);
             self.poll_all.notify_one();
             self.wait_until_idle(&client).await;
@@ -227,7 +213,7 @@ impl PostgresWaiters {
     async fn wait_until_idle(&self, client: &tokio_postgres::Client) {
         loop {
             sleep(LISTENER_LINGER).await;
-            if self.answer_cache.is_none() && !*self.has_waiters.borrow() {
+            if !self.notifications.has_cache() && !*self.has_waiters.borrow() {
                 return;
             }
             // A vanished peer sends nothing, so probe it.
@@ -239,30 +225,20 @@ impl PostgresWaiters {
 
     fn on_notification(&self, channel: &str, payload: &str) {
         match channel {
-            "ibid_wake" => {
-                let Some((address, fence)) = payload.split_once(':') else { return };
-                if let (Some(at), Ok(fence)) = (Address::from_hex(address), fence.parse()) {
-                    self.waits.wake(&at, Fence(fence));
-                }
-            }
-            "ibid_forget" => {
-                if let (Some(answers), Some(at)) = (&self.answer_cache, Address::from_hex(payload)) {
-                    answers.forget(&at);
-                }
-            }
+            "ibid_wake" => self.notifications.on_wake(payload),
+            "ibid_forget" => self.notifications.on_forget(payload),
             _ => {}
         }
     }
 
     /// Polls the forget counter. It shows that something was forgotten, not what.
     async fn poll_forgets(&self) {
-        let Some(answers) = &self.answer_cache else { return };
         let mut last = None;
-        loop {
+        while self.notifications.has_cache() {
             let asked = self.pool.read("SELECT m.forgets FROM ibid.meta m", &[], self.pool.timeout).await;
             let now = asked.ok().and_then(|found| rows::column::<i64>(found.first()?, 0).ok());
             if now.is_none() || now != last {
-                answers.flush();
+                self.notifications.flush_cache();
             }
             last = now;
             sleep(with_jitter(POLL_INTERVAL_LISTENING)).await;

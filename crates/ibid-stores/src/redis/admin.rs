@@ -4,24 +4,12 @@
 //! reads a bounded number of entries in address order, so a page may return fewer than requested. Only administrative
 //! calls do that, never a request.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
-use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, future::join_all, stream};
-use ibid::store::{
-    Address, ClaimToken, EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ErrorKind, ListCursor, StoreError,
-    SweepResult,
-};
-use redis::Value;
+use futures_util::{TryStreamExt, stream};
+use ibid::store::ClaimToken;
 
-use super::{
-    RedisInner,
-    error::{RedisCallError, check_reply},
-    replies::{self, ReplyParts},
-    scripts::{self, ScriptCall},
-    server::{RedisCommand, RedisServer, background_deadline},
-    topology::BUCKET_COUNT,
-};
+use super::*;
 
 /// Maximum number of concurrent scripts, so that a walk over all buckets does not delay other calls.
 const MAX_CONCURRENT_SCRIPTS: usize = 16;
@@ -42,14 +30,13 @@ const SWEEPER_LOCK_MS: usize = 30_000;
 /// Approximate bytes of an entry beside its record: fields, key name and server overhead.
 const ENTRY_OVERHEAD_BYTES: u64 = 1200;
 
-impl RedisInner {
-    pub(super) async fn sweep(&self, at_most: u32) -> Result<SweepResult, StoreError> {
+impl Redis {
+    pub(super) async fn sweep_locked(&self, at_most: u32) -> Result<SweepResult, StoreError> {
         let me = u128::from_le_bytes(ClaimToken::mint().0).to_string();
         let mut lock = redis::cmd("SET");
         lock.arg(self.key_names.sweeper_key()).arg(&me).arg("NX").arg("PX").arg(SWEEPER_LOCK_MS);
-        match self.run_command(0, &lock).await? {
-            Value::Okay => {}
-            _ => return Ok(SweepResult::default()),
+        if self.run_command(0, &lock).await? != Value::Okay {
+            return Ok(SweepResult::default());
         }
         let swept = self.sweep_all(at_most).await;
         let unlock = ScriptCall {
@@ -88,8 +75,7 @@ impl RedisInner {
             let mut more = true;
             while more {
                 if swept.removed == at_most {
-                    swept.more = true;
-                    return Ok(swept);
+                    return Ok(SweepResult { more: true, ..swept });
                 }
                 let Ok((removed, lapsed, left)) = self.sweep_bucket(bucket, at_most - swept.removed).await else {
                     break;
@@ -104,17 +90,21 @@ impl RedisInner {
 
     /// Returns the number removed, the number lapsed, and whether more are due.
     async fn sweep_bucket(&self, bucket: u8, at_most: u32) -> Result<(u32, u32, bool), StoreError> {
-        let args = vec![
-            self.key_names.entry_prefix(bucket).into(),
-            number_arg(u64::from(at_most)),
-            number_arg(ENTRIES_PER_SCRIPT as u64),
-        ];
-        let call = ScriptCall { script: &scripts::SWEEP, bucket, keys: vec![self.key_names.index_key(bucket)], args };
-        let mut parts = ReplyParts::from_value(self.run(&call).await?)?;
+        let mut parts = self.run_on_index(&scripts::SWEEP, bucket, at_most.into()).await?;
         Ok((parts.number()? as u32, parts.number()? as u32, parts.number()? == 1))
     }
 
-    pub(super) async fn list(
+    /// Runs a script about at most [`ENTRIES_PER_SCRIPT`] entries of a bucket's index.
+    async fn run_on_index(
+        &self, script: &'static RedisScript, bucket: u8, argument: u64,
+    ) -> Result<ReplyParts, StoreError> {
+        let prefix = self.key_names.entry_prefix(bucket).into();
+        let args = vec![prefix, number_arg(argument), number_arg(ENTRIES_PER_SCRIPT as u64)];
+        let call = ScriptCall { script, bucket, keys: vec![self.key_names.index_key(bucket)], args };
+        ReplyParts::from_value(self.run(&call).await?)
+    }
+
+    pub(super) async fn list_page(
         &self, filter: &EntryFilter, from: ListCursor, at_most: u32,
     ) -> Result<EntryPage, StoreError> {
         let at_most = at_most as usize;
@@ -243,9 +233,9 @@ impl RedisInner {
         Ok((next, found))
     }
 
-    pub(super) async fn counts(&self) -> Result<EntryCounts, StoreError> {
+    pub(super) async fn count_entries(&self) -> Result<EntryCounts, StoreError> {
         let mut counts = EntryCounts::default();
-        let buckets = stream::iter((0..BUCKET_COUNT).map(|bucket| self.count_bucket(bucket as u8)));
+        let buckets = stream::iter((0..=u8::MAX).map(|bucket| self.count_bucket(bucket)));
         let buckets: Vec<(u64, u64)> = buckets.buffered(MAX_CONCURRENT_SCRIPTS).try_collect().await?;
         for (processing, unknown) in buckets {
             counts.processing += processing;
@@ -263,14 +253,7 @@ impl RedisInner {
     async fn count_bucket(&self, bucket: u8) -> Result<(u64, u64), StoreError> {
         let (mut processing, mut unknown, mut from) = (0, 0, 0);
         loop {
-            let args = vec![
-                self.key_names.entry_prefix(bucket).into(),
-                number_arg(from),
-                number_arg(ENTRIES_PER_SCRIPT as u64),
-            ];
-            let call =
-                ScriptCall { script: &scripts::COUNTS, bucket, keys: vec![self.key_names.index_key(bucket)], args };
-            let mut parts = ReplyParts::from_value(self.run(&call).await?)?;
+            let mut parts = self.run_on_index(&scripts::COUNTS, bucket, from).await?;
             processing += parts.number()?;
             unknown += parts.number()?;
             let seen = parts.number()?;

@@ -1,14 +1,6 @@
 //! Start-up checks of the server settings that the guarantees depend on.
 
-use std::{collections::HashMap, sync::Arc};
-
-use redis::Value;
-
-use super::{
-    error::{RedisCallError, check_reply},
-    server::{RedisCommand, RedisServer, background_deadline},
-    topology::RedisTopology,
-};
+use super::*;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RedisFindings {

@@ -1,30 +1,15 @@
 //! Opens connections: TCP, TLS, login.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-
-use redis::{
-    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
-    aio::MultiplexedConnection,
-};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, aio::MultiplexedConnection};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::AbortHandle,
-    time::{Instant, timeout_at},
 };
 use tokio_rustls::TlsConnector;
 
-use super::{
-    error::STORE_NAME,
-    url::{RedisHost, RedisUrl},
-};
+use super::*;
 use crate::certificates::{ReloadingTlsConfig, TlsMaterial};
 
 /// Maximum number of calls queued for a connection's writer.
@@ -45,15 +30,10 @@ pub(super) type PushHandler = Arc<dyn Fn(PushInfo) + Send + Sync>;
 pub(super) struct RedisConnection {
     pub(super) host: RedisHost,
     connection: MultiplexedConnection,
-    state: Arc<ConnectionState>,
-    driver: AbortHandle,
-}
-
-#[derive(Default)]
-struct ConnectionState {
-    /// Set by the task that drives the socket when it ends, and by [`RedisConnection::abort`].
-    is_closed: AtomicBool,
     reply_count: AtomicU64,
+    is_aborted: AtomicBool,
+    /// Drives the socket, and ends with it.
+    driver: AbortHandle,
 }
 
 impl RedisConnector {
@@ -135,13 +115,9 @@ async fn start_driver(
     }
     let (connection, driver) =
         MultiplexedConnection::new_with_config(&info, socket, config).await.map_err(|error| login_refused(&error))?;
-    let life = Arc::new(ConnectionState::default());
-    let over = life.clone();
-    let driver = tokio::spawn(async move {
-        driver.await;
-        over.is_closed.store(true, Relaxed);
-    });
-    Ok(RedisConnection { host: host.clone(), connection, state: life, driver: driver.abort_handle() })
+    let (reply_count, is_aborted) = (AtomicU64::new(0), AtomicBool::new(false));
+    let driver = tokio::spawn(driver).abort_handle();
+    Ok(RedisConnection { host: host.clone(), connection, reply_count, is_aborted, driver })
 }
 
 /// Describes the server's response, never the credentials.
@@ -169,7 +145,7 @@ impl RedisConnection {
 
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
         let answer = self.connection.clone().send_packed_command(command).await?;
-        self.state.reply_count.fetch_add(1, Relaxed);
+        self.reply_count.fetch_add(1, Relaxed);
         Ok(answer)
     }
 
@@ -177,21 +153,21 @@ impl RedisConnection {
     pub(super) async fn ask_all(&self, commands: &redis::Pipeline, first: usize) -> Result<Vec<Value>, RedisError> {
         let count = commands.len() - first;
         let answers = self.connection.clone().send_packed_commands(commands, first, count).await?;
-        self.state.reply_count.fetch_add(1, Relaxed);
+        self.reply_count.fetch_add(1, Relaxed);
         Ok(answers)
     }
 
     pub(super) fn is_open(&self) -> bool {
-        !self.state.is_closed.load(Relaxed)
+        !self.is_aborted.load(Relaxed) && !self.driver.is_finished()
     }
 
     pub(super) fn answers(&self) -> u64 {
-        self.state.reply_count.load(Relaxed)
+        self.reply_count.load(Relaxed)
     }
 
     /// Closes the connection. Calls in flight get no reply.
     pub(super) fn abort(&self) {
-        self.state.is_closed.store(true, Relaxed);
+        self.is_aborted.store(true, Relaxed);
         self.driver.abort();
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use ibid::store::{Address, Fence};
+use ibid::store::Address;
 
 #[derive(Debug)]
 pub(super) struct KeyNames {
@@ -86,12 +86,6 @@ impl KeyNames {
     }
 }
 
-/// Parses a message on a bucket's wake channel: the holder that no longer runs.
-pub(super) fn parse_wake_message(message: &[u8]) -> Option<(Address, Fence)> {
-    let (at, fence) = std::str::from_utf8(message).ok()?.split_once(':')?;
-    Some((Address::from_hex(at)?, Fence(fence.parse().ok()?)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,13 +111,5 @@ mod tests {
         for wrong in ["", "a{b}", "a b", "a\n"] {
             assert!(KeyNames::new(wrong).is_err(), "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn messages_say_whose_end_it_is() {
-        let at = Address([7; 32]);
-        assert_eq!(parse_wake_message(format!("{at}:12").as_bytes()), Some((at, Fence(12))));
-        assert_eq!(parse_wake_message(b"x:1"), None);
-        assert_eq!(parse_wake_message(at.to_string().as_bytes()), None);
     }
 }

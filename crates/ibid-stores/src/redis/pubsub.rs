@@ -4,29 +4,12 @@
 //! causes a delay, because waiters also poll. The local cache must know of every gap: an idle connection is pinged, and
 //! a gap flushes the cache, once when it is detected and again when it is closed.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::collections::HashSet;
 
-use futures_util::future::join_all;
-use ibid::store::{Address, HolderWaits, with_jitter};
-use parking_lot::Mutex;
-use redis::{PushInfo, PushKind, Value};
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep, timeout},
-};
+use redis::PushKind;
+use tokio::sync::Notify;
 
-use super::{
-    connect::RedisConnection,
-    error::check_reply,
-    key_names::{KeyNames, parse_wake_message},
-    server::ServerTarget,
-    topology::{BUCKET_COUNT, RedisTopology},
-};
-use crate::local_cache::AnswerCache;
+use super::*;
 
 /// Interval of pings on a subscribed connection.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -38,8 +21,7 @@ const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_millis(250);
 pub(super) struct PubSub {
     topology: Arc<RedisTopology>,
     key_names: Arc<KeyNames>,
-    pub(super) waits: Arc<HolderWaits>,
-    answer_cache: Option<AnswerCache>,
+    pub(super) notifications: Arc<ServerNotifications>,
     slots: Mutex<HashMap<String, Arc<PubSubSlot>>>,
     /// Number of waiters by bucket.
     waiter_counts: Mutex<Vec<u32>>,
@@ -76,13 +58,12 @@ pub(super) struct BucketListener {
 
 impl PubSub {
     pub(super) fn new(
-        topology: Arc<RedisTopology>, key_names: Arc<KeyNames>, answer_cache: Option<AnswerCache>,
+        topology: Arc<RedisTopology>, key_names: Arc<KeyNames>, notifications: ServerNotifications,
     ) -> Self {
         Self {
             topology,
             key_names,
-            waits: Arc::default(),
-            answer_cache,
+            notifications: Arc::new(notifications),
             slots: Mutex::default(),
             waiter_counts: Mutex::new(vec![0; BUCKET_COUNT]),
             connection_lost: Arc::default(),
@@ -123,44 +104,34 @@ impl PubSub {
         if failed.is_some_and(|at| at.elapsed() < SUBSCRIBE_RETRY_DELAY) {
             return false;
         }
+        let subscribed = self.try_subscribe(bucket, slot, name).await;
+        if let Err(why) = &subscribed {
+            tracing::debug!(why, "redis: cannot listen; waiters poll");
+        }
+        *failed = subscribed.is_err().then(Instant::now);
+        subscribed.is_ok()
+    }
+
+    async fn try_subscribe(&self, bucket: u8, slot: &PubSubSlot, name: &str) -> Result<(), String> {
         let subscriber = match slot.open_connection() {
             Some(subscriber) => subscriber,
-            None => match self.connect(bucket).await {
-                Ok(subscriber) => {
-                    *slot.connection.lock() = Some(subscriber.clone());
-                    subscriber
-                }
-                Err(why) => {
-                    tracing::debug!(why, "redis: cannot listen; waiters poll");
-                    *failed = Some(Instant::now());
-                    return false;
-                }
-            },
+            None => {
+                let subscriber = self.connect(bucket).await?;
+                slot.connection.lock().insert(subscriber).clone()
+            }
         };
         let verb = if self.topology.is_cluster() { "SSUBSCRIBE" } else { "SUBSCRIBE" };
-        let mut command = redis::cmd(verb);
-        command.arg(name);
-        match subscriber.connection.ask(&command).await.map(check_reply) {
-            Ok(Ok(_)) => {
-                subscriber.channels.lock().insert(name.to_owned());
-                *failed = None;
-                // Forgets before the subscription were not received.
-                if let Some(answers) = self.answer_cache.as_ref().filter(|_| name.ends_with(":forget")) {
-                    answers.flush();
-                }
-                true
-            }
-            Ok(Err(trouble)) => {
-                tracing::debug!(?trouble, "redis: cannot listen; waiters poll");
-                self.topology.refresh_in_background();
-                *failed = Some(Instant::now());
-                false
-            }
-            Err(_) => {
-                *failed = Some(Instant::now());
-                false
-            }
+        let answer = subscriber.connection.ask(redis::cmd(verb).arg(name)).await.map_err(|error| error.to_string())?;
+        if let Err(trouble) = check_reply(answer) {
+            self.topology.refresh_in_background();
+            return Err(format!("{trouble:?}"));
         }
+        subscriber.channels.lock().insert(name.to_owned());
+        // Forgets before the subscription were not received.
+        if name.ends_with(":forget") {
+            self.notifications.flush_cache();
+        }
+        Ok(())
     }
 
     async fn connect(&self, bucket: u8) -> Result<Arc<PubSubConnection>, String> {
@@ -169,9 +140,9 @@ impl PubSub {
         let channels: Arc<Mutex<HashSet<String>>> = Arc::default();
         let lost = self.channel_lost_handler(channels.clone());
         let pushes = {
-            let (waits, answers, lost) = (self.waits.clone(), self.answer_cache.clone(), lost.clone());
+            let (notifications, lost) = (self.notifications.clone(), lost.clone());
             Arc::new(move |push: PushInfo| match push.kind {
-                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &waits, answers.as_ref()),
+                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &notifications),
                 PushKind::Disconnection => lost(None),
                 PushKind::Unsubscribe | PushKind::SUnsubscribe => {
                     // If we still expect messages of this channel, its slot has moved to another node.
@@ -190,7 +161,7 @@ impl PubSub {
 
     /// Creates the handler for a lost channel, or `None` for all channels of a connection.
     fn channel_lost_handler(&self, channels: Arc<Mutex<HashSet<String>>>) -> OnChannelLost {
-        let (waits, answers, gap) = (self.waits.clone(), self.answer_cache.clone(), self.connection_lost.clone());
+        let (notifications, gap) = (self.notifications.clone(), self.connection_lost.clone());
         Arc::new(move |channel| {
             let mut heard = channels.lock();
             let any = match channel {
@@ -199,10 +170,8 @@ impl PubSub {
             };
             drop(heard);
             if any {
-                waits.check_again();
-                if let Some(answers) = &answers {
-                    answers.flush();
-                }
+                notifications.waits.check_again();
+                notifications.flush_cache();
                 gap.notify_one();
             }
         })
@@ -244,14 +213,13 @@ pub(super) async fn follow_forgets(pubsub: Weak<PubSub>) {
     }
 }
 
-fn dispatch_message(data: &[Value], waits: &HolderWaits, answers: Option<&AnswerCache>) {
+fn dispatch_message(data: &[Value], notifications: &ServerNotifications) {
     let [Value::BulkString(channel), Value::BulkString(message)] = data else { return };
+    let Ok(message) = std::str::from_utf8(message) else { return };
     if channel.ends_with(b":wake") {
-        if let Some((at, fence)) = parse_wake_message(message) {
-            waits.wake(&at, fence);
-        }
-    } else if let (Some(answers), Some(at)) = (answers, std::str::from_utf8(message).ok().and_then(Address::from_hex)) {
-        answers.forget(&at);
+        notifications.on_wake(message);
+    } else {
+        notifications.on_forget(message);
     }
 }
 

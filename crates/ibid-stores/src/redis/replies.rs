@@ -1,17 +1,11 @@
 //! Parses the replies of the scripts. An unexpected reply is an error, never guessed at.
 
-use std::{sync::Arc, time::Duration, vec};
+use std::vec;
 
-use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, CompletedEntry, EntryInfo, EntryState, Fence, Fingerprint, Holder, Lease,
-    RecordSummary, SettleOutcome, StoreError, Tags,
-};
-use redis::Value;
+use ibid::store::{CompletedEntry, Fingerprint, Holder, RecordSummary, Tags};
 
-use super::error::corrupt_reply;
+use super::*;
 
-/// The parts of a reply, in order.
 pub(super) struct ReplyParts(vec::IntoIter<Value>);
 
 impl ReplyParts {

@@ -1,25 +1,13 @@
 //! Routes calls to the server that owns their bucket, with script caching, redirects and replica waits.
 
-use std::{sync::Arc, time::Duration};
-
-use ibid::store::{ErrorKind, StoreError, with_jitter};
-use redis::{Cmd, Value};
-use tokio::time::{Instant, sleep, timeout_at};
-
-use super::{
-    RedisInner,
-    error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
-    scripts::ScriptCall,
-    server::{RedisCommand, RedisServer},
-    url::RedisHost,
-};
+use super::*;
 
 /// Maximum redirects of a call, all within its deadline.
 const MAX_REDIRECTS: u32 = 16;
 /// Delay before a retry while a slot is being moved.
 const TRYAGAIN_DELAY: Duration = Duration::from_millis(20);
 
-impl RedisInner {
+impl Redis {
     pub(super) async fn run(&self, call: &ScriptCall) -> Result<Value, StoreError> {
         Ok(self.run_on_owner(call.bucket, 0, |in_full| call.command(in_full)).await?)
     }

@@ -3,22 +3,7 @@
 //! All sentinels are asked at once, because some may be down. Their answer is verified at the server itself, because an
 //! isolated sentinel may name an old primary.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
-
-use futures_util::{StreamExt, stream::FuturesUnordered};
-use ibid::store::with_jitter;
-use redis::Value;
-use tokio::time::{sleep, timeout};
-
-use super::{
-    connect::{RedisConnection, RedisConnector},
-    error::check_reply,
-    server::{RedisServer, ServerTarget},
-    url::RedisHost,
-};
+use super::*;
 
 /// Interval at which the connected server is compared with the sentinels' answer: an isolated old primary may keep
 /// responding.
@@ -55,18 +40,15 @@ async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -
     let mut ask = redis::cmd("SENTINEL");
     ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
     let answer = timeout(patience, wire.ask(&ask)).await.map_err(|_| format!("sentinel {sentinel} is silent"))?;
-    match check_reply(answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?) {
-        Ok(Value::Array(parts)) => match &parts[..] {
-            [Value::BulkString(host), Value::BulkString(port)] => {
-                let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
-                let port = port.ok_or_else(|| format!("sentinel {sentinel} named no port"))?;
-                Ok(RedisHost::new(&String::from_utf8_lossy(host), port))
-            }
-            _ => Err(format!("sentinel {sentinel} answered in a way that is not understood")),
-        },
-        Ok(_) => Err(format!("sentinel {sentinel} knows no {name:?}")),
-        Err(trouble) => Err(format!("sentinel {sentinel}: {trouble:?}")),
-    }
+    let answer = check_reply(answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?);
+    let answer = answer.map_err(|trouble| format!("sentinel {sentinel}: {trouble:?}"))?;
+    let Value::Array(parts) = answer else { return Err(format!("sentinel {sentinel} knows no {name:?}")) };
+    let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else {
+        return Err(format!("sentinel {sentinel} answered in a way that is not understood"));
+    };
+    let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
+    let port = port.ok_or_else(|| format!("sentinel {sentinel} named no port"))?;
+    Ok(RedisHost::new(&String::from_utf8_lossy(host), port))
 }
 
 /// Connects to a server, and verifies that it is a primary.

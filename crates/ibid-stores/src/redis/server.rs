@@ -2,21 +2,9 @@
 //!
 //! Invariant: [`RedisCallError::NotSent`] is returned only if no byte of the call was handed to a connection.
 
-use std::{fmt, sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
 
-use parking_lot::Mutex;
-use redis::{Cmd, RedisError, Value};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout_at},
-};
-
-use super::{
-    connect::{RedisConnection, RedisConnector},
-    error::{RedisCallError, check_reply},
-    sentinel,
-    url::RedisHost,
-};
+use super::*;
 use crate::breaker::CircuitBreaker;
 
 /// Maximum number of connections per server for calls that wait for replicas. Each serves one call at a time.

@@ -4,26 +4,9 @@
 //! topology is a table of 256 rows. MOVED redirects correct single rows; a refresh replaces the table. It runs in the
 //! background, so that a failing node delays only the calls that need it.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release},
-    },
-    time::Duration,
-};
+use std::sync::atomic::Ordering::{AcqRel, Release};
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
-use ibid::store::with_jitter;
-use parking_lot::Mutex;
-use redis::Value;
-use tokio::time::{Instant, sleep};
-
-use super::{
-    connect::RedisConnector,
-    server::{RedisCommand, RedisServer, ServerTarget},
-    url::{RedisDeployment, RedisHost},
-};
+use super::{url::RedisDeployment, *};
 
 pub(super) const BUCKET_COUNT: usize = 256;
 /// Minimum interval between two refreshes.

@@ -1,16 +1,10 @@
 //! Administrative calls read and change the authority's entries, and then update the front.
 
-use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, ListCursor, SettleOutcome,
-    Settlement, StoreAdmin, StoreError, StoreFuture,
-};
-use tokio::time::Instant;
+use ibid::store::{EntryCounts, EntryFilter, EntryPage, ListCursor};
 
-use super::{
-    TieredInner, TieredStore,
-    front_copy::{self, FrontSettlement},
-};
+use super::*;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
+use SettleOutcome::{Applied, ClaimLost, Restored};
 
 /// Maximum attempts at a change in the front while other calls change the same entry.
 const MAX_ROUNDS: u32 = 4;
@@ -19,15 +13,13 @@ impl TieredInner {
     async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let held = self.authority.admin().resolve(at, seen, end).await?;
         let told = match (&held, end) {
-            (SettleOutcome::Applied | SettleOutcome::Restored, Settlement::Release) => self.forget_in_front(at).await,
-            (SettleOutcome::Applied | SettleOutcome::Restored, Settlement::Complete { .. }) => {
-                self.copy_to_front(at).await
-            }
-            (SettleOutcome::Applied | SettleOutcome::Restored, Settlement::Park { .. }) => Ok(()),
-            (SettleOutcome::ClaimLost(found), _) if **found == ClaimOutcome::TokenSpent && self.is_loose() => {
+            (Applied | Restored, Settlement::Release) => self.forget_in_front(at).await,
+            (Applied | Restored, Settlement::Complete { .. }) => self.copy_to_front(at).await,
+            (Applied | Restored, Settlement::Park { .. }) => Ok(()),
+            (ClaimLost(found), _) if **found == TokenSpent && self.is_loose() => {
                 return self.resolve_in_front(at, seen, end, held).await;
             }
-            (SettleOutcome::ClaimLost(_), _) => Ok(()),
+            (ClaimLost(_), _) => Ok(()),
         };
         if let Err(error) = told {
             self.report_front_error("resolve", &error);
@@ -39,7 +31,7 @@ impl TieredInner {
     async fn resolve_in_front(
         &self, at: &Address, seen: Fence, end: &Settlement, otherwise: SettleOutcome,
     ) -> Result<SettleOutcome, StoreError> {
-        let Some(ClaimOutcome::OutcomeUnknown(holder)) = self.front.get(at).await? else { return Ok(otherwise) };
+        let Some(OutcomeUnknown(holder)) = self.front.get(at).await? else { return Ok(otherwise) };
         if holder.fence != seen {
             return Ok(otherwise);
         }
@@ -50,17 +42,15 @@ impl TieredInner {
     async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {
         let held = self.authority.admin().forget(at, seen).await?;
         match &held {
-            SettleOutcome::Applied | SettleOutcome::Restored => {
+            Applied | Restored => {
                 if let Err(error) = self.forget_in_front(at).await {
                     self.report_front_error("forget", &error);
                     self.generation.raise(front_not_updated(error)).await?;
                 }
                 Ok(held)
             }
-            SettleOutcome::ClaimLost(found) if **found == ClaimOutcome::TokenSpent => {
-                self.forget_front_leftovers(at, seen, held).await
-            }
-            SettleOutcome::ClaimLost(_) => Ok(held),
+            ClaimLost(found) if **found == TokenSpent => self.forget_front_leftovers(at, seen, held).await,
+            ClaimLost(_) => Ok(held),
         }
     }
 
@@ -70,10 +60,8 @@ impl TieredInner {
         &self, at: &Address, seen: Fence, otherwise: SettleOutcome,
     ) -> Result<SettleOutcome, StoreError> {
         let (fence, is_meant) = match self.front.get(at).await? {
-            Some(ClaimOutcome::Completed(finished)) => {
-                (finished.fence, front_copy::decode(finished).entry.fence == seen)
-            }
-            Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => {
+            Some(Completed(finished)) => (finished.fence, front_copy::decode(finished).entry.fence == seen),
+            Some(InProgress(holder) | OutcomeUnknown(holder)) => {
                 (holder.fence, holder.fence == seen && self.is_loose())
             }
             _ => return Ok(otherwise),
@@ -82,14 +70,14 @@ impl TieredInner {
             return Ok(otherwise);
         }
         match self.front.admin().forget(at, fence).await? {
-            SettleOutcome::Applied | SettleOutcome::Restored => Ok(SettleOutcome::Applied),
-            SettleOutcome::ClaimLost(_) => Ok(otherwise),
+            Applied | Restored => Ok(Applied),
+            ClaimLost(_) => Ok(otherwise),
         }
     }
 
     async fn replace(&self, at: &Address, seen: Fence, record: Bytes) -> Result<SettleOutcome, StoreError> {
         let held = self.authority.admin().replace_record(at, seen, record.clone()).await?;
-        if matches!(held, SettleOutcome::Applied | SettleOutcome::Restored)
+        if matches!(held, Applied | Restored)
             && let Err(error) = self.replace_in_front(at, &record).await
         {
             self.report_front_error("replace", &error);
@@ -101,20 +89,20 @@ impl TieredInner {
     async fn replace_in_front(&self, at: &Address, record: &Bytes) -> Result<(), StoreError> {
         // A background task may still carry the old bytes to the front.
         self.recent_forgets.lock().add(at);
-        let Some(ClaimOutcome::Completed(here)) = self.front.get(at).await? else { return Ok(()) };
+        let Some(Completed(here)) = self.front.get(at).await? else { return Ok(()) };
         let fence = here.fence;
         let of = front_copy::decode(here).entry;
         let record = front_copy::encode_confirmed(of.fence, of.attempt, of.fingerprint, record);
         match self.front.admin().replace_record(at, fence, record).await? {
-            SettleOutcome::Applied | SettleOutcome::Restored => Ok(()),
-            SettleOutcome::ClaimLost(_) => self.forget_in_front(at).await,
+            Applied | Restored => Ok(()),
+            ClaimLost(_) => self.forget_in_front(at).await,
         }
     }
 
     /// Replaces an entry with unknown outcome in the front with the authority's answer.
     async fn copy_to_front(&self, at: &Address) -> Result<(), StoreError> {
         let told = Instant::now();
-        if let (Some(ClaimOutcome::Completed(finished)), Some(ClaimOutcome::OutcomeUnknown(holder))) =
+        if let (Some(Completed(finished)), Some(OutcomeUnknown(holder))) =
             (self.authority.get(at).await?, self.front.get(at).await?)
         {
             let end = FrontSettlement::from_completed(&finished, told).adjusted_for_delay();
@@ -128,11 +116,11 @@ impl TieredInner {
         self.recent_forgets.lock().add(at);
         for _ in 0..MAX_ROUNDS {
             let fence = match self.front.get(at).await? {
-                Some(ClaimOutcome::Completed(finished)) => finished.fence,
-                Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => holder.fence,
-                Some(ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) | None => return Ok(()),
+                Some(Completed(finished)) => finished.fence,
+                Some(InProgress(holder) | OutcomeUnknown(holder)) => holder.fence,
+                Some(Granted(_) | TokenSpent) | None => return Ok(()),
             };
-            if let SettleOutcome::Applied | SettleOutcome::Restored = self.front.admin().forget(at, fence).await? {
+            if let Applied | Restored = self.front.admin().forget(at, fence).await? {
                 return Ok(());
             }
         }

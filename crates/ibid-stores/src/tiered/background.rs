@@ -3,18 +3,11 @@
 //! Their order does not matter: each call is bound to a token, so a late one does not change a claim that is settled in
 //! the front, or an entry that now belongs to another holder.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::collections::VecDeque;
 
-use ibid::{
-    observe::EngineEvent,
-    store::{Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError},
-};
-use tokio::{
-    sync::oneshot,
-    time::{Instant, sleep, timeout},
-};
+use tokio::{sync::oneshot, time::timeout};
 
-use super::{TieredInner, front_copy::FrontSettlement};
+use super::*;
 
 /// Maximum attempts to update the front before its entry is left to expire.
 const MAX_ATTEMPTS: u32 = 4;

@@ -1,19 +1,12 @@
 //! Decides claims, in the steps of the [module docs](super).
 
-use std::{sync::Arc, time::Duration};
-
-use ibid::store::{
-    ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Holder, Lease, SettleOutcome, Settlement,
-    StoreError,
-};
-use tokio::time::Instant;
+use ibid::store::Holder;
 
 use super::{
-    MAX_TRACKED_TOKENS, TieredInner,
-    background::BackgroundTask,
-    front_copy::{self, FrontSettlement},
-    front_only::front_only_lease,
+    front_only::{FrontOnlyMarker, front_only_lease},
+    *,
 };
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
 
 /// Maximum attempts of one claim while the front's entry keeps changing.
 const MAX_ROUNDS: u32 = 4;
@@ -62,15 +55,13 @@ impl TieredInner {
             }
         }
         match self.front.claim(&self.front_request(ask)).await {
-            Ok(ClaimOutcome::Completed(finished)) => self.completed_in_front(ask, finished, round).await,
-            Ok(ClaimOutcome::Granted(mine)) if ask.take_over.is_some() && self.is_loose() => {
+            Ok(Completed(finished)) => self.completed_in_front(ask, finished, round).await,
+            Ok(Granted(mine)) if ask.take_over.is_some() && self.is_loose() => {
                 self.taken_over_in_front(ask, mine).await
             }
-            Ok(ClaimOutcome::Granted(mine)) => self.granted_in_front(ask, mine, FrontClaimOrigin::Fresh).await,
-            Ok(found @ (ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_))) => {
-                self.occupied_in_front(ask, found).await
-            }
-            Ok(ClaimOutcome::TokenSpent) => self.token_spent_in_front(ask).await,
+            Ok(Granted(mine)) => self.granted_in_front(ask, mine, FrontClaimOrigin::Fresh).await,
+            Ok(found @ (InProgress(_) | OutcomeUnknown(_))) => self.occupied_in_front(ask, found).await,
+            Ok(TokenSpent) => self.token_spent_in_front(ask).await,
             Err(error) => {
                 self.report_front_error("claim", &error);
                 self.claim_without_front(ask, error.kind == ErrorKind::Ambiguous).await
@@ -89,7 +80,7 @@ impl TieredInner {
                 {
                     Ok(None)
                 }
-                None => Ok(Some(ClaimOutcome::Completed(opened.entry))),
+                None => Ok(Some(Completed(opened.entry))),
                 Some(token) => self.confirm_front_only(ask, fence, token, opened.entry).await.map(Some),
             };
         }
@@ -101,7 +92,7 @@ impl TieredInner {
         // alternative if it does not: a possibly forgotten answer is better than a second run.
         match self.claim_without_front(ask, false).await {
             Err(error) if self.is_loose() && error.kind == ErrorKind::NotApplied => {
-                Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
+                Ok(Some(Completed(front_copy::decode(finished).entry)))
             }
             answered => answered,
         }
@@ -111,7 +102,7 @@ impl TieredInner {
     /// mode trusts the copy while the authority is unreachable.
     async fn is_still_in_authority(&self, ask: &ClaimRequest, fence: Fence) -> Result<bool, StoreError> {
         match self.authority.get(&ask.address).await {
-            Ok(Some(ClaimOutcome::Completed(_))) => Ok(true),
+            Ok(Some(Completed(_))) => Ok(true),
             Err(_) if self.is_loose() => Ok(true),
             Err(error) => Err(error),
             Ok(_) => {
@@ -147,31 +138,31 @@ impl TieredInner {
         };
         match &found {
             // The authority may have granted it a while ago: the front must not hold it for longer.
-            ClaimOutcome::Granted(_) if was_unclear => match self.authority.get(&ask.address).await {
-                Ok(Some(ClaimOutcome::InProgress(holder))) => {
+            Granted(_) if was_unclear => match self.authority.get(&ask.address).await {
+                Ok(Some(InProgress(holder))) => {
                     let until = told.checked_add(holder.takeover_in).unwrap_or(told + MAX_LEASE);
                     self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, until)).await;
                 }
-                Ok(Some(ClaimOutcome::OutcomeUnknown(_))) => {
+                Ok(Some(OutcomeUnknown(_))) => {
                     self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, Instant::now())).await
                 }
                 _ => {}
             },
-            ClaimOutcome::Granted(_) => {}
-            ClaimOutcome::Completed(finished) => {
+            Granted(_) => {}
+            Completed(finished) => {
                 let copied = FrontSettlement::from_completed(finished, told);
                 drop(self.spawn_background(BackgroundTask::SettleFrontClaim { lease: mine, copied }));
             }
             // The token can never be granted again, so the claim in the front is not needed.
-            ClaimOutcome::TokenSpent => {
+            TokenSpent => {
                 self.forget_token(ask);
                 self.spawn_and_wait_briefly(BackgroundTask::release_front_claim(mine)).await;
             }
-            ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => {
+            InProgress(_) | OutcomeUnknown(_) => {
                 let marked = if self.is_loose() { self.find_marker(&ask.address).await } else { Ok(None) };
                 if matches!(marked, Ok(Some(marker)) if marker.fence == mine.fence) {
                     // A front-only claim repeats its request: same token, same outcome.
-                    return Ok(Some(ClaimOutcome::Granted(front_only_lease(ask, &mine))));
+                    return Ok(Some(Granted(front_only_lease(ask, &mine))));
                 }
                 self.give_back_front_claim(mine, stands).await;
             }
@@ -186,10 +177,8 @@ impl TieredInner {
             Ok(Some(_)) if self.is_ambiguous(ask) => self.claim_in_authority(ask, false).await.map(Some),
             Ok(Some(there)) => Ok(Some(there)),
             Ok(None) => match found {
-                ClaimOutcome::OutcomeUnknown(holder) if holder.takeover_in.is_zero() => {
-                    self.take_over_expired(ask, holder).await
-                }
-                ClaimOutcome::OutcomeUnknown(holder) => self.forget_stale_front_entry(ask, holder).await,
+                OutcomeUnknown(holder) if holder.takeover_in.is_zero() => self.take_over_expired(ask, holder).await,
+                OutcomeUnknown(holder) => self.forget_stale_front_entry(ask, holder).await,
                 found => Ok(Some(found)),
             },
             Err(_) if self.is_loose() => Ok(Some(found)),
@@ -206,7 +195,8 @@ impl TieredInner {
         let mut pause = Duration::from_millis(1);
         loop {
             let there = self.authority.get(&ask.address).await?;
-            let is_new = matches!(found, ClaimOutcome::InProgress(holder) if holder.age + began.elapsed() + pause < AUTHORITY_CLAIM_GRACE);
+            let is_new =
+                matches!(found, InProgress(holder) if holder.age + began.elapsed() + pause < AUTHORITY_CLAIM_GRACE);
             if there.is_some() || !is_new {
                 return Ok(there);
             }
@@ -218,16 +208,13 @@ impl TieredInner {
     /// The holder's lease expired in the front and it never reached the authority: it never started, unless it ran
     /// front-only.
     async fn take_over_expired(self: &Arc<Self>, ask: &Arc<ClaimRequest>, holder: Holder) -> ClaimStep {
-        let at = &ask.address;
         // A request with another fingerprint must not replace it: if the holder did run front-only, the entry would
         // name the wrong request.
-        if holder.fingerprint != ask.fingerprint
-            || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some())
-        {
-            return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
+        if holder.fingerprint != ask.fingerprint || self.is_marked(ask).await? {
+            return Ok(Some(OutcomeUnknown(holder)));
         }
         let mine = match self.front.claim(&with_take_over(&self.front_request(ask), Some(holder.fence))).await {
-            Ok(ClaimOutcome::Granted(mine)) => mine,
+            Ok(Granted(mine)) => mine,
             Ok(_) => return Ok(None),
             Err(error) => {
                 self.report_front_error("claim", &error);
@@ -236,33 +223,30 @@ impl TieredInner {
         };
         if self.is_loose() {
             // After the takeover, the previous holder can no longer start a front-only run.
-            match self.find_marker(at).await {
-                Ok(None) => {}
-                Ok(Some(_)) => {
-                    let fence = mine.fence;
-                    self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                    return Ok(Some(ClaimOutcome::OutcomeUnknown(Holder { fence, ..holder })));
-                }
-                Err(error) => {
-                    self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                    return Err(self.as_not_applied(error));
-                }
+            let (fence, marked) = (mine.fence, self.find_marker_or_give_back(&mine).await?);
+            if marked.is_some() {
+                self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+                return Ok(Some(OutcomeUnknown(Holder { fence, ..holder })));
             }
         }
         self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await
     }
 
+    /// Finds the marker of an entry that `mine` took over in the front. Gives the takeover back if that fails.
+    async fn find_marker_or_give_back(self: &Arc<Self>, mine: &Lease) -> Result<Option<FrontOnlyMarker>, StoreError> {
+        match self.find_marker(&mine.request.address).await {
+            Ok(marked) => Ok(marked),
+            Err(error) => {
+                self.give_back_front_claim(mine.clone(), FrontClaimOrigin::TakenOver).await;
+                Err(self.as_not_applied(error))
+            }
+        }
+    }
+
     /// `mine` took over, in the front, a holder that the caller named and the authority did not know. If that holder
     /// ran front-only, the authority first records it as outcome unknown, and `mine` takes it over there, too.
     async fn taken_over_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease) -> ClaimStep {
-        let marked = match self.find_marker(&ask.address).await {
-            Ok(marked) => marked,
-            Err(error) => {
-                self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
-                return Err(self.as_not_applied(error));
-            }
-        };
-        let Some(marker) = marked else {
+        let Some(marker) = self.find_marker_or_give_back(&mine).await? else {
             return self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await;
         };
         let ran = Lease {
@@ -286,13 +270,18 @@ impl TieredInner {
     /// The holder is parked in the front and the authority has forgotten it: forgets it in the front, too, unless it
     /// ran front-only. A parked holder cannot start a front-only run.
     async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> ClaimStep {
-        let at = &ask.address;
-        if self.is_loose() && self.find_marker(at).await.map_err(|error| self.as_not_applied(error))?.is_some() {
-            return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
+        if self.is_marked(ask).await? {
+            return Ok(Some(OutcomeUnknown(holder)));
         }
-        let _: SettleOutcome =
-            self.front.admin().forget(at, holder.fence).await.map_err(|error| self.as_not_applied(error))?;
+        let forgotten = self.front.admin().forget(&ask.address, holder.fence).await;
+        let _: SettleOutcome = forgotten.map_err(|error| self.as_not_applied(error))?;
         Ok(None)
+    }
+
+    /// Whether a holder of the entry in the front may have run front-only.
+    async fn is_marked(&self, ask: &ClaimRequest) -> Result<bool, StoreError> {
+        let find_marker = self.find_marker(&ask.address);
+        Ok(self.is_loose() && find_marker.await.map_err(|error| self.as_not_applied(error))?.is_some())
     }
 
     /// The front could not tell whether a claim ran front-only. Nothing was claimed.
@@ -312,7 +301,7 @@ impl TieredInner {
         // unreachable.
         let mut aliases = self.token_aliases.lock();
         if aliases.len() >= MAX_TRACKED_TOKENS {
-            return Ok(Some(ClaimOutcome::TokenSpent));
+            return Ok(Some(TokenSpent));
         }
         aliases.insert(ask.token, ClaimToken::mint());
         Ok(None)
@@ -324,15 +313,14 @@ impl TieredInner {
         let found = self.claim_in_authority(ask, false).await?;
         let lease = Lease::unseen(&self.front_request(ask));
         match &found {
-            ClaimOutcome::Completed(finished) if may_be_there => {
+            Completed(finished) if may_be_there => {
                 let copied = FrontSettlement::from_completed(finished, told);
                 drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
             }
             // Loose mode lets the lease expire: a released entry in the front would allow a second run.
-            ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) if may_be_there && !self.is_loose() => {
-                drop(
-                    self.spawn_background(BackgroundTask::SettleByToken { lease, copied: FrontSettlement::release() }),
-                );
+            InProgress(_) | OutcomeUnknown(_) if may_be_there && !self.is_loose() => {
+                let copied = FrontSettlement::release();
+                drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
             }
             _ => {}
         }
@@ -342,13 +330,13 @@ impl TieredInner {
     /// Step 5: the authority has an entry, and the caller requests a takeover.
     async fn take_over(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> ClaimStep {
         let lease = match self.claim_in_authority(ask, false).await? {
-            ClaimOutcome::Granted(lease) => lease,
+            Granted(lease) => lease,
             found => return Ok(Some(found)),
         };
         match self.overwrite_front(ask).await {
             Ok(None) => {
                 self.clear_ambiguous(ask);
-                Ok(Some(ClaimOutcome::Granted(lease)))
+                Ok(Some(Granted(lease)))
             }
             Ok(Some(stands)) => {
                 let _: SettleOutcome = self.authority.settle(&lease, &Settlement::Release).await?;
@@ -357,7 +345,7 @@ impl TieredInner {
             }
             Err(error) => {
                 self.report_front_error("claim", &error);
-                Ok(Some(ClaimOutcome::Granted(lease)))
+                Ok(Some(Granted(lease)))
             }
         }
     }
@@ -369,31 +357,25 @@ impl TieredInner {
         for _ in 0..MAX_ROUNDS {
             let found = self.front.claim(&with_take_over(&self.front_request(ask), None)).await?;
             let (fence, is_ripe) = match &found {
-                ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => return Ok(None),
-                ClaimOutcome::Completed(finished) => (finished.fence, false),
-                ClaimOutcome::InProgress(holder) => (holder.fence, false),
-                ClaimOutcome::OutcomeUnknown(holder) => {
+                Granted(_) | TokenSpent => return Ok(None),
+                Completed(finished) => (finished.fence, false),
+                InProgress(holder) => (holder.fence, false),
+                OutcomeUnknown(holder) => {
                     (holder.fence, holder.takeover_in.is_zero() && holder.fingerprint == ask.fingerprint)
                 }
             };
             match found {
-                ClaimOutcome::Completed(finished)
-                    if self.is_loose() && self.generation.is_front_current(self).await =>
-                {
-                    return Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)));
+                Completed(finished) if self.is_loose() && self.generation.is_front_current(self).await => {
+                    return Ok(Some(Completed(front_copy::decode(finished).entry)));
                 }
-                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_)
-                    if self.is_held_front_only_by_other(ask, fence).await? =>
-                {
+                InProgress(_) | OutcomeUnknown(_) if self.is_held_front_only_by_other(ask, fence).await? => {
                     return Ok(Some(found));
                 }
                 _ => {}
             }
             if !is_ripe {
                 let _: SettleOutcome = self.front.admin().forget(at, fence).await?;
-            } else if let ClaimOutcome::Granted(_) =
-                self.front.claim(&with_take_over(&self.front_request(ask), Some(fence))).await?
-            {
+            } else if let Granted(_) = self.front.claim(&with_take_over(&self.front_request(ask), Some(fence))).await? {
                 return Ok(None);
             }
         }
@@ -409,7 +391,7 @@ impl TieredInner {
         let was_unclear = self.mark_ambiguous(ask);
         match self.authority.claim(ask).await {
             Ok(found) => {
-                if is_in_first || !matches!(found, ClaimOutcome::Granted(_)) {
+                if is_in_first || !matches!(found, Granted(_)) {
                     self.clear_ambiguous(ask);
                 }
                 Ok(found)

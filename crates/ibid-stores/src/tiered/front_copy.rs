@@ -11,9 +11,9 @@
 //! of writing. The header then continues with the holder's token (16 bytes), so that a reader can report the answer to
 //! the authority.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use ibid::store::{ClaimToken, CompletedEntry, Fence, Fingerprint, Lease, RecordSummary, Settlement};
-use tokio::time::Instant;
+use bytes::{Buf, BufMut, BytesMut};
+
+use super::*;
 
 const MAGIC: [u8; 7] = *b"ibid-2t";
 const CONFIRMED: u8 = 1;

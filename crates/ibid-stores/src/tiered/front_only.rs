@@ -1,18 +1,10 @@
 //! Front-only claims and their markers.
 
-use std::{sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use ibid::{
-    observe::EngineEvent,
-    store::{
-        Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fence, Fingerprint, Lease, SettleOutcome,
-        StoreError, Tags,
-    },
-};
+use ibid::store::Tags;
 use sha2::{Digest, Sha256};
 
-use super::{TieredInner, background::BackgroundTask, front_copy};
+use super::*;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
 
 /// Minimum ttl of a marker. A marker outlives its claim: no operation runs longer than this, or than several times its
 /// own ttl.
@@ -33,14 +25,12 @@ impl TieredInner {
         let (found, is_there) = match extended {
             Ok(SettleOutcome::Applied) => {
                 self.observer.on_event(&EngineEvent::FrontOnlyClaim(&ask.address));
-                return Ok(ClaimOutcome::Granted(front_only_lease(ask, &mine)));
+                return Ok(Granted(front_only_lease(ask, &mine)));
             }
             Ok(SettleOutcome::ClaimLost(found)) => match *found {
-                ClaimOutcome::Completed(finished) => {
-                    (Ok(ClaimOutcome::Completed(front_copy::decode(finished).entry)), false)
-                }
-                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => (Ok(*found), false),
-                ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => (Err(why), false),
+                Completed(finished) => (Ok(Completed(front_copy::decode(finished).entry)), false),
+                InProgress(_) | OutcomeUnknown(_) => (Ok(*found), false),
+                Granted(_) | TokenSpent => (Err(why), false),
             },
             // The claim was gone: other claims may have run since, and removed the marker.
             Ok(SettleOutcome::Restored) => (Err(why), true),
@@ -74,13 +64,13 @@ impl TieredInner {
             ..ClaimRequest::clone(ask)
         };
         let mut found = self.front.claim(&Arc::new(marker.clone())).await?;
-        if let ClaimOutcome::OutcomeUnknown(before) = found {
+        if let OutcomeUnknown(before) = found {
             // A previous holder left its marker. Replace it in one step, so that its late removal does not affect this
             // one.
             found = self.front.claim(&Arc::new(ClaimRequest { take_over: Some(before.fence), ..marker })).await?;
         }
         match found {
-            ClaimOutcome::Granted(_) => Ok(()),
+            Granted(_) => Ok(()),
             _ => {
                 let why = "somebody else marks the same key as run without the store that decides";
                 Err(StoreError::new(ErrorKind::NotApplied, "tiered", why))
@@ -94,18 +84,15 @@ impl TieredInner {
     /// gave the entry back, or crashed.
     pub(super) async fn find_marker(&self, at: &Address) -> Result<Option<FrontOnlyMarker>, StoreError> {
         Ok(match self.front.get(&marker_address(at)).await? {
-            Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => {
-                Some(FrontOnlyMarker::decode(&holder.fingerprint))
-            }
-            Some(ClaimOutcome::Granted(_) | ClaimOutcome::Completed(_) | ClaimOutcome::TokenSpent) | None => None,
+            Some(InProgress(holder) | OutcomeUnknown(holder)) => Some(FrontOnlyMarker::decode(&holder.fingerprint)),
+            Some(Granted(_) | Completed(_) | TokenSpent) | None => None,
         })
     }
 
     /// Removes the marker of the holder with this fence, which does not run front-only or is known to the authority.
     pub(super) async fn remove_marker(&self, at: &Address, fence: Fence) -> Result<(), StoreError> {
         let at = marker_address(at);
-        if let Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) =
-            self.front.get(&at).await?
+        if let Some(InProgress(holder) | OutcomeUnknown(holder)) = self.front.get(&at).await?
             && FrontOnlyMarker::decode(&holder.fingerprint).fence == fence
         {
             let _: SettleOutcome = self.front.admin().forget(&at, holder.fence).await?;

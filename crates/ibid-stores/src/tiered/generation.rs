@@ -6,22 +6,15 @@
 //! generation could not find front-only claims once the authority is unreachable. It is also read before the front is
 //! trusted again after an error.
 
-use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
+use std::sync::{
+    Weak,
+    atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
 };
 
 use futures_util::future::BoxFuture;
-use ibid::store::{Address, StoreError};
-use tokio::{
-    sync::{Mutex, MutexGuard},
-    time::{Instant, sleep},
-};
+use tokio::sync::{Mutex, MutexGuard};
 
-use super::TieredInner;
+use super::*;
 
 /// How long a generation is trusted before it is read again.
 const GENERATION_REFRESH_INTERVAL: Duration = Duration::from_secs(5);

@@ -1,21 +1,9 @@
 //! Extends and settles claims: the authority before the caller gets the result, the front afterwards.
 
-use std::{sync::Arc, time::Duration};
-
-use ibid::{
-    observe::EngineEvent,
-    store::{
-        ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Lease, RecordSummary, SettleOutcome,
-        Settlement, StoreError,
-    },
-};
-use tokio::time::Instant;
-
-use super::{
-    TieredInner,
-    background::BackgroundTask,
-    front_copy::{self, FrontSettlement},
-};
+use super::*;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
+use SettleOutcome::{Applied, ClaimLost, Restored};
+use Settlement::{Complete, Park, Release};
 
 impl TieredInner {
     pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
@@ -33,17 +21,17 @@ impl TieredInner {
                 Err(error) => return self.extend_front_only(lease, hold, error).await,
             };
             self.note_known_to_authority(lease, &held);
-            if !matches!(held, SettleOutcome::ClaimLost(_)) {
+            if !matches!(held, ClaimLost(_)) {
                 drop(self.spawn_background(errand()));
             }
             return Ok(held);
         }
         // After a restore in the authority, the front's entry may belong to another holder.
-        if matches!(held, Ok(SettleOutcome::Restored)) {
+        if matches!(held, Ok(Restored)) {
             self.mark_ambiguous(&lease.request);
         }
         // Also if the authority is unreachable: the front must show that the claim is running.
-        if !matches!(held, Ok(SettleOutcome::ClaimLost(_))) && lease.fence != Fence::UNSEEN {
+        if !matches!(held, Ok(ClaimLost(_))) && lease.fence != Fence::UNSEEN {
             drop(self.spawn_background(errand()));
         }
         held
@@ -63,35 +51,29 @@ impl TieredInner {
             self.authority.settle(lease, end).await?
         };
         let in_first = self.front_lease(lease);
-        if !matches!(end, Settlement::Park { .. }) {
+        if !matches!(end, Park { .. }) {
             self.forget_token(&lease.request);
         }
         let copied = match &held {
             // The fence of the stored answer is unknown; the next claim copies it.
-            SettleOutcome::Applied | SettleOutcome::Restored
-                if lease.fence == Fence::UNSEEN && matches!(end, Settlement::Complete { .. }) =>
-            {
-                None
-            }
-            SettleOutcome::Applied | SettleOutcome::Restored => Some(FrontSettlement::new(lease, end, told, false)),
-            SettleOutcome::ClaimLost(found) => match &**found {
-                ClaimOutcome::Completed(finished) => Some(FrontSettlement::from_completed(finished, told)),
-                ClaimOutcome::TokenSpent => Some(FrontSettlement::release()),
+            Applied | Restored if lease.fence == Fence::UNSEEN && matches!(end, Complete { .. }) => None,
+            Applied | Restored => Some(FrontSettlement::new(lease, end, told, false)),
+            ClaimLost(found) => match &**found {
+                Completed(finished) => Some(FrontSettlement::from_completed(finished, told)),
+                TokenSpent => Some(FrontSettlement::release()),
                 // A release that came too late for the authority still applies to the front. Loose mode lets the lease
                 // expire instead: a released entry would allow a second run while the authority is unreachable.
-                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) | ClaimOutcome::Granted(_) => {
-                    (matches!(end, Settlement::Release) && !self.is_loose()).then(FrontSettlement::release)
+                InProgress(_) | OutcomeUnknown(_) | Granted(_) => {
+                    (matches!(end, Release) && !self.is_loose()).then(FrontSettlement::release)
                 }
             },
         };
         if let Some(copied) = copied {
             let errand = match end {
-                Settlement::Release if lease.front_only && !matches!(held, SettleOutcome::ClaimLost(_)) => {
-                    BackgroundTask::Abandon(in_first)
-                }
+                Release if lease.front_only && !matches!(held, ClaimLost(_)) => BackgroundTask::Abandon(in_first),
                 _ => BackgroundTask::SettleByToken { lease: in_first, copied },
             };
-            if matches!(end, Settlement::Release) {
+            if matches!(end, Release) {
                 self.spawn_and_wait_briefly(errand).await;
             } else {
                 drop(self.spawn_background(errand));
@@ -105,8 +87,8 @@ impl TieredInner {
         &self, lease: &Lease, hold: Duration, why: StoreError,
     ) -> Result<SettleOutcome, StoreError> {
         match self.extend_in_front(&self.front_lease(lease), hold).await {
-            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => Ok(SettleOutcome::Applied),
-            Ok(SettleOutcome::ClaimLost(found)) => lost_in_front(found, why),
+            Ok(Applied | Restored) => Ok(Applied),
+            Ok(ClaimLost(found)) => lost_in_front(found, why),
             Err(error) => {
                 self.report_front_error("extend", &error);
                 Err(why)
@@ -125,16 +107,14 @@ impl TieredInner {
         }
         let in_first = self.front_lease(lease);
         let ended = match end {
-            Settlement::Release => self.abandon_in_front(&in_first).await,
+            Release => self.abandon_in_front(&in_first).await,
             _ => {
                 let copied = FrontSettlement::new(lease, end, Instant::now(), true);
                 self.front.settle(&in_first, &copied.adjusted_for_delay()).await
             }
         };
         match ended {
-            Ok(SettleOutcome::ClaimLost(found)) if matches!(*found, ClaimOutcome::Completed(_)) => {
-                lost_in_front(found, why)
-            }
+            Ok(ClaimLost(found)) if matches!(*found, Completed(_)) => lost_in_front(found, why),
             // If another claim took over in the front, it may have given up since. The engine still reports the
             // settlement to the authority.
             Ok(_) => Err(why),
@@ -154,22 +134,22 @@ impl TieredInner {
             ClaimRequest { token, fingerprint: finished.fingerprint, take_over: None, ..ClaimRequest::clone(ask) };
         let lease =
             Lease { request: Arc::new(ran), fence: finished.fence, attempt: finished.attempt, front_only: true };
-        let end = Settlement::Complete {
+        let end = Complete {
             failed: finished.failed,
             record: finished.record.clone(),
             summary: RecordSummary::default(),
             ttl: finished.expires_in,
         };
         let answer = match self.authority.settle(&lease, &end).await {
-            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => finished.clone(),
-            Ok(SettleOutcome::ClaimLost(found)) => match *found {
-                ClaimOutcome::Completed(theirs) => theirs,
-                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => return Ok(*found),
+            Ok(Applied | Restored) => finished.clone(),
+            Ok(ClaimLost(found)) => match *found {
+                Completed(theirs) => theirs,
+                InProgress(_) | OutcomeUnknown(_) => return Ok(*found),
                 // The authority has no entry and does not accept this one: an operator is forgetting it right now.
-                ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => return Ok(ClaimOutcome::Completed(finished)),
+                Granted(_) | TokenSpent => return Ok(Completed(finished)),
             },
             // The front's answer is the best information available.
-            Err(_) if self.is_loose() => return Ok(ClaimOutcome::Completed(finished)),
+            Err(_) if self.is_loose() => return Ok(Completed(finished)),
             Err(error) => return Err(error),
         };
         if answer.fence != finished.fence {
@@ -180,12 +160,12 @@ impl TieredInner {
         if let Err(error) = self.front.admin().replace_record(&ask.address, in_first, record).await {
             self.report_front_error("replace", &error);
         }
-        Ok(ClaimOutcome::Completed(answer))
+        Ok(Completed(answer))
     }
 
     /// Removes the marker of a front-only claim that the authority now knows.
     fn note_known_to_authority(self: &Arc<Self>, lease: &Lease, held: &SettleOutcome) {
-        if *held == SettleOutcome::Restored {
+        if *held == Restored {
             drop(self.spawn_background(BackgroundTask::RemoveMarker(lease.request.address, lease.fence)));
         }
     }
@@ -195,10 +175,8 @@ impl TieredInner {
 /// authority will decide.
 fn lost_in_front(found: Box<ClaimOutcome>, why: StoreError) -> Result<SettleOutcome, StoreError> {
     match *found {
-        ClaimOutcome::Completed(finished) => {
-            Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::Completed(front_copy::decode(finished).entry))))
-        }
-        ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => Ok(SettleOutcome::ClaimLost(found)),
-        ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => Err(why),
+        Completed(finished) => Ok(ClaimLost(Box::new(Completed(front_copy::decode(finished).entry)))),
+        InProgress(_) | OutcomeUnknown(_) => Ok(ClaimLost(found)),
+        Granted(_) | TokenSpent => Err(why),
     }
 }

@@ -6,16 +6,23 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, Counters, EntryCounts, EntryFilter, EntryPage, EntryState, Fence,
-    Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture,
-    SweepResult,
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage,
+    EntryState, Fence, Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin, StoreError,
+    StoreFuture, SweepResult,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use super::{Bug, counters::FaultyCounters};
+use super::Bug;
+use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
+use SettleOutcome::{Applied, ClaimLost};
+use Settlement::{Complete, Park, Release};
 
 /// Maximum number of entries of a store that evicts.
 const MAX_ENTRIES: usize = 400;
+
+/// Maximum length of a window.
+const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A [`Memory`] store with one bug.
 #[derive(Debug)]
@@ -28,7 +35,6 @@ pub struct FaultyStore {
 
 #[derive(Debug, Default)]
 struct FaultyStoreState {
-    /// The latest lease at each address.
     latest: HashMap<Address, Lease>,
     granted: HashSet<(Address, Fence)>,
     parked: HashSet<(Address, Fence)>,
@@ -38,7 +44,6 @@ struct FaultyStoreState {
 }
 
 impl FaultyStore {
-    /// Creates a store with this bug.
     pub fn new(bug: Bug) -> Self {
         let counters = FaultyCounters { bug, windows: Mutex::default() };
         Self { inner: Memory::default(), bug, state: Mutex::default(), counters }
@@ -56,33 +61,26 @@ impl FaultyStore {
         }
         let found = self.inner.claim(&asked).await?;
         let found = match (self.bug, found) {
-            (
-                Bug::GrantsEveryone,
-                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) | ClaimOutcome::Completed(_),
-            ) => self.grant(ask, 0),
-            (Bug::ChecksThenActs, ClaimOutcome::InProgress(_)) if seen.is_none() => self.grant(ask, 0),
-            (Bug::TakeoverRaces, ClaimOutcome::InProgress(holder)) if matches!(&seen, Some(ClaimOutcome::OutcomeUnknown(holder)) if Some(holder.fence) == ask.take_over) => {
+            (Bug::GrantsEveryone, InProgress(_) | OutcomeUnknown(_) | Completed(_)) => self.grant(ask, 0),
+            (Bug::ChecksThenActs, InProgress(_)) if seen.is_none() => self.grant(ask, 0),
+            (Bug::TakeoverRaces, InProgress(holder)) if matches!(&seen, Some(OutcomeUnknown(holder)) if Some(holder.fence) == ask.take_over) => {
                 self.grant(ask, holder.fence.0)
             }
-            (Bug::ForgetsTokens, ClaimOutcome::Granted(lease))
-                if self.state.lock().granted.contains(&(*at, lease.fence)) =>
-            {
-                self.inner.get(at).await?.unwrap_or(ClaimOutcome::TokenSpent)
+            (Bug::ForgetsTokens, Granted(lease)) if self.state.lock().granted.contains(&(*at, lease.fence)) => {
+                self.inner.get(at).await?.unwrap_or(TokenSpent)
             }
-            (Bug::LapsedIsFree, ClaimOutcome::OutcomeUnknown(holder))
-                if !self.state.lock().parked.contains(&(*at, holder.fence)) =>
-            {
+            (Bug::LapsedIsFree, OutcomeUnknown(holder)) if !self.state.lock().parked.contains(&(*at, holder.fence)) => {
                 self.claim_as_other(ask, ClaimRequest { take_over: Some(holder.fence), ..(**ask).clone() }).await?
             }
-            (Bug::TakeoverIgnoresFence, ClaimOutcome::OutcomeUnknown(holder)) if ask.take_over.is_some() => {
+            (Bug::TakeoverIgnoresFence, OutcomeUnknown(holder)) if ask.take_over.is_some() => {
                 self.claim_as_other(ask, ClaimRequest { take_over: Some(holder.fence), ..(**ask).clone() }).await?
             }
-            (Bug::ReleaseLeavesNothing, ClaimOutcome::TokenSpent) => {
+            (Bug::ReleaseLeavesNothing, TokenSpent) => {
                 self.claim_as_other(ask, ClaimRequest { token: ClaimToken::mint(), ..(**ask).clone() }).await?
             }
             (_, found) => found,
         };
-        if let ClaimOutcome::Granted(lease) = &found {
+        if let Granted(lease) = &found {
             self.record_claim(lease).await?;
         }
         Ok(self.to_outer_outcome(at, found, Some(ask)))
@@ -91,14 +89,14 @@ impl FaultyStore {
     /// Claims with another request, and returns the outcome as that of `ask`.
     async fn claim_as_other(&self, ask: &Arc<ClaimRequest>, other: ClaimRequest) -> Result<ClaimOutcome, StoreError> {
         Ok(match self.inner.claim(&Arc::new(other)).await? {
-            ClaimOutcome::Granted(lease) => ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease }),
+            Granted(lease) => Granted(Lease { request: ask.clone(), ..lease }),
             found => found,
         })
     }
 
     fn grant(&self, ask: &Arc<ClaimRequest>, after: u64) -> ClaimOutcome {
         let fence = Fence(after + 1 + self.state.lock().granted.len() as u64);
-        ClaimOutcome::Granted(Lease { request: ask.clone(), fence, attempt: 1, front_only: false })
+        Granted(Lease { request: ask.clone(), fence, attempt: 1, front_only: false })
     }
 
     async fn record_claim(&self, lease: &Lease) -> Result<(), StoreError> {
@@ -119,10 +117,10 @@ impl FaultyStore {
     async fn extend_with_bug(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let at = &lease.request.address;
         if self.bug == Bug::NeverRestores && self.inner.get(at).await?.is_none() {
-            return Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent)));
+            return Ok(ClaimLost(Box::new(TokenSpent)));
         }
         match self.inner.extend(&self.to_inner_lease(lease), hold).await? {
-            SettleOutcome::ClaimLost(_) if self.bug == Bug::ExtendIgnoresHolder => Ok(SettleOutcome::Applied),
+            ClaimLost(_) if self.bug == Bug::ExtendIgnoresHolder => Ok(Applied),
             answered => Ok(self.to_outer_settle_outcome(at, answered)),
         }
     }
@@ -131,7 +129,7 @@ impl FaultyStore {
         let at = &lease.request.address;
         let seen = self.inner.get(at).await?;
         if self.bug == Bug::NeverRestores && seen.is_none() && lease.fence != Fence::UNSEEN {
-            return Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent)));
+            return Ok(ClaimLost(Box::new(TokenSpent)));
         }
         let latest = self.state.lock().latest.get(at).cloned();
         let holder = match (self.bug, latest) {
@@ -141,15 +139,15 @@ impl FaultyStore {
         };
         let answered = self.inner.settle(&holder, &self.settlement_with_bug(end, seen)).await?;
         match (self.bug, end) {
-            (Bug::ReleasedTakeoverIsFree, Settlement::Release) => {
-                if let Some(ClaimOutcome::OutcomeUnknown(unknown)) = self.inner.get(at).await? {
+            (Bug::ReleasedTakeoverIsFree, Release) => {
+                if let Some(OutcomeUnknown(unknown)) = self.inner.get(at).await? {
                     let _ = self.inner.admin().resolve(at, unknown.fence, end).await?;
                 }
             }
-            (Bug::CompleteOverwrites, Settlement::Complete { record, .. }) if answered == SettleOutcome::Applied => {
+            (Bug::CompleteOverwrites, Complete { record, .. }) if answered == Applied => {
                 let _ = self.inner.admin().replace_record(at, holder.fence, record.clone()).await?;
             }
-            (_, Settlement::Park { .. }) => drop(self.state.lock().parked.insert((*at, holder.fence))),
+            (_, Park { .. }) => drop(self.state.lock().parked.insert((*at, holder.fence))),
             _ => {}
         }
         Ok(self.to_outer_settle_outcome(at, answered))
@@ -158,18 +156,16 @@ impl FaultyStore {
     /// Returns the settlement that is written instead of this one.
     fn settlement_with_bug(&self, end: &Settlement, seen: Option<ClaimOutcome>) -> Settlement {
         match (self.bug, end.clone(), seen) {
-            (Bug::TakeoverIgnoresRetryIn, Settlement::Park { ttl: keep, .. }, _) => {
-                Settlement::Park { ttl: keep, retry_in: Duration::ZERO }
-            }
-            (Bug::ParkIsRelease, Settlement::Park { .. }, _) => Settlement::Release,
+            (Bug::TakeoverIgnoresRetryIn, Park { ttl: keep, .. }, _) => Park { ttl: keep, retry_in: Duration::ZERO },
+            (Bug::ParkIsRelease, Park { .. }, _) => Release,
             (
                 Bug::TtlCountsFromClaim,
-                Settlement::Complete { failed, record, summary: outline, ttl: keep },
-                Some(ClaimOutcome::InProgress(holder)),
-            ) => Settlement::Complete { failed, record, summary: outline, ttl: keep.saturating_sub(holder.age) },
-            (Bug::TruncatesRecords, Settlement::Complete { failed, mut record, summary: outline, ttl: keep }, _) => {
+                Complete { failed, record, summary: outline, ttl: keep },
+                Some(InProgress(holder)),
+            ) => Complete { failed, record, summary: outline, ttl: keep.saturating_sub(holder.age) },
+            (Bug::TruncatesRecords, Complete { failed, mut record, summary: outline, ttl: keep }, _) => {
                 record.truncate(1 << 20);
-                Settlement::Complete { failed, record, summary: outline, ttl: keep }
+                Complete { failed, record, summary: outline, ttl: keep }
             }
             (_, end, _) => end,
         }
@@ -205,26 +201,22 @@ impl FaultyStore {
         };
         let mut found = found;
         match &mut found {
-            ClaimOutcome::Granted(lease) => {
+            Granted(lease) => {
                 out(&mut lease.fence, lease.attempt);
                 if let Some(ask) = ask {
                     lease.request = ask.clone();
                 }
             }
-            ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder) => {
-                out(&mut holder.fence, holder.attempt)
-            }
-            ClaimOutcome::Completed(done) => out(&mut done.fence, done.attempt),
-            ClaimOutcome::TokenSpent => {}
+            InProgress(holder) | OutcomeUnknown(holder) => out(&mut holder.fence, holder.attempt),
+            Completed(done) => out(&mut done.fence, done.attempt),
+            TokenSpent => {}
         }
         found
     }
 
     fn to_outer_settle_outcome(&self, at: &Address, answered: SettleOutcome) -> SettleOutcome {
         match answered {
-            SettleOutcome::ClaimLost(found) => {
-                SettleOutcome::ClaimLost(Box::new(self.to_outer_outcome(at, *found, None)))
-            }
+            ClaimLost(found) => ClaimLost(Box::new(self.to_outer_outcome(at, *found, None))),
             answered => answered,
         }
     }
@@ -309,9 +301,7 @@ impl StoreAdmin for FaultyStore {
             let answered = self.inner.admin().resolve(at, self.to_inner_fence(at, seen), end).await?;
             let latest = self.state.lock().latest.get(at).cloned();
             match (self.bug, &answered, latest) {
-                (Bug::ResolveKillsLive, SettleOutcome::ClaimLost(found), Some(latest))
-                    if matches!(**found, ClaimOutcome::InProgress(_)) =>
-                {
+                (Bug::ResolveKillsLive, ClaimLost(found), Some(latest)) if matches!(**found, InProgress(_)) => {
                     self.inner.settle(&latest, end).await
                 }
                 _ => Ok(self.to_outer_settle_outcome(at, answered)),
@@ -322,11 +312,8 @@ impl StoreAdmin for FaultyStore {
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
             let seen = match (self.bug, self.inner.get(at).await?) {
-                (
-                    Bug::ForgetIgnoresSeen,
-                    Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)),
-                ) => holder.fence,
-                (Bug::ForgetIgnoresSeen, Some(ClaimOutcome::Completed(done))) => done.fence,
+                (Bug::ForgetIgnoresSeen, Some(InProgress(holder) | OutcomeUnknown(holder))) => holder.fence,
+                (Bug::ForgetIgnoresSeen, Some(Completed(done))) => done.fence,
                 _ => self.to_inner_fence(at, seen),
             };
             Ok(self.to_outer_settle_outcome(at, self.inner.admin().forget(at, seen).await?))
@@ -342,5 +329,46 @@ impl StoreAdmin for FaultyStore {
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         self.inner.admin().counts()
+    }
+}
+
+/// Counters with one bug, if the bug concerns counters.
+#[derive(Debug)]
+struct FaultyCounters {
+    bug: Bug,
+    /// The count and the end of each window.
+    windows: Mutex<HashMap<Address, (u64, Instant)>>,
+}
+
+impl FaultyCounters {
+    async fn count(&self, who: &Address, n: u64, window: Duration) -> CounterUsage {
+        let who = if self.bug == Bug::CountsAllTenantsTogether { Address([0; 32]) } else { *who };
+        let window = match self.bug {
+            // Milliseconds in a signed 32-bit number.
+            Bug::WindowsOverflow => Duration::from_millis(u64::try_from(window.as_millis() as i32).unwrap_or(0)),
+            _ => window.min(MAX_WINDOW),
+        };
+        let seen = self.windows.lock().get(&who).copied();
+        if self.bug == Bug::CountsRace {
+            tokio::task::yield_now().await;
+        }
+        let now = Instant::now();
+        let mut windows = self.windows.lock();
+        let seen = if self.bug == Bug::CountsRace { seen } else { windows.get(&who).copied() };
+        let (used, until) = match (self.bug, seen) {
+            (Bug::WindowsNeverEnd, Some(seen)) => seen,
+            (Bug::WindowsSlide, Some((used, until))) if until > now => (used, now + window),
+            (_, Some(seen)) if seen.1 > now => seen,
+            _ => (0, now + window),
+        };
+        let used = used.saturating_add(n);
+        windows.insert(who, (used, until));
+        CounterUsage { total: used, resets_in: until.saturating_duration_since(now) }
+    }
+}
+
+impl Counters for FaultyCounters {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
+        StoreFuture::boxed(async move { Ok(self.count(who, n, window).await) })
     }
 }

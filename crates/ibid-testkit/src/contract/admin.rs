@@ -1,19 +1,11 @@
 //! Changes by operators, which are compare-and-set on the fence that they read; and the sweep.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{ClaimOutcome, ClaimRequest, EntryState, Fence, RecordSummary, SettleOutcome, Settlement, Store};
-
 use super::common::*;
 
 pub async fn resolve_as_complete_makes_an_unknown_entry_done(store: &dyn Store) {
     for by_lapse in [true, false] {
         let (ask, lease) = if by_lapse { new_lapsed(store).await } else { new_parked(store).await };
-        expect_applied(
-            "resolve",
-            resolve(store, &ask, lease.fence, &complete_settlement(b"as the operator says")).await,
-        );
+        resolve_applied(store, &lease, &complete_settlement(b"as the operator says")).await;
         let done = find_completed(store, &ask).await;
         assert_eq!(done.record, &b"as the operator says"[..]);
         assert_eq!((done.fence, done.attempt), (lease.fence, 1), "of the holder that it was about");
@@ -24,7 +16,7 @@ pub async fn resolve_as_complete_makes_an_unknown_entry_done(store: &dyn Store) 
 /// All answers for one address are equal: a holder that returns after its entry was resolved has lost it.
 pub async fn a_holder_comes_back_too_late_after_resolve_as_complete(store: &dyn Store) {
     let (ask, lease) = new_parked(store).await;
-    expect_applied("resolve", resolve(store, &ask, lease.fence, &complete_settlement(b"the operator's")).await);
+    resolve_applied(store, &lease, &complete_settlement(b"the operator's")).await;
     let found = settle_lost("a complete after resolve", store, &lease, &complete_settlement(b"the holder's")).await;
     assert_eq!(expect_completed(found).record, &b"the operator's"[..], "it is told what is remembered");
     assert_record(store, &ask, b"the operator's").await;
@@ -33,7 +25,7 @@ pub async fn a_holder_comes_back_too_late_after_resolve_as_complete(store: &dyn 
 pub async fn resolve_as_release_frees_an_unknown_entry(store: &dyn Store) {
     for by_lapse in [true, false] {
         let (ask, lease) = if by_lapse { new_lapsed(store).await } else { new_parked(store).await };
-        expect_applied("resolve", resolve(store, &ask, lease.fence, &Settlement::Release).await);
+        resolve_applied(store, &lease, &Settlement::Release).await;
         assert_eq!(get(store, &ask).await, None, "it is free");
         expect_token_spent(claim(store, &lease.request).await);
         let _ = settle_lost("a settle after resolve", store, &lease, &complete_settlement(b"late")).await;
@@ -50,7 +42,7 @@ pub async fn resolve_as_release_frees_a_takeover(store: &dyn Store) {
     let (ask, first) = new_parked(store).await;
     let second = take_over(store, &ask, first.fence).await;
     park(store, &second).await;
-    expect_applied("resolve", resolve(store, &ask, second.fence, &Settlement::Release).await);
+    resolve_applied(store, &second, &Settlement::Release).await;
     assert_eq!(claim_next(store, &ask).await.attempt, 3, "it is free for anybody");
 }
 
@@ -64,9 +56,7 @@ pub async fn a_released_takeover_stays_spent_when_it_is_resolved(store: &dyn Sto
         let second_ask = takeover_request(&ask, first.fence);
         let second = claim_granted(store, &second_ask).await;
         release(store, &second).await;
-        let Some(ClaimOutcome::OutcomeUnknown(holder)) = get(store, &ask).await else {
-            panic!("a released takeover is unknown")
-        };
+        let holder = expect_outcome_unknown(get(store, &ask).await.expect("a released takeover is unknown"));
         expect_applied("resolve", resolve(store, &ask, holder.fence, &end).await);
         let found = claim(store, &second_ask).await;
         assert!(!matches!(found, ClaimOutcome::Granted(_)), "a spent token must not be granted: {found:?}");
@@ -83,7 +73,7 @@ pub async fn a_released_takeover_stays_spent_when_it_is_resolved(store: &dyn Sto
 pub async fn resolve_need_not_wait_for_retry_in(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     settle_applied(store, &lease, &Settlement::Park { ttl: LONG_LEASE, retry_in: LONG_LEASE }).await;
-    expect_applied("resolve", resolve(store, &ask, lease.fence, &complete_settlement(b"known by now")).await);
+    resolve_applied(store, &lease, &complete_settlement(b"known by now")).await;
     find_completed(store, &ask).await;
 }
 
@@ -157,19 +147,14 @@ pub async fn forget_with_a_wrong_fence_is_lost(store: &dyn Store) {
     let _ = expect_claim_lost("forget of nothing", forget(store, &ask, Fence(1)).await);
     let lease = claim_granted(store, &ask).await;
     let wrong = Fence(lease.fence.0 + 1);
+    let found = async |wrong| expect_claim_lost("forget", forget(store, &ask, wrong).await);
     for wrong in [wrong, Fence::UNSEEN] {
-        assert_eq!(
-            expect_in_progress(expect_claim_lost("forget", forget(store, &ask, wrong).await)).fence,
-            lease.fence
-        );
+        assert_eq!(expect_in_progress(found(wrong).await).fence, lease.fence);
     }
     park(store, &lease).await;
-    assert_eq!(
-        expect_outcome_unknown(expect_claim_lost("forget", forget(store, &ask, wrong).await)).fence,
-        lease.fence
-    );
+    assert_eq!(expect_outcome_unknown(found(wrong).await).fence, lease.fence);
     complete(store, &lease, b"kept").await;
-    assert_eq!(expect_completed(expect_claim_lost("forget", forget(store, &ask, wrong).await)).record, &b"kept"[..]);
+    assert_eq!(expect_completed(found(wrong).await).record, &b"kept"[..]);
     find_completed(store, &ask).await;
 }
 
@@ -187,7 +172,7 @@ pub async fn replace_swaps_bytes_and_keeps_life(store: &dyn Store) {
     // A cached copy counts its age from before the read, so its remaining ttl may be slightly shorter.
     assert!(after.expires_in <= before.expires_in + POLL_TIMEOUT, "its life goes on: {:?}", after.expires_in);
     assert!(after.expires_in + POLL_TIMEOUT * 2 > keep, "its life goes on: {:?}", after.expires_in);
-    let rest = |done: ibid::store::CompletedEntry| (done.fence, done.attempt, done.fingerprint, done.failed);
+    let rest = |done: CompletedEntry| (done.fence, done.attempt, done.fingerprint, done.failed);
     assert_eq!(rest(after), rest(before), "nothing else changed");
     let seen = find_listed(store, &ask).await;
     assert_eq!((seen.state, seen.summary), (EntryState::Failed, Some(outline)), "state and outline stay");
@@ -215,11 +200,10 @@ pub async fn sweep_removes_only_what_has_expired(store: &dyn Store) {
     let released = new_request();
     release(store, &claim_granted(store, &released).await).await;
     for _ in 0..20 {
-        let short = ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() };
-        claim_granted(store, &short).await;
+        claim_granted(store, &short_request()).await;
     }
     // Stores may look for expired entries only once a second.
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    sleep(Duration::from_millis(1200)).await;
     for at_most in [0, 1, 3, 1000] {
         let swept = expect_answer("sweep", store.sweep(at_most).await);
         assert!(swept.removed <= at_most, "a sweep of at most {at_most} removed {}", swept.removed);
@@ -243,11 +227,10 @@ pub async fn sweep_removes_only_what_has_expired(store: &dyn Store) {
 pub async fn sweeps_count_what_they_remove(store: &dyn Store) {
     const EXPIRED_ENTRIES: u32 = 10;
     for _ in 0..EXPIRED_ENTRIES {
-        claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() }).await;
+        claim_granted(store, &short_request()).await;
     }
-    let kept = new_request();
-    claim_granted(store, &kept).await;
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let (kept, _) = new_claim(store).await;
+    sleep(Duration::from_millis(1500)).await;
     let first = expect_answer("sweep", store.sweep(4).await);
     assert_eq!((first.removed, first.more), (4, true), "four of ten, and more are waiting");
     let second = expect_answer("sweep", store.sweep(6).await);
@@ -255,14 +238,6 @@ pub async fn sweeps_count_what_they_remove(store: &dyn Store) {
     let third = expect_answer("sweep", store.sweep(100).await);
     assert_eq!((third.removed, third.more), (0, false), "nothing is left to remove");
     assert!(matches!(get(store, &kept).await, Some(ClaimOutcome::InProgress(_))), "what lives stays");
-}
-
-async fn resolve(store: &dyn Store, at: &ClaimRequest, seen: Fence, end: &Settlement) -> SettleOutcome {
-    expect_answer("resolve", store.admin().resolve(&at.address, seen, end).await)
-}
-
-async fn forget(store: &dyn Store, at: &ClaimRequest, seen: Fence) -> SettleOutcome {
-    expect_answer("forget", store.admin().forget(&at.address, seen).await)
 }
 
 async fn replace(store: &dyn Store, at: &ClaimRequest, seen: Fence, record: &'static [u8]) -> SettleOutcome {

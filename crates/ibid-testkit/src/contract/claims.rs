@@ -1,9 +1,6 @@
 //! Which claims are granted.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
-
-use futures_util::future::join_all;
-use ibid::store::{ClaimOutcome, ClaimRequest, Lease, Store};
+use std::collections::HashSet;
 
 use super::common::*;
 
@@ -24,23 +21,20 @@ pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
     let ask = new_request();
     let before = Instant::now();
     let lease = claim_granted(store, &ask).await;
-    tokio::time::sleep(SHORT_LEASE).await;
+    sleep(SHORT_LEASE).await;
     let seen_from = Instant::now();
     let holder = find_in_progress(store, &ask).await;
     let at_most = before.elapsed();
     assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "busy names the holder");
     assert_eq!(holder.fingerprint, ask.fingerprint, "busy carries the holder's fingerprint, not the asker's");
     // Stores that count in milliseconds may be off by one on either side.
-    let tick = std::time::Duration::from_millis(2);
+    let tick = Duration::from_millis(2);
     assert!(holder.age <= at_most + tick, "age {:?} after {at_most:?}", holder.age);
     assert!(holder.age + tick >= SHORT_LEASE, "age {:?} at least {SHORT_LEASE:?} after the claim", holder.age);
     assert!(holder.takeover_in <= ask.lease, "takeover_in {:?} of a hold of {:?}", holder.takeover_in, ask.lease);
-    assert!(
-        holder.takeover_in + (seen_from - before) + POLL_TIMEOUT > ask.lease,
-        "takeover_in {:?} is the rest of a hold of {:?}",
-        holder.takeover_in,
-        ask.lease
-    );
+    let rest = holder.takeover_in;
+    let is_the_rest = rest + (seen_from - before) + POLL_TIMEOUT > ask.lease;
+    assert!(is_the_rest, "takeover_in {rest:?} is the rest of a hold of {:?}", ask.lease);
 }
 
 /// A claim that finds a holder changes nothing: the holder stays, and the same token may be granted later.
@@ -98,7 +92,7 @@ pub async fn addresses_do_not_disturb_each_other(store: &dyn Store) {
 
 pub async fn a_takeover_of_nobody_is_a_plain_claim(store: &dyn Store) {
     let ask = new_request();
-    let lease = claim_granted(store, &ClaimRequest { take_over: Some(ibid::store::Fence(7)), ..ask.clone() }).await;
+    let lease = claim_granted(store, &ClaimRequest { take_over: Some(Fence(7)), ..ask.clone() }).await;
     assert_eq!(lease.attempt, 1, "nobody was there to be taken over");
 }
 
@@ -110,8 +104,7 @@ pub async fn live_entries_are_not_evicted_by_new_ones(store: &dyn Store) {
     }
     complete(store, &leases[0], b"remembered").await;
     park(store, &leases[1]).await;
-    let crowd: Vec<Arc<ClaimRequest>> =
-        (0..600).map(|_| Arc::new(ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() })).collect();
+    let crowd: Vec<Arc<ClaimRequest>> = (0..600).map(|_| Arc::new(short_request())).collect();
     for some in crowd.chunks(100) {
         for found in join_all(some.iter().map(|ask| store.claim(ask))).await {
             let _ = expect_answer("claim", found);

@@ -2,17 +2,20 @@
 //!
 //! Invariant: nothing here assumes the speed of the store. Expected changes are polled for, up to [`POLL_TIMEOUT`].
 
-use std::{
-    future::Future,
+use std::future::Future;
+pub(super) use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, EntryFilter, EntryInfo, Fence, Fingerprint,
-    Holder, Lease, RecordSummary, SettleOutcome, Settlement, Store, StoreError, Tags,
+pub(super) use bytes::Bytes;
+pub(super) use futures_util::future::{join, join_all, join3};
+pub(super) use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, CounterUsage, Counters, EntryFilter, EntryInfo,
+    EntryState, Fence, Fingerprint, Holder, Lease, ListCursor, RecordSummary, SettleOutcome, Settlement, Store,
+    StoreError, Tags, key_hash,
 };
+pub(super) use tokio::time::{sleep, timeout};
 
 /// Longer than any case runs.
 pub(super) const LONG_LEASE: Duration = Duration::from_secs(600);
@@ -27,6 +30,16 @@ pub(super) fn new_request() -> ClaimRequest {
     address[..16].copy_from_slice(&ClaimToken::mint().0);
     address[16..].copy_from_slice(&ClaimToken::mint().0);
     request_at(Address(address))
+}
+
+/// A claim request at an unused address, whose lease and entry expire soon.
+pub(super) fn short_request() -> ClaimRequest {
+    ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() }
+}
+
+/// A claim request at an unused address that listings find by its tenant.
+pub(super) fn request_of_tenant(tenant: &str) -> ClaimRequest {
+    ClaimRequest { tags: Tags::new(tenant, "", "", ""), ..new_request() }
 }
 
 /// A claim request of another holder at the same address, with its own fingerprint.
@@ -146,7 +159,6 @@ pub(super) fn expect_claim_lost(what: &str, answered: SettleOutcome) -> ClaimOut
     }
 }
 
-/// Settles; the settlement must be applied.
 pub(super) async fn settle_applied(store: &dyn Store, lease: &Lease, end: &Settlement) {
     expect_applied("a holder's settle", settle(store, lease, end).await);
 }
@@ -181,8 +193,19 @@ pub(super) async fn extend_lost(what: &str, store: &dyn Store, lease: &Lease) ->
 }
 
 pub(super) async fn forget_applied(store: &dyn Store, lease: &Lease) {
-    let forgotten = store.admin().forget(&lease.request.address, lease.fence).await;
-    expect_applied("forget", expect_answer("forget", forgotten));
+    expect_applied("forget", forget(store, &lease.request, lease.fence).await);
+}
+
+pub(super) async fn resolve(store: &dyn Store, at: &ClaimRequest, seen: Fence, end: &Settlement) -> SettleOutcome {
+    expect_answer("resolve", store.admin().resolve(&at.address, seen, end).await)
+}
+
+pub(super) async fn resolve_applied(store: &dyn Store, lease: &Lease, end: &Settlement) {
+    expect_applied("resolve", resolve(store, &lease.request, lease.fence, end).await);
+}
+
+pub(super) async fn forget(store: &dyn Store, at: &ClaimRequest, seen: Fence) -> SettleOutcome {
+    expect_answer("forget", store.admin().forget(&at.address, seen).await)
 }
 
 /// A granted competing claim.
@@ -190,7 +213,6 @@ pub(super) async fn claim_next(store: &dyn Store, after: &ClaimRequest) -> Lease
     claim_granted(store, &competing_request(after)).await
 }
 
-/// A granted takeover of `fence`.
 pub(super) async fn take_over(store: &dyn Store, at: &ClaimRequest, fence: Fence) -> Lease {
     claim_granted(store, &takeover_request(at, fence)).await
 }
@@ -218,8 +240,8 @@ pub(super) async fn new_lapsed(store: &dyn Store) -> (ClaimRequest, Lease) {
 
 /// A claim at an unused address whose entry has expired.
 pub(super) async fn new_expired(store: &dyn Store) -> (ClaimRequest, Lease) {
-    let ask = new_request();
-    let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..ask.clone() }).await;
+    let ask = short_request();
+    let lease = claim_granted(store, &ask).await;
     wait_until_absent(store, &ask).await;
     (ask, lease)
 }
@@ -232,11 +254,8 @@ pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Le
         match get(store, ask).await {
             Some(ClaimOutcome::InProgress(_)) => None,
             Some(ClaimOutcome::OutcomeUnknown(holder)) => {
-                assert!(
-                    asked.elapsed() >= SHORT_LEASE,
-                    "the lease lapsed {:?} after it was asked for",
-                    asked.elapsed()
-                );
+                let held = asked.elapsed();
+                assert!(held >= SHORT_LEASE, "the lease lapsed {held:?} after it was asked for");
                 assert_eq!(holder.fence, lease.fence, "the lapsed holder is still the one that is there");
                 Some(())
             }
@@ -247,7 +266,6 @@ pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Le
     lease
 }
 
-/// Waits until the entry is absent.
 pub(super) async fn wait_until_absent(store: &dyn Store, at: &ClaimRequest) {
     poll_until("the entry to expire", || async { get(store, at).await.is_none().then_some(()) }).await;
 }
@@ -260,22 +278,20 @@ pub(super) async fn poll_until<T, F: Future<Output = Option<T>>>(what: &str, mut
             return found;
         }
         assert!(began.elapsed() < POLL_TIMEOUT, "waited {POLL_TIMEOUT:?} in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(Duration::from_millis(10)).await;
     }
 }
 
 /// Returns all matching entries, page by page.
 pub(super) async fn list_all(store: &dyn Store, filter: &EntryFilter, at_most: u32) -> Vec<EntryInfo> {
     let mut all: Vec<EntryInfo> = Vec::new();
-    let mut from = ibid::store::ListCursor::default();
+    let mut from = ListCursor::default();
     loop {
         let page = expect_answer("list", store.admin().list(filter, from, at_most).await);
         assert!(page.entries.len() <= at_most as usize, "a page of {at_most} held {}", page.entries.len());
         all.extend(page.entries);
-        assert!(
-            all.is_sorted_by(|a, b| a.address < b.address),
-            "a listing is in the order of its addresses, each once"
-        );
+        let sorted = all.is_sorted_by(|a, b| a.address < b.address);
+        assert!(sorted, "a listing is in the order of its addresses, each once");
         match page.next {
             Some(next) => from = next,
             None => return all,

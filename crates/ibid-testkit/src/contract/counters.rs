@@ -1,11 +1,6 @@
 //! Counters of tenants: each reservation counts once per window.
 
-use std::time::Duration;
-
-use futures_util::future::join_all;
-use ibid::store::{Address, CounterUsage, Counters, Store};
-
-use super::common::{expect_answer, new_request};
+use super::common::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -32,7 +27,7 @@ pub async fn what_is_reserved_adds_up(store: &dyn Store) {
 pub async fn a_window_ends_by_itself(store: &dyn Store) {
     let who = new_request().address;
     assert_eq!(reserve(store, &who, 5, Duration::from_millis(100)).await.total, 5);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    sleep(Duration::from_millis(300)).await;
     assert_eq!(reserve(store, &who, 2, HOUR).await.total, 2, "another window");
     let again = reserve(store, &who, 2, Duration::from_millis(1)).await;
     assert_eq!(again.total, 4);

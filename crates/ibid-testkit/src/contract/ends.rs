@@ -1,10 +1,5 @@
 //! Settlements: complete, release, park. Each may be repeated, and each may come too late.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{ClaimOutcome, Settlement, Store};
-
 use super::common::*;
 
 pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
@@ -66,14 +61,12 @@ pub async fn a_settle_needs_both_fence_and_token(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     let mut foreign = lease.clone();
     foreign.request = competing_request(&ask).into();
-    expect_in_progress(
-        settle_lost("a settle with a foreign token", store, &foreign, &complete_settlement(b"no")).await,
-    );
     let mut wrong = lease.clone();
     wrong.fence.0 += 1;
-    expect_in_progress(settle_lost("a settle with a wrong fence", store, &wrong, &complete_settlement(b"no")).await);
-    let _ = extend_lost("an extend with a foreign token", store, &foreign).await;
-    let _ = extend_lost("an extend with a wrong fence", store, &wrong).await;
+    for (what, other) in [("with a foreign token", foreign), ("with a wrong fence", wrong)] {
+        expect_in_progress(settle_lost(what, store, &other, &complete_settlement(b"no")).await);
+        let _ = extend_lost(what, store, &other).await;
+    }
     complete(store, &lease, b"yes").await;
 }
 
@@ -96,7 +89,7 @@ pub async fn a_released_token_is_spent(store: &dyn Store) {
         expect_token_spent(claim(store, &ask).await);
     }
     assert_eq!(get(store, &ask).await, None, "a released entry is not there for readers");
-    tokio::time::sleep(SHORT_LEASE * 3).await;
+    sleep(SHORT_LEASE * 3).await;
     expect_token_spent(claim(store, &ask).await);
 }
 
@@ -109,10 +102,8 @@ pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store
         let lease = claim_granted(store, &next).await;
         for late in &spent {
             let found = claim(store, late).await;
-            assert!(
-                matches!(found, ClaimOutcome::InProgress(_) | ClaimOutcome::TokenSpent),
-                "a late copy beside a holder found {found:?}"
-            );
+            let is_refused = matches!(found, ClaimOutcome::InProgress(_) | ClaimOutcome::TokenSpent);
+            assert!(is_refused, "a late copy beside a holder found {found:?}");
         }
         release(store, &lease).await;
         spent.push(next);
@@ -130,11 +121,11 @@ pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store
 
 /// A released token stays spent, also with the shortest lease and ttl.
 pub async fn a_released_token_is_spent_beyond_hold_and_keep(store: &dyn Store) {
-    let ask = ibid::store::ClaimRequest { lease: SHORT_LEASE, ttl: Duration::ZERO, ..new_request() };
+    let ask = ClaimRequest { lease: SHORT_LEASE, ttl: Duration::ZERO, ..new_request() };
     let lease = claim_granted(store, &ask).await;
     // On a slow machine the entry may have expired. The release then restores it, and the token is spent as well.
     let _ = settle(store, &lease, &Settlement::Release).await;
-    tokio::time::sleep(SHORT_LEASE * 5).await;
+    sleep(SHORT_LEASE * 5).await;
     expect_token_spent(claim(store, &ask).await);
 }
 
@@ -191,10 +182,8 @@ pub async fn a_release_after_its_own_park_does_not_free(store: &dyn Store) {
 pub async fn an_empty_record_comes_back_empty(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     complete(store, &lease, b"").await;
-    assert!(
-        matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(done)) if done.record.is_empty()),
-        "an empty record"
-    );
+    let done = expect_completed(get(store, &ask).await.expect("a record is there"));
+    assert!(done.record.is_empty(), "an empty record");
 }
 
 pub async fn a_large_record_comes_back_whole(store: &dyn Store) {

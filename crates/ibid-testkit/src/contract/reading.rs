@@ -1,12 +1,5 @@
 //! Reads: `get`, listings and counts. They change nothing.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use ibid::store::{
-    ClaimOutcome, ClaimRequest, ClaimToken, EntryFilter, EntryState, ListCursor, RecordSummary, Settlement, Store, Tags,
-};
-
 use super::common::*;
 
 pub async fn get_is_read_only(store: &dyn Store) {
@@ -36,11 +29,8 @@ pub async fn get_after_a_release_is_none(store: &dyn Store) {
     let (ask, lease) = new_claim(store).await;
     release(store, &lease).await;
     assert_eq!(get(store, &ask).await, None, "a released entry is not there");
-    assert_eq!(
-        list_all(store, &EntryFilter { address: Some(ask.address), ..EntryFilter::default() }, 9).await,
-        [],
-        "nor listed"
-    );
+    let filter = EntryFilter { address: Some(ask.address), ..EntryFilter::default() };
+    assert_eq!(list_all(store, &filter, 9).await, [], "nor listed");
 }
 
 /// A listing returns every field of an entry unchanged: any text in tags, any bytes in the summary.
@@ -74,8 +64,7 @@ pub async fn a_listed_entry_carries_what_was_given(store: &dyn Store) {
 
 pub async fn a_listing_filters_by_state(store: &dyn Store) {
     let tenant = unique_tag();
-    let tags = Tags::new(&tenant, "", "", "");
-    let asks: Vec<ClaimRequest> = (0..5).map(|_| ClaimRequest { tags: tags.clone(), ..new_request() }).collect();
+    let asks: Vec<ClaimRequest> = (0..5).map(|_| request_of_tenant(&tenant)).collect();
     claim_granted(store, &asks[0]).await;
     let done = claim_granted(store, &asks[1]).await;
     complete(store, &done, b"done").await;
@@ -101,11 +90,11 @@ pub async fn a_listing_filters_by_state(store: &dyn Store) {
 
 pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     let [tenant, user, endpoint, key] = [unique_tag(), unique_tag(), unique_tag(), unique_tag()];
-    let hash = ibid::store::key_hash(&key);
+    let hash = key_hash(&key);
     let wanted = ClaimRequest { tags: Tags::from_parts([&tenant, &user, &endpoint, &key, &hash]), ..new_request() };
     claim_granted(store, &wanted).await;
     for tags in [
-        Tags::from_parts([&user, &tenant, &key, &endpoint, &ibid::store::key_hash(&endpoint)]),
+        Tags::from_parts([&user, &tenant, &key, &endpoint, &key_hash(&endpoint)]),
         Tags::new(&format!("{tenant}x"), &user[1..], &endpoint.to_uppercase(), ""),
         Tags::default(),
     ] {
@@ -143,10 +132,9 @@ pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
 
 pub async fn a_listing_filters_by_age(store: &dyn Store) {
     let tenant = unique_tag();
-    let old = ClaimRequest { tags: Tags::new(&tenant, "", "", ""), ..new_request() };
-    claim_granted(store, &old).await;
+    claim_granted(store, &request_of_tenant(&tenant)).await;
     let filter = |age| EntryFilter { tenant: Some(tenant.clone()), older_than: Some(age), ..EntryFilter::default() };
-    tokio::time::sleep(SHORT_LEASE).await;
+    sleep(SHORT_LEASE).await;
     assert_eq!(list_all(store, &filter(SHORT_LEASE / 2), 10).await.len(), 1, "it is older than that");
     assert_eq!(list_all(store, &filter(LONG_LEASE), 10).await, [], "it is younger than that");
 }
@@ -155,7 +143,7 @@ pub async fn paging_shows_every_entry_once(store: &dyn Store) {
     let tenant = unique_tag();
     let mut wanted = Vec::new();
     for _ in 0..23 {
-        let ask = ClaimRequest { tags: Tags::new(&tenant, "", "", ""), ..new_request() };
+        let ask = request_of_tenant(&tenant);
         let lease = claim_granted(store, &ask).await;
         if wanted.len() % 3 == 0 {
             complete(store, &lease, b"done").await;
@@ -219,15 +207,11 @@ pub async fn counts_follow_what_is_there(store: &dyn Store) {
 
 pub async fn an_expired_entry_is_not_listed(store: &dyn Store) {
     let tenant = unique_tag();
-    let ask =
-        ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, tags: Tags::new(&tenant, "", "", ""), ..new_request() };
+    let ask = ClaimRequest { tags: Tags::new(&tenant, "", "", ""), ..short_request() };
     claim_granted(store, &ask).await;
     wait_until_absent(store, &ask).await;
-    assert_eq!(
-        list_all(store, &EntryFilter { tenant: Some(tenant), ..EntryFilter::default() }, 10).await,
-        [],
-        "it has expired"
-    );
+    let filter = EntryFilter { tenant: Some(tenant), ..EntryFilter::default() };
+    assert_eq!(list_all(store, &filter, 10).await, [], "it has expired");
     assert!(!matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(_))));
 }
 

@@ -1,7 +1,5 @@
 //! Claims whose outcome never reached the holder: only the token identifies them.
 
-use ibid::store::{ClaimOutcome, Settlement, Store};
-
 use super::common::*;
 
 pub async fn an_unseen_release_frees_a_claim_that_was_applied(store: &dyn Store) {
@@ -74,5 +72,5 @@ pub async fn an_unseen_complete_of_a_claim_that_never_came_is_lost(store: &dyn S
         settle_lost("an unseen complete of an absent entry", store, &unseen_lease(&ask), &complete_settlement(b"no"))
             .await;
     assert!(!matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(_))), "nothing was remembered");
-    assert_ne!(claim_granted(store, &competing_request(&ask)).await.fence, ibid::store::Fence::UNSEEN);
+    assert_ne!(claim_granted(store, &competing_request(&ask)).await.fence, Fence::UNSEEN);
 }

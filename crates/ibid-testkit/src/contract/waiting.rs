@@ -1,11 +1,5 @@
 //! Waiting for a holder: the wait ends soon after the holder is gone, and not before.
 
-use std::time::{Duration, Instant};
-
-use futures_util::future::{join, join_all, join3};
-use ibid::store::{ClaimRequest, Fence, Lease, Settlement, Store};
-use tokio::time::{sleep, timeout};
-
 use super::common::*;
 
 /// The limit of waits: far beyond [`MAX_WAKE_DELAY`].

@@ -2,13 +2,10 @@
 //!
 //! Only the proxy's thread writes it; every thread may read it.
 
-use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-
-/// Maximum number of closed connections whose traffic is remembered.
-const MAX_CLOSED_CONNECTIONS: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProxyDirection {
@@ -71,8 +68,9 @@ pub(super) struct ProxyState {
 
 #[derive(Debug, Default)]
 pub(super) struct ProxyLedger {
-    pub(super) counts: ProxyCounts,
-    pub(super) connections: VecDeque<Arc<Mutex<ProxiedConnection>>>,
+    open: usize,
+    most_open: usize,
+    pub(super) connections: Vec<Arc<Mutex<ProxiedConnection>>>,
     pub(super) answers_to_lose: usize,
     loss: AnswerLoss,
     /// Incremented by every command to lose answers: only requests that are delivered afterwards lose theirs.
@@ -103,6 +101,24 @@ pub(super) enum DeliveryAction {
     Reset,
 }
 
+impl ProxyLedger {
+    /// The traffic by connection, the oldest first.
+    pub(super) fn traffic(&self) -> Vec<ConnectionTraffic> {
+        self.connections.iter().map(|connection| connection.lock().traffic).collect()
+    }
+
+    pub(super) fn counts(&self) -> ProxyCounts {
+        let counts = ProxyCounts { open: self.open, most_open: self.most_open, ..ProxyCounts::default() };
+        self.traffic().iter().fold(counts, |counts, one| ProxyCounts {
+            connections: counts.connections + 1,
+            bytes_to_server: counts.bytes_to_server + one.bytes_to_server,
+            bytes_to_client: counts.bytes_to_client + one.bytes_to_client,
+            round_trips: counts.round_trips + one.round_trips,
+            ..counts
+        })
+    }
+}
+
 impl ProxyState {
     pub(super) fn new(server: SocketAddr) -> ProxyState {
         ProxyState { server: Mutex::new(server), rules: watch::Sender::default(), ledger: Mutex::default() }
@@ -129,20 +145,9 @@ impl ProxyState {
             ..ProxiedConnection::default()
         }));
         let mut book = self.ledger.lock();
-        book.counts.connections += 1;
-        book.counts.open += 1;
-        book.counts.most_open = book.counts.most_open.max(book.counts.open);
-        if book.connections.len() >= MAX_CLOSED_CONNECTIONS + book.counts.open {
-            book.connections.retain({
-                let mut excess = MAX_CLOSED_CONNECTIONS / 2;
-                move |connection| {
-                    let forget = excess > 0 && !connection.lock().traffic.open;
-                    excess -= usize::from(forget);
-                    !forget
-                }
-            });
-        }
-        book.connections.push_back(Arc::clone(&connection));
+        book.open += 1;
+        book.most_open = book.most_open.max(book.open);
+        book.connections.push(Arc::clone(&connection));
         OpenProxyConnection { state: Arc::clone(self), connection }
     }
 }
@@ -164,10 +169,7 @@ impl OpenProxyConnection {
         let mut book = self.state.ledger.lock();
         let mut connection = self.connection.lock();
         let answers = connection.awaiting_answer.take();
-        if answers.is_some() {
-            connection.traffic.round_trips += 1;
-            book.counts.round_trips += 1;
-        }
+        connection.traffic.round_trips += u64::from(answers.is_some());
         if book.answers_to_lose > 0 && answers == Some(book.loss_order) {
             book.answers_to_lose -= 1;
             if book.loss == AnswerLoss::Reset {
@@ -181,20 +183,15 @@ impl OpenProxyConnection {
 
     /// Sends and counts under one lock, so that a receiver finds its bytes counted.
     pub(super) fn deliver(&self, way: ProxyDirection, send: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
-        let mut book = self.state.ledger.lock();
+        let book = self.state.ledger.lock();
         let mut connection = self.connection.lock();
         let sent = send()?;
-        let bytes = sent as u64;
         match way {
             ProxyDirection::ToServer => {
-                book.counts.bytes_to_server += bytes;
-                connection.traffic.bytes_to_server += bytes;
+                connection.traffic.bytes_to_server += sent as u64;
                 connection.awaiting_answer = Some(book.loss_order);
             }
-            ProxyDirection::ToClient => {
-                book.counts.bytes_to_client += bytes;
-                connection.traffic.bytes_to_client += bytes;
-            }
+            ProxyDirection::ToClient => connection.traffic.bytes_to_client += sent as u64,
         }
         Ok(sent)
     }
@@ -202,7 +199,7 @@ impl OpenProxyConnection {
 
 impl Drop for OpenProxyConnection {
     fn drop(&mut self) {
-        self.state.ledger.lock().counts.open -= 1;
+        self.state.ledger.lock().open -= 1;
         self.connection.lock().traffic.open = false;
     }
 }

@@ -1,13 +1,8 @@
 //! Delays answers until the test releases them.
 
-use std::sync::Arc;
+use tokio::sync::Semaphore;
 
-use tokio::{
-    sync::{Semaphore, watch},
-    time::timeout,
-};
-
-use crate::http1::WAIT_TIMEOUT;
+use super::*;
 
 /// [`gated`](super::UpstreamReply::gated) replies wait until the gate is opened. Clones share the gate.
 #[derive(Clone, Debug)]

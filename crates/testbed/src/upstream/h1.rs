@@ -1,24 +1,11 @@
 //! One HTTP/1.1 connection of the upstream, handwritten so that it can break any rule.
 
-use std::{
-    io,
-    ops::ControlFlow::{self, Break, Continue},
-    time::{Duration, Instant},
-};
+use std::ops::ControlFlow::{self, Break, Continue};
 
-use bytes::Bytes;
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::{TcpStream, tcp::OwnedWriteHalf},
-    time::{sleep, timeout},
-};
+use tokio::{io::AsyncWriteExt as _, net::tcp::OwnedWriteHalf};
 
-use super::{
-    LoggedRequest, UpstreamFault, UpstreamReply,
-    reply::{ReplyContent, filler},
-    request_log::OpenUpstreamConnection,
-};
-use crate::http1::{self, BodyFraming, HeaderList, MessageReader, malformed};
+use super::{reply::filler, *};
+use crate::http1::{self, BodyFraming, MessageReader, malformed};
 
 /// How long an early answer reads the rest of the request before the connection closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,8 +1,5 @@
 //! One HTTP/2 connection of the upstream without TLS, by hyper. It shares the log and the rules with HTTP/1.1.
 
-use std::{io, sync::Arc, time::Instant};
-
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
 use http_body_util::{
     BodyExt as _,
@@ -13,18 +10,11 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use tokio::{net::TcpStream, time::sleep};
 
-use super::{
-    LoggedRequest, UpstreamFault, UpstreamReply,
-    reply::{ReplyContent, filler},
-    request_log::OpenUpstreamConnection,
-};
-use crate::http1::HeaderList;
+use super::{reply::filler, *};
 
 type ChannelBody = Channel<Bytes, io::Error>;
 
-/// Resets a stream.
 fn stream_abort() -> io::Error {
     io::Error::other("aborted by a rule of the test")
 }

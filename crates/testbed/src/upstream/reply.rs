@@ -1,10 +1,6 @@
 //! The upstream's answers and faults.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-
-use super::ReplyGate;
+use super::*;
 
 /// An answer, built from [`UpstreamReply::usual`] or [`UpstreamReply::status`].
 #[derive(Clone, Debug, Default)]
@@ -184,7 +180,6 @@ impl UpstreamReply {
         }
     }
 
-    /// The body, if it is known as a whole.
     pub(super) fn whole_body(&self, execution: Option<usize>) -> Option<Bytes> {
         match (&self.content, execution) {
             (ReplyContent::Numbered, Some(n)) => Some(format!(r#"{{"id":{n},"run":{n}}}"#).into()),

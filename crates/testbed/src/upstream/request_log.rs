@@ -1,18 +1,11 @@
 //! The state that all connections of the upstream share: the log and the rules.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::HashMap, fmt};
 
-use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
 
-use super::UpstreamReply;
-use crate::http1::{HeaderList, to_text};
+use super::*;
+use crate::http1::to_text;
 
 #[derive(Clone)]
 pub struct LoggedRequest {

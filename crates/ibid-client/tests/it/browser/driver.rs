@@ -1,13 +1,14 @@
 //! A real Chromium, driven by WebDriver over plain HTTP.
 
 use std::{
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::ServerProcess;
 use tokio::{task::spawn_blocking, time::timeout};
 
 use crate::common::client;
@@ -16,7 +17,7 @@ const SCRIPT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One browser with a profile of its own. Killed when dropped.
 pub(super) struct WebDriverBrowser {
-    driver: Child,
+    driver: ServerProcess,
     /// The browser's own process; the driver does not take it along when it is killed.
     chromium: Option<u64>,
     session: String,
@@ -28,8 +29,8 @@ impl WebDriverBrowser {
     pub(super) async fn start() -> WebDriverBrowser {
         let profile = tempfile::Builder::new().prefix("ibid-chromium-").tempdir().expect("a folder");
         let starting = timeout(SCRIPT_TIMEOUT, spawn_blocking(testbed::chromedriver::start)).await;
-        let (driver, port) = starting.expect("the driver starts").expect("no panic");
-        let session = format!("http://127.0.0.1:{port}/session");
+        let driver = starting.expect("the driver starts").expect("no panic");
+        let session = format!("http://127.0.0.1:{}/session", driver.port());
         let mut browser = WebDriverBrowser { driver, chromium: None, session, http: client(), _profile: profile };
         let options = json!({ "binary": "/usr/bin/chromium", "args": [
             "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -120,7 +121,6 @@ impl Drop for WebDriverBrowser {
         if let Some(id) = self.chromium {
             let _ = Command::new("kill").args(["-KILL", &id.to_string()]).stderr(Stdio::null()).status();
         }
-        let _ = self.driver.kill();
-        let _ = self.driver.wait();
+        self.driver.kill();
     }
 }

@@ -4,7 +4,6 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     ops::Deref,
-    process::Child,
     time::Duration,
 };
 
@@ -17,6 +16,7 @@ use fantoccini::{
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::ServerProcess;
 use tokio::time::{Instant, sleep};
 use url::{ParseError, Url};
 
@@ -31,7 +31,7 @@ pub(crate) struct ConsoleBrowser {
 }
 
 struct ConsoleDriver {
-    child: Child,
+    process: ServerProcess,
     address: SocketAddr,
     session: Option<String>,
 }
@@ -170,8 +170,9 @@ impl Deref for ConsoleBrowser {
 
 impl ConsoleDriver {
     fn start() -> ConsoleDriver {
-        let (child, port) = testbed::chromedriver::start();
-        ConsoleDriver { child, address: SocketAddr::from(([127, 0, 0, 1], port)), session: None }
+        let process = testbed::chromedriver::start();
+        let address = SocketAddr::from(([127, 0, 0, 1], process.port()));
+        ConsoleDriver { process, address, session: None }
     }
 
     /// Ends the browser: a driver that is killed leaves it behind.
@@ -188,8 +189,7 @@ impl ConsoleDriver {
 impl Drop for ConsoleDriver {
     fn drop(&mut self) {
         let _ = self.quit();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
     }
 }
 

@@ -16,7 +16,7 @@ async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| folder.path().join(name));
     for path in [&ca, &cert, &key] {
-        replace(&server.file(path.file_name().unwrap().to_str().unwrap()), path);
+        replace(&server.path(path.file_name().unwrap().to_str().unwrap()), path);
     }
     let (ca, of, secret) = (ca.display(), cert.display(), key.display());
     let url = format!("rediss://127.0.0.1:{}/0?ca={ca}&cert={of}&key={secret}", server.port());
@@ -29,7 +29,7 @@ async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
     assert!(line.contains(&format!("{of} cannot be used")) && line.contains("store=\"redis\""), "{line}");
     server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
     assert_ran(&super::common::send_until_protected(&pay(&gateway, "k-2")).await);
-    replace(&server.file("cert.pem"), &cert);
+    replace(&server.path("cert.pem"), &cert);
     gateway.wait_for_log("changed certificates are taken up: new connections use them").await;
     assert_ran(&pay(&gateway, "k-3").send().await);
     let said = gateway.logs().iter().filter(|line| line.contains("changed certificates")).count();

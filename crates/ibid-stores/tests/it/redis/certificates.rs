@@ -124,7 +124,7 @@ async fn they_are_taken_up_behind_sentinels_too() {
     assert_certificates_renewed(server, &place, |authority| {
         let own = authority.vouch("sentinel");
         for (from, name) in [(&authority.path(), "ca.pem"), (&own.cert, "cert.pem"), (&own.key, "key.pem")] {
-            replace(from, &sentinel.file(name));
+            replace(from, &sentinel.path(name));
         }
         sentinel.restart();
     })

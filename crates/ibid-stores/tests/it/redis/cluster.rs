@@ -26,12 +26,12 @@ fn bucket_of(cluster: &RedisCluster, nth: usize) -> u8 {
 
 #[tokio::test]
 async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
-    assert_other_shards_serve(TestRedis::kill).await;
+    assert_other_shards_serve(|server| server.kill()).await;
 }
 
 #[tokio::test]
 async fn a_node_that_is_silent_does_not_hold_up_the_others() {
-    assert_other_shards_serve(TestRedis::pause).await;
+    assert_other_shards_serve(|server| server.pause()).await;
 }
 
 async fn assert_other_shards_serve(happens: fn(&TestRedis)) {

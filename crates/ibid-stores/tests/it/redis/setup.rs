@@ -199,7 +199,7 @@ async fn tls_is_spoken_and_the_server_is_verified() {
     claim_and_complete(&store, &ask, b"sealed").await;
     assert_eq!(expect_completed(&store, &ask).await, &b"sealed"[..]);
     // With a certificate of its own too.
-    let (cert, key) = (server.file("cert.pem"), server.file("key.pem"));
+    let (cert, key) = (server.path("cert.pem"), server.path("key.pem"));
     let own = format!("{}&cert={}&key={}", server.url(), cert.display(), key.display());
     server.cli(&["CONFIG", "SET", "tls-auth-clients", "yes"]);
     claim_granted(&open(&own).await, &super::claim_request()).await;
@@ -215,7 +215,7 @@ async fn tls_is_spoken_and_the_server_is_verified() {
     ]);
 
     let other = TestRedis::start_with(RedisOptions { tls: true, ..RedisOptions::default() });
-    let foreign = format!("rediss://:pw@127.0.0.1:{}/0?ca={}", server.port(), other.file("ca.pem").display());
+    let foreign = format!("rediss://:pw@127.0.0.1:{}/0?ca={}", server.port(), other.path("ca.pem").display());
     let error = open(&foreign).await.claim(&super::claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
     assert!(error.to_string().contains("TLS"), "{error}");

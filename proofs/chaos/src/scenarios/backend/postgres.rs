@@ -113,7 +113,7 @@ impl ServerProcess for PostgresProcess {
     }
 
     fn kill(&self) -> FaultFuture<'_> {
-        self.blocking(TestPostgres::kill)
+        self.blocking(|server| server.kill())
     }
 
     fn restart(&self) -> FaultFuture<'_> {
@@ -121,10 +121,10 @@ impl ServerProcess for PostgresProcess {
     }
 
     fn pause(&self) -> FaultFuture<'_> {
-        self.blocking(TestPostgres::pause)
+        self.blocking(|server| server.pause())
     }
 
     fn resume(&self) -> FaultFuture<'_> {
-        self.blocking(TestPostgres::resume)
+        self.blocking(|server| server.resume())
     }
 }

@@ -44,7 +44,7 @@ impl<T: Send + Sync + 'static> ServerProcess for RedisProcess<T> {
     }
 
     fn kill(&self) -> FaultFuture<'_> {
-        self.blocking(TestRedis::kill)
+        self.blocking(|server| server.kill())
     }
 
     fn restart(&self) -> FaultFuture<'_> {
@@ -52,11 +52,11 @@ impl<T: Send + Sync + 'static> ServerProcess for RedisProcess<T> {
     }
 
     fn pause(&self) -> FaultFuture<'_> {
-        self.blocking(TestRedis::pause)
+        self.blocking(|server| server.pause())
     }
 
     fn resume(&self) -> FaultFuture<'_> {
-        self.blocking(TestRedis::resume)
+        self.blocking(|server| server.resume())
     }
 }
 
