@@ -101,9 +101,11 @@ impl Core {
     fn start(index: usize, exit: CancellationToken) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
+        // The core logs to the subscriber of the thread that starts it.
+        let log = tracing::dispatcher::get_default(Clone::clone);
         let thread = thread::Builder::new().name(format!("ibid-core-{index}")).spawn(move || {
             INDEX.set(index);
-            runtime.block_on(exit.cancelled());
+            tracing::dispatcher::with_default(&log, || runtime.block_on(exit.cancelled()));
         })?;
         Ok(Self { runtime: handle, tasks: Arc::default(), thread })
     }

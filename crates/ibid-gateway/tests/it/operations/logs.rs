@@ -232,7 +232,7 @@ impl<'a> MakeWriter<'a> for CapturedLog {
 async fn store_failures_are_errors() {
     let written = CapturedLog::default();
     let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
-    // The runtime of this test has one thread, so everything that it logs comes here.
+    // The gateway logs to the subscriber of the thread that starts it.
     let _logging = tracing::subscriber::set_default(subscriber);
     let upstream = TestUpstream::start().await;
     let store = failing_store();
