@@ -9,7 +9,12 @@
 //!
 //! [`keys`] parses and fetches keys, and this module parses tokens.
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, HeaderValue, header};
@@ -17,7 +22,7 @@ use ibid::{
     Refusal, RefusalReason,
     scope::{TokenClaims, TokenVerification},
 };
-use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
+use jsonwebtoken::{Algorithm, Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 
 pub(crate) use self::keys::KeySet;
@@ -31,7 +36,8 @@ const RETRY_AFTER_NO_KEYS: Duration = Duration::from_secs(1);
 
 pub struct JwtVerifier {
     settings: JwtSettings,
-    validation: Validation,
+    /// The rules for tokens of each algorithm.
+    validations: HashMap<Algorithm, Validation>,
     keys: ArcSwap<KeySet>,
     remote: Option<RemoteJwks>,
 }
@@ -52,7 +58,9 @@ impl JwtVerifier {
             JwtKeys::JwksUrl(url) => (KeySet::default(), Some(RemoteJwks::new(url, settings)?)),
         };
         let rules = validation(settings);
-        Ok(Self { settings: settings.clone(), validation: rules, keys: ArcSwap::from_pointee(keys), remote })
+        let of = |algorithm| (algorithm, Validation { algorithms: vec![algorithm], ..rules.clone() });
+        let validations = keys::ALGORITHMS.into_iter().map(of).collect();
+        Ok(Self { settings: settings.clone(), validations, keys: ArcSwap::from_pointee(keys), remote })
     }
 
     pub(crate) fn uses_settings(&self, settings: &JwtSettings) -> bool {
@@ -103,10 +111,10 @@ impl JwtVerifier {
         }
         let keys = self.keys.load();
         let candidates = keys.find(header.kid.as_deref(), header.alg)?;
-        let rules = Validation { algorithms: vec![header.alg], ..self.validation.clone() };
+        let rules = &self.validations[&header.alg];
         let mut doubt = TokenError::UnknownKey;
         for key in candidates {
-            match decode::<Map<String, Value>>(token, key, &rules) {
+            match decode::<Map<String, Value>>(token, key, rules) {
                 Ok(verified) => return Ok(verified.claims),
                 Err(why) => match why.kind() {
                     // A token without a key id may be signed with a key that is newer than the known ones.

@@ -71,10 +71,11 @@ pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
     let (stop, stopped) = mpsc::channel();
     let (writing, written) = mpsc::channel();
     let thread = thread::Builder::new().name("logs".into()).spawn(move || {
+        let mut batch = Vec::new();
         while stopped.recv_timeout(FLUSH_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
-            lines.flush_buffer();
+            lines.flush_buffer(&mut batch);
         }
-        while lines.flush_buffer() {}
+        while lines.flush_buffer(&mut batch) {}
         drop(writing);
     });
     thread.map_err(|why| format!("logs: {why}"))?;
@@ -82,14 +83,20 @@ pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
 }
 
 impl LogBuffer {
-    fn flush_buffer(&self) -> bool {
-        let BufferedLines { lines, lost } = std::mem::take(&mut *self.0.lock());
+    /// Writes the buffered lines. `batch` takes the buffer's place, so that both keep their capacity.
+    fn flush_buffer(&self, batch: &mut Vec<u8>) -> bool {
+        batch.clear();
+        let lost = {
+            let mut buffered = self.0.lock();
+            std::mem::swap(&mut buffered.lines, batch);
+            std::mem::take(&mut buffered.lost)
+        };
         if lost > 0 {
             // The buffer is empty now, so this line follows the lines that were buffered before the loss.
             tracing::warn!(lost, "{lost} log lines were lost because standard error blocked");
         }
-        write_all(&mut io::stderr(), &lines);
-        !lines.is_empty()
+        write_all(&mut io::stderr(), batch);
+        !batch.is_empty()
     }
 }
 

@@ -26,6 +26,12 @@ use crate::{config::JwtSettings, outbound::OutboundClient};
 const HMAC_ALGORITHMS: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
 const RSA_ALGORITHMS: [Algorithm; 6] =
     [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
+/// All algorithms that a key may have.
+#[rustfmt::skip]
+pub(super) const ALGORITHMS: [Algorithm; 12] = [
+    Algorithm::HS256, Algorithm::HS384, Algorithm::HS512, Algorithm::ES256, Algorithm::ES384, Algorithm::EdDSA,
+    Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512,
+];
 
 /// Minimum length of a shared secret. A shorter one can be guessed from any token (RFC 7518, 3.2).
 const MIN_SECRET_BYTES: usize = 32;

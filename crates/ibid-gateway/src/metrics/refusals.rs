@@ -17,15 +17,16 @@ use ibid::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::format::now_ms;
+use crate::{cores, format::now_ms};
 
 const MAX_ROUTES: usize = 200;
 const MAX_AGENTS_PER_ROUTE: usize = 50;
 /// Longest user agent kept, in bytes.
 const MAX_AGENT_BYTES: usize = 64;
 
-#[derive(Debug, Default)]
-pub struct ShadowCounters(Mutex<HashMap<Box<str>, ShadowRouteCounters>>);
+/// One table per core, so that cores do not wait for each other.
+#[derive(Debug)]
+pub struct ShadowCounters(Box<[Mutex<HashMap<Box<str>, ShadowRouteCounters>>]>);
 
 #[derive(Debug, Default)]
 struct ShadowRouteCounters {
@@ -41,6 +42,12 @@ pub struct UserAgentCount {
     /// The first word of the user agent, usually product and version; `None` if it was not sent.
     pub user_agent: Option<String>,
     pub requests: u64,
+}
+
+impl Default for ShadowCounters {
+    fn default() -> Self {
+        Self((0..cores::count()).map(|_| Mutex::default()).collect())
+    }
 }
 
 impl ShadowCounters {
@@ -63,7 +70,7 @@ impl ShadowCounters {
     }
 
     fn with_route(&self, name: &str, count: impl FnOnce(&mut ShadowRouteCounters)) {
-        let mut routes = self.0.lock();
+        let mut routes = self.0[cores::index()].lock();
         if let Some(route) = routes.get_mut(name) {
             return count(route);
         }
@@ -73,23 +80,33 @@ impl ShadowCounters {
     }
 
     pub fn refusals(&self, route: &str) -> Vec<(&'static str, u64)> {
-        let routes = self.0.lock();
-        let Some(route) = routes.get(route) else { return Vec::new() };
-        let counted = RefusalReason::all().map(|reason| (reason.name(), route.refusals[reason as usize]));
+        let of = |core: &Mutex<HashMap<_, ShadowRouteCounters>>, reason| {
+            core.lock().get(route).map_or(0, |route| route.refusals[reason as usize])
+        };
+        let counted = RefusalReason::all().map(|reason| {
+            let count = self.0.iter().map(|core| of(core, reason)).sum();
+            (reason.name(), count)
+        });
         counted.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Requests without a key by user agent, most frequent first, and the number of all others.
     pub fn keyless_agents(&self, route: &str) -> (Vec<UserAgentCount>, u64) {
-        let routes = self.0.lock();
-        let Some(route) = routes.get(route) else { return (Vec::new(), 0) };
-        let shown = |(agent, requests): &(Box<str>, u64)| UserAgentCount {
-            user_agent: (!agent.is_empty()).then(|| agent.to_string()),
-            requests: *requests,
+        let (mut counts, mut others) = (HashMap::<Box<str>, u64>::new(), 0);
+        for core in &self.0 {
+            if let Some(route) = core.lock().get(route) {
+                route.agents.iter().for_each(|(agent, count)| *counts.entry(agent.clone()).or_default() += count);
+                others += route.others;
+            }
+        }
+        let shown = |(agent, requests): (Box<str>, u64)| UserAgentCount {
+            user_agent: (!agent.is_empty()).then(|| agent.into()),
+            requests,
         };
-        let mut agents: Vec<UserAgentCount> = route.agents.iter().map(shown).collect();
+        let mut agents: Vec<UserAgentCount> = counts.into_iter().map(shown).collect();
         agents.sort_by(|a, b| b.requests.cmp(&a.requests).then_with(|| a.user_agent.cmp(&b.user_agent)));
-        (agents, route.others)
+        let rarest = agents.split_off(agents.len().min(MAX_AGENTS_PER_ROUTE));
+        (agents, others + rarest.iter().map(|agent| agent.requests).sum::<u64>())
     }
 }
 
@@ -97,8 +114,10 @@ impl ShadowRouteCounters {
     fn count_agent(&mut self, agent: Option<&[u8]>) {
         let first = agent.unwrap_or_default().split(|byte| *byte == b' ').next().unwrap_or_default();
         let agent = String::from_utf8_lossy(&first[..first.len().min(MAX_AGENT_BYTES)]);
-        if let Some((_, count)) = self.agents.iter_mut().find(|(known, _)| **known == *agent) {
-            *count += 1;
+        if let Some(at) = self.agents.iter().position(|(known, _)| **known == *agent) {
+            self.agents[at].1 += 1;
+            // Frequent agents move to the front, where they are found with few comparisons.
+            self.agents.swap(at, at / 2);
             return;
         }
         if self.agents.len() == MAX_AGENTS_PER_ROUTE {
@@ -246,6 +265,6 @@ mod tests {
         for nth in 0..2 * MAX_ROUTES {
             told(&report, &format!("route {nth}"), RequestOutcome::Keyless, None);
         }
-        assert_eq!(report.0.lock().len(), MAX_ROUTES);
+        assert_eq!(report.0[0].lock().len(), MAX_ROUTES);
     }
 }

@@ -53,6 +53,12 @@ pub(super) enum SpanKind {
     Client = 3,
 }
 
+/// Written as JSON by the exporter, not while a request waits.
+enum AttributeValue {
+    Text(String),
+    Number(i64),
+}
+
 pub(super) struct FinishedSpan {
     context: SpanContext,
     parent: Option<[u8; 8]>,
@@ -60,7 +66,7 @@ pub(super) struct FinishedSpan {
     kind: SpanKind,
     start: SystemTime,
     end: SystemTime,
-    attributes: Vec<Value>,
+    attributes: Vec<(&'static str, AttributeValue)>,
     pub(super) link: Option<SpanContext>,
     pub(super) failed: bool,
 }
@@ -173,13 +179,12 @@ impl FinishedSpan {
         Self { context, parent, name, kind, start, end, attributes: Vec::new(), link: None, failed: false }
     }
 
-    pub(super) fn set_text(&mut self, key: &str, value: Option<String>) {
-        self.attributes.extend(value.map(|value| text_attribute(key, &value)));
+    pub(super) fn set_text(&mut self, key: &'static str, value: Option<String>) {
+        self.attributes.extend(value.map(|value| (key, AttributeValue::Text(value))));
     }
 
-    pub(super) fn set_number(&mut self, key: &str, value: Option<i64>) {
-        // OTLP/JSON writes 64-bit integers as strings.
-        self.attributes.extend(value.map(|value| json!({ "key": key, "value": { "intValue": value.to_string() } })));
+    pub(super) fn set_number(&mut self, key: &'static str, value: Option<i64>) {
+        self.attributes.extend(value.map(|value| (key, AttributeValue::Number(value))));
     }
 
     fn to_json(&self) -> Value {
@@ -189,6 +194,11 @@ impl FinishedSpan {
             .iter()
             .map(|to| json!({ "traceId": HEXLOWER.encode(&to.trace_id), "spanId": HEXLOWER.encode(&to.span_id) }))
             .collect();
+        let attribute = |(key, value): &(&str, AttributeValue)| match value {
+            AttributeValue::Text(text) => text_attribute(key, text),
+            // OTLP/JSON writes 64-bit integers as strings.
+            AttributeValue::Number(number) => json!({ "key": key, "value": { "intValue": number.to_string() } }),
+        };
         json!({
             "traceId": HEXLOWER.encode(&self.context.trace_id),
             "spanId": HEXLOWER.encode(&self.context.span_id),
@@ -198,7 +208,7 @@ impl FinishedSpan {
             "kind": self.kind as u8,
             "startTimeUnixNano": nanos(self.start),
             "endTimeUnixNano": nanos(self.end.max(self.start)),
-            "attributes": self.attributes,
+            "attributes": self.attributes.iter().map(attribute).collect::<Vec<_>>(),
             "links": links,
             "status": if self.failed { json!({ "code": 2 }) } else { json!({}) },
         })
