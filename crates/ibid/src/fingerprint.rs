@@ -14,7 +14,6 @@
 //! by computing the request's fingerprint under that version, if it is known: see [`Fingerprint::compare`].
 
 use http::{HeaderMap, HeaderName, Method, Uri, header};
-use sha2::{Digest, Sha256};
 
 pub use self::json::{JsonPointer, JsonPointerError};
 use self::{
@@ -42,7 +41,8 @@ pub(crate) const METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-method-override"),
 ];
 
-/// The version of fingerprints of plain bytes, which the SQL functions compute too.
+/// The version of fingerprints of plain bytes, which the SQL functions compute too. The current rules give a body that is
+/// compared byte by byte the same digest, if nothing else is compared.
 const BYTES_VERSION: u8 = 1;
 
 /// Checksums of the parts of a fingerprint. They tell operators which part of a second request differed. Nothing is
@@ -74,6 +74,10 @@ const BODY_PART: usize = 3;
 const HEADERS_PART: usize = 4;
 
 impl FingerprintHasher {
+    fn new() -> Self {
+        Self { stream: HashStream::new(), parts: PartDigests::default(), current_part: BODY_PART }
+    }
+
     /// Adds a frame. No tag is a byte that a JSON value starts with.
     pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
         self.stream.byte(tag);
@@ -83,6 +87,13 @@ impl FingerprintHasher {
             let sum = &mut self.parts.0[self.current_part];
             *sum = checksum(*sum ^ u32::from(tag), bytes);
         }
+    }
+
+    /// Adds the raw body. Its frame is that of [`Fingerprint::of_bytes`].
+    fn raw_body(&mut self, body: &[u8]) {
+        self.stream.byte(b'r');
+        self.stream.bytes(&(body.len() as u64).to_le_bytes());
+        self.stream.bytes(body);
     }
 
     fn header(&mut self, headers: &HeaderMap, name: &HeaderName) {
@@ -126,10 +137,9 @@ impl Fingerprint {
 
     /// Computes the fingerprint of plain bytes, for handlers without a layer. It is the same in every version.
     pub fn of_bytes(bytes: &[u8]) -> Self {
-        let mut hash = Sha256::new_with_prefix(b"r");
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-        Self { version: BYTES_VERSION, digest: hash.finalize().into() }
+        let mut hasher = FingerprintHasher::new();
+        hasher.raw_body(bytes);
+        Self { version: BYTES_VERSION, digest: hasher.stream.finish() }
     }
 
     /// Compares a request's fingerprint with a stored one, which may have another version. `by_version` computes the
@@ -167,12 +177,11 @@ impl FingerprintInput<'_> {
         if policy.fingerprint.is_empty() {
             return Some((Fingerprint::NONE, PartDigests::default()));
         }
-        if version != Fingerprint::VERSION {
+        if ![Fingerprint::VERSION, BYTES_VERSION].contains(&version) {
             return None;
         }
         let found = FoundHeaders::of(self.headers);
-        let mut printing =
-            FingerprintHasher { stream: HashStream::new(), parts: PartDigests::default(), current_part: BODY_PART };
+        let mut printing = FingerprintHasher::new();
         for part in &policy.fingerprint {
             match part {
                 FingerprintPart::Body => body(&mut printing, &found),
@@ -248,7 +257,7 @@ impl FingerprintInput<'_> {
         let is_plain_json = found.content_type == Some(PLAIN_JSON) && !found.several_types && !found.content_coding;
         if is_plain_json {
             if !self.hash_json(printing, policy) {
-                printing.framed(b'r', self.body);
+                printing.raw_body(self.body);
             }
             return;
         }
@@ -278,7 +287,7 @@ impl FingerprintInput<'_> {
             self.content_codings().for_each(|coding| printing.framed(b'e', coding));
             let types = self.headers.get_all(header::CONTENT_TYPE).iter();
             types.filter(|_| !is_encoded).for_each(|value| printing.framed(b's', value.as_bytes()));
-            return printing.framed(b'r', self.body);
+            return printing.raw_body(self.body);
         }
         match kind {
             BodyFormat::Json => {
@@ -314,7 +323,7 @@ impl FingerprintInput<'_> {
             // The same bytes have other parts under another boundary.
             printing.framed(b'b', content_type);
         }
-        printing.framed(b'r', self.body);
+        printing.raw_body(self.body);
     }
 
     fn hash_trailers(&self, printing: &mut FingerprintHasher) {

@@ -1,3 +1,5 @@
+use sha2::{Digest, Sha256};
+
 use super::*;
 
 fn of(policy: &Policy, target: &'static str, content_type: &'static str, body: &str) -> Fingerprint {
@@ -223,15 +225,58 @@ fn a_stored_fingerprint_is_compared_by_its_own_version() {
     let own = by(Fingerprint::VERSION, b"{}").unwrap();
     let compare = |stored: Fingerprint| own.compare(&stored, |version| by(version, b"{}"));
     assert_eq!(compare(own), FingerprintComparison::Same);
+    assert_eq!(compare(by(1, b"{ }").unwrap()), FingerprintComparison::Same);
+    assert_eq!(compare(by(1, b"{\"a\":1}").unwrap()), FingerprintComparison::Different);
     assert_eq!(compare(by(Fingerprint::VERSION, b"[]").unwrap()), FingerprintComparison::Different);
     assert_eq!(compare(Fingerprint::NONE), FingerprintComparison::Different);
     assert_eq!(Fingerprint::NONE.compare(&own, |_| None), FingerprintComparison::Different);
-    for version in [1, 2, 99] {
+    for version in [2, 99] {
         assert_eq!(compare(Fingerprint { version, ..own }), FingerprintComparison::UnknownVersion);
         assert_eq!(by(version, b""), None);
     }
-    // Another program's version 1, which a caller knows how to compute.
-    let stored = Fingerprint::of_bytes(b"{}");
-    assert_eq!(own.compare(&stored, |_| Some(Fingerprint::of_bytes(b"{}"))), FingerprintComparison::Same);
-    assert_eq!(own.compare(&stored, |_| Some(Fingerprint::of_bytes(b"[]"))), FingerprintComparison::Different);
+}
+
+#[test]
+fn plain_bytes_are_the_same_in_a_layer_that_compares_nothing_else() {
+    let policy = Policy::leads();
+    assert_eq!(policy.fingerprint, [FingerprintPart::Body]);
+    let own = with(&policy, &[("content-type", "text/plain")], b"text");
+    assert_eq!(own.digest, Fingerprint::of_bytes(b"text").digest);
+    let by = |version| Some(Fingerprint { version, ..own }).filter(|_| version == 1);
+    assert_eq!(own.compare(&Fingerprint::of_bytes(b"text"), by), FingerprintComparison::Same);
+    assert_eq!(own.compare(&Fingerprint::of_bytes(b"other"), by), FingerprintComparison::Different);
+}
+
+/// The cost of a small request is mostly that of the hash, whose unit is a block of 64 bytes.
+#[test]
+fn a_small_request_takes_few_blocks() {
+    let (policy, uri) = (Policy::ietf(), Uri::from_static("/orders"));
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+    let body = format!("{{\"note\":\"{}\"}}", "x".repeat(289));
+    assert_eq!(body.len(), 300);
+    let expected = [body.as_bytes(), b"\0m\x04POST", b"p\x07/orders", b"y\x10application/json"].concat();
+    // The hash appends at least nine bytes.
+    assert_eq!((expected.len() + 9).div_ceil(64), 6);
+    let made = Fingerprint::of(&policy, &Method::POST, &uri, &headers, body.as_bytes());
+    assert_eq!(made.digest, <[u8; 32]>::from(Sha256::digest(&expected)));
+}
+
+#[test]
+fn frames_cannot_be_imitated() {
+    let policy = Policy::ietf();
+    let text = |target: &'static str, body: &str| of(&policy, target, "text/plain", body);
+    assert_ne!(text("/p", "a"), text("/p", "a\0m\x04POST"));
+    assert_ne!(text("/p", r#"{"a":1}"#), of(&policy, "/p", "application/json", r#"{"a":1}"#));
+    let long = "x".repeat(127);
+    let bodies = ["", "r", &long, &format!("{long}x"), &format!("{long}\u{1}"), &format!("\u{1}{long}")];
+    for (i, one) in bodies.iter().enumerate() {
+        for other in &bodies[..i] {
+            assert_ne!(text("/p", one), text("/p", other), "{one} {other}");
+        }
+    }
+    let json = |target: &'static str| of(&policy, target, "application/json", "1");
+    assert_ne!(json("/p?q"), json("/p"));
+    assert_eq!(json("/p?"), json("/p"));
+    assert_ne!(of(&policy, "/p", "application/json", "1"), of(&policy, "/p", "application/json", "12"));
 }

@@ -216,8 +216,11 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
     #[inline(always)]
     fn close_array(&mut self, at: JsonCursor, frame: JsonFrame) -> Option<JsonValue> {
         self.at = at;
+        if !NODES {
+            return Some(JsonValue::DROPPED);
+        }
         let first = std::mem::replace(&mut self.top, frame.first);
-        if !NODES || at.changes == frame.changes && !self.every_node {
+        if at.changes == frame.changes && !self.every_node {
             return Some(JsonValue::new(JsonKind::Text, JsonSpan { start: frame.start, end: at.pos }));
         }
         Some(self.buffers.close(JsonKind::Array, frame.first..first))
@@ -229,7 +232,10 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
     #[inline(always)]
     fn close_object(&mut self, at: JsonCursor, frame: JsonFrame, is_sorted: bool, is_flat: bool) -> Option<JsonValue> {
         self.at = at;
-        if !NODES || at.changes == frame.changes && !self.every_node {
+        if !NODES {
+            return Some(JsonValue::DROPPED);
+        }
+        if at.changes == frame.changes && !self.every_node {
             self.top = frame.first;
             return Some(JsonValue::new(JsonKind::Text, JsonSpan { start: frame.start, end: at.pos }));
         }

@@ -177,7 +177,7 @@ fn is_plain(block: &[u8; 64]) -> bool {
     let (lanes, _) = block.as_chunks::<16>();
     for lane in lanes {
         for (found, &byte) in found.iter_mut().zip(lane) {
-            *found |= if (byte == b'\\') | (byte < 0x20) | (byte >= 0x80) { 0xff } else { 0 };
+            *found |= if (byte == b'\\') | !(0x20..0x80).contains(&byte) { 0xff } else { 0 };
         }
     }
     found.iter().fold(0, |all, found| all | found) == 0
