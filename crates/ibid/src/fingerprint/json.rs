@@ -12,8 +12,9 @@
 //! { "b": 1.0, "\u0061": [true, "\/"] }   =>   {"a":[true,"/"],"b":1.0}
 //! ```
 //!
-//! [`reader`] validates the document and records the positions of its members, without copying; this module then writes
-//! them in order. A body that is already canonical is returned as it is.
+//! [`reader`] first reads the body in the hope that it is canonical; then it is hashed as it is. Otherwise it validates
+//! the document, rewrites the innermost objects and records the positions of all other members, which this module then
+//! writes in order.
 
 mod document;
 mod pointer;
@@ -193,7 +194,7 @@ impl<S: TextSink> CanonicalWriter<'_, '_, S> {
             match node.value.kind() {
                 JsonKind::Dropped => continue,
                 // The source already contains `"name":text`: one copy.
-                JsonKind::Text if start == name.end + 1 && (start as usize) < self.document.source.len() => {
+                JsonKind::Text if start == name.end + 1 => {
                     self.sink.byte(before);
                     self.write_span(JsonSpan { start: name.start, end });
                 }

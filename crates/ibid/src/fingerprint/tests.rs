@@ -143,6 +143,19 @@ fn a_header_that_replaces_the_method_counts_as_the_method() {
 }
 
 #[test]
+fn preconditions_count() {
+    let policy = Policy::ietf();
+    let of = |name: &HeaderName, value: &str| {
+        let headers = HeaderMap::from_iter([(name.clone(), value.parse().unwrap())]);
+        Fingerprint::of(&policy, &Method::POST, &Uri::from_static("/p"), &headers, b"")
+    };
+    for name in &PRECONDITION_HEADERS {
+        assert_ne!(of(name, "1"), with(&policy, &[], b""), "{name}");
+        assert_ne!(of(name, "1"), of(name, "2"), "{name}");
+    }
+}
+
+#[test]
 fn one_trailing_slash_of_the_path_does_not_count() {
     let policy = Policy::ietf();
     let at = |target| of(&policy, target, "text/plain", "");

@@ -14,7 +14,7 @@ use std::{cell::RefCell, ops::Range};
 use super::{
     NameEquality,
     pointer::{JsonPointer, PointerStep},
-    sort::{self, MemberOrder},
+    sort::{self, MemberOrders},
 };
 
 /// A range of text, see [`JsonDocument::bytes`], or of nodes, see [`JsonDocument::nodes`].
@@ -60,6 +60,13 @@ impl JsonValue {
         }
     }
 
+    /// The span of a text.
+    #[inline(always)]
+    pub(super) fn text_span(self) -> JsonSpan {
+        debug_assert_eq!(self.kind(), JsonKind::Text);
+        JsonSpan { start: (self.0 >> 31) as u32, end: self.0 as u32 & u32::MAX >> 1 }
+    }
+
     #[inline(always)]
     pub(super) fn span(self) -> JsonSpan {
         const LOW: u64 = u64::MAX >> 33;
@@ -85,7 +92,9 @@ pub(super) struct JsonBuffers {
     pub(super) closed: Vec<JsonNode>,
     /// The nodes of arrays and objects that are not closed yet. Its length is that of the memory, not of what is used.
     pub(super) open: Vec<JsonNode>,
-    order: MemberOrder,
+    orders: MemberOrders,
+    /// For one string.
+    pub(super) string: Vec<u8>,
 }
 
 impl JsonBuffers {
@@ -99,7 +108,8 @@ impl JsonBuffers {
         BUFFERS.with_borrow_mut(|buffers| {
             let result = use_buffers(buffers);
             let nodes = buffers.closed.capacity() + buffers.open.capacity();
-            if nodes * size_of::<JsonNode>() + buffers.rewritten.bytes.len() > MAX_KEPT_BYTES {
+            let bytes = buffers.rewritten.bytes.len() + buffers.string.capacity();
+            if nodes * size_of::<JsonNode>() + bytes > MAX_KEPT_BYTES {
                 *buffers = JsonBuffers::new();
             }
             result
@@ -108,7 +118,7 @@ impl JsonBuffers {
 
     const fn new() -> Self {
         let rewritten = RewrittenTexts { bytes: Vec::new(), len: 0, has_strings: false };
-        Self { rewritten, closed: Vec::new(), open: Vec::new(), order: MemberOrder::new() }
+        Self { rewritten, closed: Vec::new(), open: Vec::new(), orders: MemberOrders::new(), string: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
@@ -137,7 +147,7 @@ impl JsonBuffers {
         &mut self, body: &[u8], nodes: Range<usize>, flat_size: Option<usize>, names: NameEquality, is_plain: bool,
     ) -> Option<JsonValue> {
         let members = &mut self.open[nodes.clone()];
-        if is_plain && let Some(sorted) = self.order.of(members) {
+        if is_plain && let Some(sorted) = self.orders.of(members) {
             if let Some(size) = flat_size {
                 let members = sorted.iter().filter_map(|i| members.get(*i as usize));
                 return Some(self.rewritten.add_object(body, members, size));
@@ -159,7 +169,7 @@ impl JsonBuffers {
     }
 }
 
-/// Texts that were changed, with a comma after each: neighbours in an array are then one text.
+/// Texts that were changed, with a comma after each: objects next to each other in an array are then one text.
 pub(super) struct RewrittenTexts {
     /// Longer than what is used.
     bytes: Vec<u8>,
@@ -188,10 +198,10 @@ impl RewrittenTexts {
         &self.bytes[..self.len]
     }
 
-    /// Makes room for a text, the comma after it and the surplus of a copy.
+    /// Makes room for a text, two bytes after it and the surplus of a copy.
     #[inline]
     fn reserve(&mut self, size: usize) {
-        let needed = self.len + size + 1 + COPY_BYTES;
+        let needed = self.len + size + 2 + COPY_BYTES;
         if self.bytes.len() < needed {
             self.bytes.resize(needed.max(2 * self.bytes.len()).max(1024), 0);
         }
@@ -207,8 +217,8 @@ impl RewrittenTexts {
         out[0] = b'{';
         let mut len = 1;
         for JsonNode { name, value, .. } in members {
-            let mut value = value.span();
-            if value.start == name.end + 1 && (value.start as usize) < body.len() {
+            let mut value = value.text_span();
+            if value.start == name.end + 1 {
                 // The source already contains `"name":text`: one copy.
                 value.start = name.start;
             } else {
@@ -242,7 +252,11 @@ impl RewrittenTexts {
         self.bytes[start..start + text.len()].copy_from_slice(text);
         self.len += text.len();
         self.has_strings = true;
-        self.end_text(body, start)
+        let span = self.end_text(body, start);
+        // Two texts have a colon between them only in the source.
+        self.bytes[self.len] = b' ';
+        self.len += 1;
+        span
     }
 }
 

@@ -276,12 +276,13 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
     #[cold]
     #[inline(never)]
     fn string_with_escapes(&mut self, pos: u32) -> Option<(JsonSpan, u32)> {
-        let (source, mut text) = (&self.body[pos as usize..], Vec::new());
-        let size = text::rewrite(source, &mut text)?;
+        let source = &self.body[pos as usize..];
+        let JsonBuffers { string, rewritten, .. } = &mut *self.buffers;
+        string.clear();
+        let size = text::rewrite(source, string)?;
         let end = pos + size as u32;
-        let is_same = text == source[..size];
-        let span =
-            if is_same { JsonSpan { start: pos, end } } else { self.buffers.rewritten.add_string(self.body, &text) };
+        let is_same = *string == source[..size];
+        let span = if is_same { JsonSpan { start: pos, end } } else { rewritten.add_string(self.body, string) };
         Some((span, end))
     }
 }

@@ -51,8 +51,30 @@ pub(super) fn prefix_in(body: &[u8], name: JsonSpan) -> Option<u64> {
     Some(u64::from_be_bytes(eight) & SIZES[size.min(8)])
 }
 
+/// The orders of objects that were seen last. Objects in arrays mostly have the same names in the same order, and so do
+/// the requests of one client.
+pub(super) struct MemberOrders([MemberOrder; 8]);
+
+impl MemberOrders {
+    pub(super) const fn new() -> Self {
+        Self([const { MemberOrder { prefixes: [0; MAX_COUNTING_SORT], sorted: [0; MAX_COUNTING_SORT], len: 0 } }; 8])
+    }
+
+    /// The order of a few members: the index of each, sorted. Returns `None` for many, and if two names start alike
+    /// apart from the case of ASCII letters.
+    #[inline]
+    pub(super) fn of(&mut self, members: &[JsonNode]) -> Option<&[u8]> {
+        let seed = members.first()?.prefix ^ members.last()?.prefix.rotate_left(16) ^ members.len() as u64;
+        let order = &mut self.0[(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize];
+        if !order.is_of(members) && !order.find(members) {
+            return None;
+        }
+        order.sorted.get(..members.len())
+    }
+}
+
 /// The order of a few members, by their prefixes.
-pub(super) struct MemberOrder {
+struct MemberOrder {
     prefixes: [u64; MAX_COUNTING_SORT],
     /// The index of each member in the order in which they are sorted.
     sorted: [u8; MAX_COUNTING_SORT],
@@ -60,24 +82,13 @@ pub(super) struct MemberOrder {
 }
 
 impl MemberOrder {
-    pub(super) const fn new() -> Self {
-        Self { prefixes: [0; MAX_COUNTING_SORT], sorted: [0; MAX_COUNTING_SORT], len: 0 }
+    #[inline]
+    fn is_of(&self, members: &[JsonNode]) -> bool {
+        self.len == members.len() && self.prefixes.iter().zip(members).all(|(prefix, node)| *prefix == node.prefix)
     }
 
-    /// Sorts a few members. Returns `None` for many, and if two names start alike apart from the case of ASCII letters.
-    ///
-    /// The last order is kept, because objects in arrays mostly have the same names in the same order. To find another,
-    /// counting the predecessors of each member is faster than the unpredictable branches of a sort.
-    pub(super) fn of(&mut self, members: &[JsonNode]) -> Option<&[u8]> {
-        let len = members.len();
-        let is_last = self.len == len
-            && self.prefixes.iter().zip(members).fold(true, |same, (prefix, node)| same & (*prefix == node.prefix));
-        if !is_last && !self.find(members) {
-            return None;
-        }
-        self.sorted.get(..len)
-    }
-
+    /// Counting the predecessors of each member is faster than the unpredictable branches of a sort.
+    #[inline(never)]
     fn find(&mut self, members: &[JsonNode]) -> bool {
         self.len = 0;
         if members.len() > MAX_COUNTING_SORT {
