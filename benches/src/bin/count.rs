@@ -2,7 +2,8 @@
 //!
 //! `count MODE N` runs the operation of [`MODES`] N times and prints nothing. What is set up before does not depend on
 //! N, so that two runs with N and 2N differ by N operations; `scripts/bench` does that under callgrind.
-//! `count ratios` compares fingerprints with plain SHA-256 by the clock, in alternating batches.
+//! `count ratios` compares fingerprints with plain SHA-256 of the same body by the clock, in alternating batches, for
+//! several sizes and shapes of JSON.
 //! `count sha` says how SHA-256 is computed where it runs: valgrind may not know the processor's own instructions.
 
 use std::{
@@ -266,26 +267,88 @@ fn hash_bodies(count: u64, size: usize) {
     }
 }
 
+/// How a client writes JSON.
+#[derive(Clone, Copy)]
+enum JsonShape {
+    /// Members sorted, no spaces: already canonical.
+    Sorted,
+    /// Members unsorted, no spaces, as in all other modes.
+    Unsorted,
+    /// Members unsorted, a space after each colon and comma.
+    Spaced,
+}
+
+impl JsonShape {
+    const ALL: [(&str, Self); 3] =
+        [("sorted", Self::Sorted), ("unsorted", Self::Unsorted), ("unsorted, with spaces", Self::Spaced)];
+
+    /// The order of [`json_body`] in this shape.
+    fn body(self, bytes: usize) -> String {
+        let (open, comma, close, end) = match self {
+            Self::Sorted => (r#"{"currency":"EUR","lines":["#, ",", r#"],"note":""#, r#"","order":"o-1"}"#),
+            Self::Unsorted => return json_body(bytes),
+            Self::Spaced => (r#"{"order": "o-1", "lines": ["#, ", ", r#"], "currency": "EUR", "note": ""#, r#""}"#),
+        };
+        let mut body = open.to_owned();
+        for line in 1_u32.. {
+            let (price, quantity) = (line * 37, line % 9 + 1);
+            let item = match self {
+                Self::Spaced => {
+                    format!(r#"{{"sku": "A-{line:05}", "quantity": {quantity}, "price": {price}, "gift": false}}"#)
+                }
+                _ => format!(r#"{{"gift":false,"price":{price},"quantity":{quantity},"sku":"A-{line:05}"}}"#),
+            };
+            if body.len() + comma.len() + item.len() + close.len() + end.len() > bytes {
+                break;
+            }
+            body += if line == 1 { "" } else { comma };
+            body += &item;
+        }
+        body += close;
+        let padding = bytes - body.len() - end.len();
+        body + &"x".repeat(padding) + end
+    }
+}
+
 /// The fastest of many short batches, taken in turns: what disturbs one disturbs the other.
 fn print_ratios() {
     const BATCHES: u32 = 400;
     let batch = Duration::from_micros(500);
-    println!("| JSON body | fingerprint | SHA-256 ({}) | ratio |\n|---|---|---|---|", sha_implementation());
-    for size in [300, 1024, 16384] {
-        let timed = |run: fn(u64, usize), count| {
-            let start = Instant::now();
-            run(count, size);
-            start.elapsed()
-        };
-        let enough = |run| (1..).map(|n| 1 << n).find(|count| timed(run, *count) > batch).unwrap_or(1);
-        let (prints, shas) = (enough(fingerprints), enough(hash_bodies));
-        let (mut print, mut sha) = (Duration::MAX, Duration::MAX);
-        for _ in 0..BATCHES {
-            print = print.min(timed(fingerprints, prints));
-            sha = sha.min(timed(hash_bodies, shas));
+    println!(
+        "| JSON body | members | fingerprint | SHA-256 ({}) | ratio |\n|---|---|---|---|---|",
+        sha_implementation()
+    );
+    for size in [300, 1024, 16 << 10, 1 << 20] {
+        for (name, shape) in JsonShape::ALL {
+            let (requests, body) = (RequestFactory::new(size), shape.body(size));
+            let (policy, uri) = (Policy::ietf(), Uri::from_static("/orders"));
+            let print = || {
+                let body = black_box(body.as_bytes());
+                black_box(Fingerprint::of(&policy, &Method::POST, &uri, &requests.headers, body));
+            };
+            let sha = || {
+                black_box(Sha256::digest(black_box(body.as_bytes())));
+            };
+            let (prints, shas) = (batch_size(batch, &print), batch_size(batch, &sha));
+            let (mut print_took, mut sha_took) = (Duration::MAX, Duration::MAX);
+            for _ in 0..BATCHES {
+                print_took = print_took.min(timed(prints, &print));
+                sha_took = sha_took.min(timed(shas, &sha));
+            }
+            let print = print_took.as_secs_f64() * 1e9 / f64::from(prints);
+            let sha = sha_took.as_secs_f64() * 1e9 / f64::from(shas);
+            println!("| {size} B | {name} | {print:.0} ns | {sha:.0} ns | {:.2} |", print / sha);
         }
-        let print = print.as_secs_f64() * 1e9 / prints as f64;
-        let sha = sha.as_secs_f64() * 1e9 / shas as f64;
-        println!("| {size} B | {print:.0} ns | {sha:.0} ns | {:.2} |", print / sha);
     }
+}
+
+fn timed(count: u32, run: &impl Fn()) -> Duration {
+    let start = Instant::now();
+    (0..count).for_each(|_| run());
+    start.elapsed()
+}
+
+/// How many runs take at least as long as a batch.
+fn batch_size(batch: Duration, run: &impl Fn()) -> u32 {
+    (0..31).map(|n| 1 << n).find(|count| timed(*count, run) > batch).unwrap_or(1)
 }

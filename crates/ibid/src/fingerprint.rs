@@ -1,20 +1,25 @@
 //! Fingerprints decide whether two requests are the same.
 //!
-//! A fingerprint is a hash of the parts that the policy names. Each part has a tag and its length, so that no part can
-//! imitate another. Bodies are hashed in canonical form: a retry may contain the same JSON in another order, or the
+//! A fingerprint is one SHA-256 over the parts that the policy names. Each part is a frame: a tag, the length and the
+//! bytes, so that no part can imitate another. The body comes first. Bodies are hashed in canonical form: a retry may contain the same JSON in another order, or the
 //! same form with another multipart boundary. Path and query are hashed as sent, the path without one trailing slash,
 //! because frameworks redirect between the two forms.
 //!
 //! The rule for everything else: if an app could read two requests differently, their fingerprints differ.
 //!
-//! The rules have a version, which is stored with each fingerprint. A stored fingerprint of an older version is
-//! compared by computing the request's fingerprint under that version: see [`Fingerprint::compare`] and the module `v1`.
+//! Canonical JSON is the only part without a frame: it starts with a byte that is no tag, and a zero byte ends it, which
+//! it cannot contain. Its blocks are then those of the hash, and a body that is already canonical is hashed as it is.
+//!
+//! The rules have a version, which is stored with each fingerprint. A stored fingerprint of another version is compared
+//! by computing the request's fingerprint under that version, if it is known: see [`Fingerprint::compare`].
 
 use http::{HeaderMap, HeaderName, Method, Uri, header};
-use sha2::{Digest, Sha256};
 
 pub use self::json::{JsonPointer, JsonPointerError};
-use self::media::MediaType;
+use self::{
+    media::MediaType,
+    stream::{HashStream, checksum},
+};
 use crate::{
     policy::{FingerprintPart, Policy},
     store::Fingerprint,
@@ -24,7 +29,7 @@ pub(crate) mod form;
 pub(crate) mod json;
 mod media;
 mod multipart;
-mod v1;
+mod stream;
 
 const PRECONDITION_HEADERS: [HeaderName; 4] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_UNMODIFIED_SINCE, header::CONTENT_RANGE];
@@ -36,7 +41,8 @@ pub(crate) const METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-method-override"),
 ];
 
-/// The version of fingerprints of plain bytes, which the SQL functions compute too.
+/// The version of fingerprints of plain bytes, which the SQL functions compute too. The current rules give a body that is
+/// compared byte by byte the same digest, if nothing else is compared.
 const BYTES_VERSION: u8 = 1;
 
 /// Checksums of the parts of a fingerprint. They tell operators which part of a second request differed. Nothing is
@@ -56,24 +62,43 @@ impl PartDigests {
 }
 
 /// Computes a fingerprint part by part.
-#[derive(Default)]
 pub(crate) struct FingerprintHasher {
-    hash: Sha256,
+    stream: HashStream,
     parts: PartDigests,
     /// The index of the current part.
     current_part: usize,
 }
 
+/// The index of the body in [`PartDigests`]. Its digest is the state of the hash, which has nothing else yet.
+const BODY_PART: usize = 3;
+const HEADERS_PART: usize = 4;
+
 impl FingerprintHasher {
+    fn new() -> Self {
+        Self { stream: HashStream::new(), parts: PartDigests::default(), current_part: BODY_PART }
+    }
+
+    /// Adds a frame. No tag is a byte that a JSON value starts with.
     pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
-        framed(&mut self.hash, tag, bytes);
-        let sum = &mut self.parts.0[self.current_part];
-        *sum = crc32c::crc32c_append(*sum ^ u32::from(tag), bytes);
+        self.stream.byte(tag);
+        put_length(bytes.len(), |byte| self.stream.byte(byte));
+        self.stream.bytes(bytes);
+        if self.current_part != BODY_PART {
+            let sum = &mut self.parts.0[self.current_part];
+            *sum = checksum(*sum ^ u32::from(tag), bytes);
+        }
+    }
+
+    /// Adds the raw body. Its frame is that of [`Fingerprint::of_bytes`].
+    fn raw_body(&mut self, body: &[u8]) {
+        self.stream.byte(b'r');
+        self.stream.bytes(&(body.len() as u64).to_le_bytes());
+        self.stream.bytes(body);
     }
 
     fn header(&mut self, headers: &HeaderMap, name: &HeaderName) {
         if headers.contains_key(name) {
-            self.framed(b'n', name.as_str().as_bytes());
+            self.framed(b'N', name.as_str().as_bytes());
             for value in headers.get_all(name) {
                 self.framed(b'v', value.as_bytes());
             }
@@ -95,7 +120,7 @@ pub enum FingerprintComparison {
 
 impl Fingerprint {
     /// The current version of the rules.
-    pub const VERSION: u8 = 2;
+    pub const VERSION: u8 = 3;
 
     /// Computes the fingerprint of a request without trailers.
     pub fn of(policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Self {
@@ -112,9 +137,9 @@ impl Fingerprint {
 
     /// Computes the fingerprint of plain bytes, for handlers without a layer. It is the same in every version.
     pub fn of_bytes(bytes: &[u8]) -> Self {
-        let mut hash = Sha256::new();
-        framed(&mut hash, b'r', bytes);
-        Self { version: BYTES_VERSION, digest: hash.finalize().into() }
+        let mut hasher = FingerprintHasher::new();
+        hasher.raw_body(bytes);
+        Self { version: BYTES_VERSION, digest: hasher.stream.finish() }
     }
 
     /// Compares a request's fingerprint with a stored one, which may have another version. `by_version` computes the
@@ -142,100 +167,139 @@ impl FingerprintInput<'_> {
     /// Computes the fingerprint by the rules of a version, and the digests of its parts. Returns `None` if the version
     /// is unknown.
     pub(crate) fn fingerprint(&self, version: u8, policy: &Policy) -> Option<(Fingerprint, PartDigests)> {
-        self.with_body(version, policy, |printing| match version {
-            1 => v1::hash_body(printing, policy, self.headers, self.body),
-            _ => self.hash_body(printing, policy),
-        })
+        self.with_body(version, policy, |printing, found| self.hash_body(printing, policy, found))
     }
 
     /// Computes the fingerprint with a protocol-specific way to hash the body.
     pub(crate) fn with_body(
-        &self, version: u8, policy: &Policy, body: impl Fn(&mut FingerprintHasher),
+        &self, version: u8, policy: &Policy, body: impl Fn(&mut FingerprintHasher, &FoundHeaders<'_>),
     ) -> Option<(Fingerprint, PartDigests)> {
         if policy.fingerprint.is_empty() {
             return Some((Fingerprint::NONE, PartDigests::default()));
         }
-        let mut printing = FingerprintHasher::default();
-        for part in &policy.fingerprint {
-            printing.current_part = match part {
-                FingerprintPart::Method => 0,
-                FingerprintPart::Path => 1,
-                FingerprintPart::Query => 2,
-                FingerprintPart::Body | FingerprintPart::Raw => 3,
-                FingerprintPart::Type | FingerprintPart::Header(_) | FingerprintPart::Preconditions => 4,
-            };
-            match version {
-                1 => v1::hash_part(&mut printing, part, self, &body),
-                Fingerprint::VERSION => self.hash_part(&mut printing, part, &body),
-                _ => return None,
-            }
+        if ![Fingerprint::VERSION, BYTES_VERSION].contains(&version) {
+            return None;
         }
-        Some((Fingerprint { version, digest: printing.hash.finalize().into() }, printing.parts))
+        let found = FoundHeaders::of(self.headers);
+        let mut printing = FingerprintHasher::new();
+        for part in &policy.fingerprint {
+            match part {
+                FingerprintPart::Body => body(&mut printing, &found),
+                FingerprintPart::Raw => printing.framed(b'R', self.body),
+                _ => continue,
+            }
+            self.hash_trailers(&mut printing);
+            printing.parts.0[BODY_PART] = printing.stream.checksum();
+            break;
+        }
+        for part in &policy.fingerprint {
+            self.hash_part(&mut printing, part, &found);
+        }
+        Some((Fingerprint { version, digest: printing.stream.finish() }, printing.parts))
     }
 
-    fn hash_part(
-        &self, printing: &mut FingerprintHasher, part: &FingerprintPart, body: impl Fn(&mut FingerprintHasher),
-    ) {
+    fn hash_part(&self, printing: &mut FingerprintHasher, part: &FingerprintPart, found: &FoundHeaders<'_>) {
         let headers = self.headers;
         match part {
             FingerprintPart::Method => {
+                printing.current_part = 0;
                 printing.framed(b'm', self.method.as_str().as_bytes());
-                METHOD_OVERRIDE_HEADERS.iter().for_each(|name| printing.header(headers, name));
+                if found.method_override {
+                    METHOD_OVERRIDE_HEADERS.iter().for_each(|name| printing.header(headers, name));
+                }
             }
             FingerprintPart::Path => {
+                printing.current_part = 1;
                 let path = self.uri.path();
                 printing.framed(b'p', path.strip_suffix('/').unwrap_or(path).as_bytes());
             }
-            FingerprintPart::Query => printing.framed(b'q', self.uri.query().unwrap_or_default().as_bytes()),
-            FingerprintPart::Type => self.hash_type(printing),
-            FingerprintPart::Body => {
-                body(printing);
-                self.hash_trailers(printing);
+            FingerprintPart::Query => {
+                printing.current_part = 2;
+                if let Some(query) = self.uri.query().filter(|query| !query.is_empty()) {
+                    printing.framed(b'q', query.as_bytes());
+                }
             }
-            FingerprintPart::Raw => {
-                printing.framed(b'R', self.body);
-                self.hash_trailers(printing);
+            FingerprintPart::Type => {
+                printing.current_part = HEADERS_PART;
+                self.hash_type(printing, found);
             }
-            FingerprintPart::Header(name) => printing.header(headers, name),
+            FingerprintPart::Header(name) => {
+                printing.current_part = HEADERS_PART;
+                printing.header(headers, name);
+            }
             FingerprintPart::Preconditions => {
-                PRECONDITION_HEADERS.iter().for_each(|name| printing.header(headers, name))
+                printing.current_part = HEADERS_PART;
+                if found.precondition {
+                    PRECONDITION_HEADERS.iter().for_each(|name| printing.header(headers, name));
+                }
             }
+            // They are hashed first.
+            FingerprintPart::Body | FingerprintPart::Raw => {}
         }
     }
 
-    fn hash_type(&self, printing: &mut FingerprintHasher) {
-        for value in self.headers.get_all(header::CONTENT_TYPE) {
-            printing.framed(b't', &MediaType::read(value.as_bytes()).canonical());
+    fn hash_type(&self, printing: &mut FingerprintHasher, found: &FoundHeaders<'_>) {
+        match found.content_type {
+            Some(PLAIN_JSON) if !found.several_types => printing.framed(b'y', PLAIN_JSON),
+            None => {}
+            Some(_) => {
+                for value in self.headers.get_all(header::CONTENT_TYPE) {
+                    printing.framed(b'y', &MediaType::read(value.as_bytes()).canonical());
+                }
+            }
         }
-        self.content_codings().for_each(|coding| printing.framed(b'c', coding));
+        if found.content_coding {
+            self.content_codings().for_each(|coding| printing.framed(b'c', coding));
+        }
+    }
+
+    fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy, found: &FoundHeaders<'_>) {
+        let is_plain_json = found.content_type == Some(PLAIN_JSON) && !found.several_types && !found.content_coding;
+        if is_plain_json {
+            if !self.hash_json(printing, policy) {
+                printing.raw_body(self.body);
+            }
+            return;
+        }
+        let content_type = found.content_type.unwrap_or_default();
+        self.hash_other_body(printing, policy, content_type, found.several_types);
+    }
+
+    /// Returns `false` if the raw bytes must be compared.
+    fn hash_json(&self, printing: &mut FingerprintHasher, policy: &Policy) -> bool {
+        let names = json::NameEquality::IgnoreCase;
+        let is_json = json::hash_canonical(self.body, &policy.json_ignore, names, &mut printing.stream);
+        if is_json {
+            printing.stream.byte(0);
+        }
+        is_json
     }
 
     /// The format is part of the hash: a form never equals JSON with the same bytes.
-    fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy) {
-        let mut types = self.headers.get_all(header::CONTENT_TYPE).iter();
-        let content_type = types.next().map(|value| value.as_bytes()).unwrap_or_default();
+    fn hash_other_body(
+        &self, printing: &mut FingerprintHasher, policy: &Policy, content_type: &[u8], several_types: bool,
+    ) {
         let media = MediaType::read(content_type);
         let kind = content_type_format(content_type);
         let is_encoded = self.content_codings().next().is_some();
         // The meaning of the bytes depends on these headers, so the raw bytes are hashed together with them.
-        if is_encoded || types.next().is_some() || media.has_other_charset() {
+        if is_encoded || several_types || media.has_other_charset() {
             self.content_codings().for_each(|coding| printing.framed(b'e', coding));
             let types = self.headers.get_all(header::CONTENT_TYPE).iter();
             types.filter(|_| !is_encoded).for_each(|value| printing.framed(b's', value.as_bytes()));
-            return printing.framed(b'r', self.body);
+            return printing.raw_body(self.body);
         }
         match kind {
             BodyFormat::Json => {
-                if let Some(canonical) = json::canonical(self.body, &policy.json_ignore, json::NameEquality::IgnoreCase)
-                {
-                    return printing.framed(b'j', &canonical);
+                if self.hash_json(printing, policy) {
+                    return;
                 }
             }
             BodyFormat::Form => {
                 let mut canonical = Vec::with_capacity(self.body.len() + 64);
                 match form::canonical(self.body, &mut canonical) {
-                    Some(form::PairOrder::Sorted) => return printing.framed(b'f', &canonical),
-                    Some(form::PairOrder::PartlySorted) => return printing.framed(b'F', &canonical),
+                    Some(form::PairOrder::Sorted) => return printing.framed(b'o', &canonical),
+                    Some(form::PairOrder::PartlySorted) => return printing.framed(b'O', &canonical),
                     None => {}
                 }
             }
@@ -259,7 +323,7 @@ impl FingerprintInput<'_> {
             // The same bytes have other parts under another boundary.
             printing.framed(b'b', content_type);
         }
-        printing.framed(b'r', self.body);
+        printing.raw_body(self.body);
     }
 
     fn hash_trailers(&self, printing: &mut FingerprintHasher) {
@@ -281,17 +345,49 @@ fn content_type_format(content_type: &[u8]) -> BodyFormat {
     std::str::from_utf8(content_type).map_or(BodyFormat::Other, BodyFormat::of)
 }
 
-pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
-    let mut head = [tag; 9];
-    head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-    hash.update(head);
-    hash.update(bytes);
+/// What the headers say, found in one pass: looking each one up would take longer than hashing them.
+#[derive(Default)]
+pub(crate) struct FoundHeaders<'a> {
+    content_type: Option<&'a [u8]>,
+    several_types: bool,
+    content_coding: bool,
+    method_override: bool,
+    precondition: bool,
 }
+
+impl<'a> FoundHeaders<'a> {
+    fn of(headers: &'a HeaderMap) -> Self {
+        let mut found = Self::default();
+        for (name, value) in headers {
+            match name.as_str() {
+                "content-type" if found.content_type.is_none() => found.content_type = Some(value.as_bytes()),
+                "content-type" => found.several_types = true,
+                "content-encoding" => found.content_coding = true,
+                "content-range" | "if-match" | "if-none-match" | "if-unmodified-since" => found.precondition = true,
+                "x-http-method-override" | "x-http-method" | "x-method-override" => found.method_override = true,
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+/// The most frequent content type, for which nothing needs to be parsed.
+const PLAIN_JSON: &[u8] = b"application/json";
 
 /// Appends the length of a piece of a canonical form, and the piece.
 fn frame(bytes: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    put_length(bytes.len(), |byte| out.push(byte));
     out.extend_from_slice(bytes);
+}
+
+/// Writes a length: seven bits in each byte, the low ones first, and the high bit in all bytes but the last.
+fn put_length(mut length: usize, mut put: impl FnMut(u8)) {
+    while length >= 0x80 {
+        put(length as u8 | 0x80);
+        length >>= 7;
+    }
+    put(length as u8);
 }
 
 /// The format of a body, by its Content-Type.

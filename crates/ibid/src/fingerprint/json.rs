@@ -12,13 +12,16 @@
 //! { "b": 1.0, "\u0061": [true, "\/"] }   =>   {"a":[true,"/"],"b":1.0}
 //! ```
 //!
-//! [`reader`] validates the document and records the positions of its members, without copying; this module then writes
-//! them in order. A body that is already canonical is returned as it is.
+//! [`reader`] first reads the body in the hope that it is canonical; then it is hashed as it is. Otherwise it validates
+//! the document, rewrites the innermost objects and records the positions of all other members, which this module then
+//! writes in order.
 
 mod document;
 mod pointer;
 mod reader;
+mod scan;
 mod sort;
+mod splice;
 mod text;
 
 #[cfg(test)]
@@ -26,8 +29,14 @@ mod tests;
 
 use std::borrow::Cow;
 
-use document::{JsonDocument, JsonKind, JsonSpan, JsonValue};
+use document::{JsonBuffers, JsonDocument, JsonKind, JsonSpan, JsonValue};
 pub use pointer::{JsonPointer, JsonPointerError};
+use scan::BlockSink;
+#[cfg(test)]
+use scan::NoBlocks;
+pub(crate) use splice::splice_member;
+
+use super::stream::HashStream;
 
 /// Which names of one object are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,24 +48,53 @@ pub(crate) enum NameEquality {
     IgnoreCase,
 }
 
-/// Returns the canonical form of `body` without the values that `ignore` points at, or `None` if the raw bytes must be
-/// compared.
+/// Hashes the canonical form of `body` without the values that `ignore` points at. Returns `false` and hashes nothing if
+/// the raw bytes must be compared. The stream must be empty.
 ///
 /// An ignored member counts as absent, and an ignored array element is removed; several pointers into one array count
 /// positions in the array as sent. An ignored member still counts as a duplicate of another with its name.
-pub(crate) fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) -> Option<Cow<'a, [u8]>> {
-    let mut document = JsonDocument::read(body, !ignore.is_empty(), names)?;
+///
+/// The body is hashed while it is read, in the hope that it is canonical: the processor does some of both at once. If it
+/// turns out not to be, the hash starts again.
+pub(crate) fn hash_canonical(
+    body: &[u8], ignore: &[JsonPointer], names: NameEquality, stream: &mut HashStream,
+) -> bool {
+    debug_assert_eq!(stream.len(), 0);
+    JsonBuffers::with(|buffers| {
+        if ignore.is_empty() && reader::is_canonical(body, buffers, stream) {
+            stream.bytes(&body[stream.len() as usize..]);
+            return true;
+        }
+        *stream = HashStream::new();
+        let document = read_without(body, ignore, names, buffers);
+        document.map(|document| CanonicalWriter { document: &document, sink: stream }.value(document.root)).is_some()
+    })
+}
+
+/// The canonical form as text; see [`hash_canonical`].
+#[cfg(test)]
+fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) -> Option<Cow<'a, [u8]>> {
+    JsonBuffers::with(|buffers| {
+        if ignore.is_empty() && reader::is_canonical(body, buffers, &mut NoBlocks) {
+            return Some(Cow::Borrowed(body));
+        }
+        let document = read_without(body, ignore, names, buffers)?;
+        let mut out = Vec::new();
+        CanonicalWriter { document: &document, sink: &mut out }.value(document.root);
+        Some(Cow::Owned(out))
+    })
+}
+
+fn read_without<'d>(
+    body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, buffers: &'d mut JsonBuffers,
+) -> Option<JsonDocument<'d>> {
+    let document = JsonDocument::read(body, !ignore.is_empty(), names, buffers)?;
     for pointer in ignore {
         if let Some(at) = document.find_node(pointer) {
-            document.nodes[at].value = JsonValue::DROPPED;
+            document.buffers.closed[at].value = JsonValue::DROPPED;
         }
     }
-    let span = document.root.span();
-    let end = span.end as usize;
-    if document.root.kind() == JsonKind::Text && end <= body.len() {
-        return Some(Cow::Borrowed(&body[span.start as usize..end]));
-    }
-    Some(Cow::Owned(CanonicalWriter::write(&document)))
+    Some(document)
 }
 
 /// The result of [`find`].
@@ -75,74 +113,70 @@ pub(crate) enum JsonLookup<'a> {
 /// Looks up the string or number at a pointer. Returns `None` if the body has no canonical form, so that a key is never
 /// read from an ambiguous document.
 pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
-    let document = JsonDocument::read(body, true, NameEquality::Exact)?;
-    let Some(node) = document.find_node(at) else {
-        return Some(JsonLookup::Absent);
-    };
-    let value = document.nodes[node].value;
-    if value.kind() != JsonKind::Text {
-        return Some(JsonLookup::OtherType);
-    }
-    let span = value.span();
-    let borrowed = document.source.get(span.start as usize..span.end as usize);
-    Some(match (document.bytes(span), borrowed) {
-        ([b'"', inner @ .., b'"'], Some(text)) if !inner.contains(&b'\\') => {
-            JsonLookup::String(Cow::Borrowed(&text[1..text.len() - 1]))
+    JsonBuffers::with(|buffers| {
+        let document = JsonDocument::read(body, true, NameEquality::Exact, buffers)?;
+        let Some(node) = document.find_node(at) else {
+            return Some(JsonLookup::Absent);
+        };
+        let value = document.buffers.closed[node].value;
+        if value.kind() != JsonKind::Text {
+            return Some(JsonLookup::OtherType);
         }
-        ([b'"', inner @ .., b'"'], _) => JsonLookup::String(Cow::Owned(text::unescape(inner)?)),
-        ([b'-' | b'0'..=b'9', ..], Some(text)) => JsonLookup::Number(text),
-        _ => JsonLookup::OtherType,
+        let span = value.span();
+        let borrowed = body.get(span.start as usize..span.end as usize).and_then(|text| str::from_utf8(text).ok());
+        Some(match (document.bytes(span), borrowed) {
+            ([b'"', inner @ .., b'"'], Some(text)) if !inner.contains(&b'\\') => {
+                JsonLookup::String(Cow::Borrowed(&text[1..text.len() - 1]))
+            }
+            ([b'"', inner @ .., b'"'], _) => JsonLookup::String(Cow::Owned(text::unescape(inner)?)),
+            ([b'-' | b'0'..=b'9', ..], Some(text)) => JsonLookup::Number(text),
+            _ => JsonLookup::OtherType,
+        })
     })
 }
 
-/// Sets the top-level member `name` of an object to the JSON `value`.
-///
-/// An existing member keeps its position; a new one is added after the last member. No other byte changes. Returns
-/// `None` if the body is not a JSON object with a canonical form, or `value` is not JSON.
-pub(crate) fn splice_member(body: &[u8], name: &str, value: &[u8]) -> Option<Vec<u8>> {
-    JsonDocument::read(value, false, NameEquality::Exact)?;
-    let place = reader::find_member(body, &text::quoted(name))?;
-    let mut out = Vec::with_capacity(body.len() + name.len() + value.len() + 8);
-    match place {
-        reader::MemberPosition::Present(span) => {
-            out.extend_from_slice(&body[..span.start as usize]);
-            out.extend_from_slice(value);
-            out.extend_from_slice(&body[span.end as usize..]);
-        }
-        reader::MemberPosition::Absent { at, first } => {
-            out.extend_from_slice(&body[..at]);
-            if !first {
-                out.push(b',');
-            }
-            out.extend_from_slice(&text::quoted(name));
-            out.push(b':');
-            out.extend_from_slice(value);
-            out.extend_from_slice(&body[at..]);
-        }
-    }
-    Some(out)
+/// Receives the text of a canonical form in pieces.
+trait TextSink {
+    fn byte(&mut self, byte: u8);
+    /// Appends the first `size` bytes of `from`.
+    fn text(&mut self, from: &[u8], size: usize);
 }
 
-struct CanonicalWriter<'d, 'a> {
+impl TextSink for HashStream {
+    #[inline]
+    fn byte(&mut self, byte: u8) {
+        self.byte(byte);
+    }
+
+    #[inline]
+    fn text(&mut self, from: &[u8], size: usize) {
+        self.text(from, size);
+    }
+}
+
+#[cfg(test)]
+impl TextSink for Vec<u8> {
+    fn byte(&mut self, byte: u8) {
+        self.push(byte);
+    }
+
+    fn text(&mut self, from: &[u8], size: usize) {
+        self.extend_from_slice(&from[..size]);
+    }
+}
+
+impl BlockSink for HashStream {
+    fn block(&mut self, block: &[u8; 64]) {
+        self.block(block);
+    }
+}
+
+struct CanonicalWriter<'d, 'a, S> {
     document: &'d JsonDocument<'a>,
-    /// Allocated for the whole output and one block more; see [`write_span`](Self::write_span).
-    out: Vec<u8>,
-    len: usize,
+    sink: &'d mut S,
 }
 
-/// How many bytes [`write_span`](CanonicalWriter::write_span) copies at once; most members are shorter.
-const COPY_BLOCK_BYTES: usize = 32;
-
-impl<'d, 'a> CanonicalWriter<'d, 'a> {
-    fn write(document: &'d JsonDocument<'a>) -> Vec<u8> {
-        // No canonical spelling is longer than its source, so the length of the body always suffices.
-        let out = vec![0; document.source.len() + COPY_BLOCK_BYTES];
-        let mut writer = CanonicalWriter { document, out, len: 0 };
-        writer.value(document.root);
-        writer.out.truncate(writer.len);
-        writer.out
-    }
-
+impl<S: TextSink> CanonicalWriter<'_, '_, S> {
     fn value(&mut self, value: JsonValue) {
         match value.kind() {
             JsonKind::Text => self.write_span(value.span()),
@@ -154,65 +188,48 @@ impl<'d, 'a> CanonicalWriter<'d, 'a> {
 
     fn members(&mut self, members: JsonSpan) {
         let mut before = b'{';
-        for node in &self.document.nodes[members.start as usize..members.end as usize] {
+        for node in self.document.nodes(members) {
             let name = node.name;
             let JsonSpan { start, end } = node.value.span();
             match node.value.kind() {
                 JsonKind::Dropped => continue,
                 // The source already contains `"name":text`: one copy.
                 JsonKind::Text if start == name.end + 1 => {
-                    self.byte(before);
+                    self.sink.byte(before);
                     self.write_span(JsonSpan { start: name.start, end });
                 }
                 _ => {
-                    self.byte(before);
+                    self.sink.byte(before);
                     self.write_span(name);
-                    self.byte(b':');
+                    self.sink.byte(b':');
                     self.value(node.value);
                 }
             }
             before = b',';
         }
         if before == b'{' {
-            self.byte(b'{');
+            self.sink.byte(b'{');
         }
-        self.byte(b'}');
+        self.sink.byte(b'}');
     }
 
     fn items(&mut self, items: JsonSpan) {
         let mut before = b'[';
-        for node in &self.document.nodes[items.start as usize..items.end as usize] {
+        for node in self.document.nodes(items) {
             if node.value.kind() != JsonKind::Dropped {
-                self.byte(before);
+                self.sink.byte(before);
                 self.value(node.value);
                 before = b',';
             }
         }
         if before == b'[' {
-            self.byte(b'[');
+            self.sink.byte(b'[');
         }
-        self.byte(b']');
+        self.sink.byte(b']');
     }
 
-    #[inline]
-    fn byte(&mut self, byte: u8) {
-        self.out[self.len] = byte;
-        self.len += 1;
-    }
-
-    /// Appends the text of a span.
-    ///
-    /// Short texts are copied as one block of fixed size, which takes a few instructions instead of a call. The next
-    /// text overwrites the surplus, or it is cut off at the end.
     #[inline]
     fn write_span(&mut self, span: JsonSpan) {
-        let from = self.document.bytes_from(span);
-        let size = (span.end - span.start) as usize;
-        let to = &mut self.out[self.len..];
-        match (from.first_chunk::<COPY_BLOCK_BYTES>(), to.first_chunk_mut::<COPY_BLOCK_BYTES>()) {
-            (Some(from), Some(to)) if size <= COPY_BLOCK_BYTES => *to = *from,
-            _ => to[..size].copy_from_slice(&from[..size]),
-        }
-        self.len += size;
+        self.sink.text(self.document.bytes_from(span), (span.end - span.start) as usize);
     }
 }

@@ -5,8 +5,7 @@
 //!
 //! Invariant: two bodies have equal canonical forms exactly when they have the same parts in the same order: name, file
 //! name, content type, other headers and bytes. Each piece is preceded by its length, and absent differs from empty. A
-//! body that servers could split differently has no canonical form; since version 2 of the fingerprint, [`strict`]
-//! rejects more of those.
+//! body that servers could split differently has no canonical form; [`strict`] rejects more of those.
 //!
 //! ```text
 //! --XyZ                                              name  "a"
@@ -17,7 +16,7 @@
 //! ```
 
 pub(super) use self::strict::parse_strict;
-use super::frame;
+use super::{frame, put_length};
 
 mod strict;
 
@@ -127,7 +126,7 @@ fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {
     frame_option(file_name.as_deref(), out);
     frame_option(content_type, out);
     // Rare, but they may change the meaning of the bytes (an encoding, say).
-    out.extend_from_slice(&(others.len() as u64).to_le_bytes());
+    put_length(others.len(), |byte| out.push(byte));
     for (name, value) in others {
         frame(&name, out);
         frame(value, out);

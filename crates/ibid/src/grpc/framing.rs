@@ -31,10 +31,10 @@ pub(crate) fn fingerprint(
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
     let (compressed, message) = single_message(input.body)?;
     if !policy.fingerprint.contains(&FingerprintPart::Body) {
-        return Ok(input.with_body(version, policy, |_| {}));
+        return Ok(input.with_body(version, policy, |_, _| {}));
     }
     let digest = message_digest(input.headers, compressed, message, policy.max_request)?;
-    Ok(input.with_body(version, policy, |printing| printing.framed(b'g', &digest)))
+    Ok(input.with_body(version, policy, |printing, _| printing.framed(b'g', &digest)))
 }
 
 /// Returns the message of a body with exactly one, and whether it is compressed.
@@ -84,7 +84,8 @@ fn message_digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most
         Ok(false) => {
             let mut hash = Sha256::new();
             hash.update(b"c");
-            crate::fingerprint::framed(&mut hash, b'n', coding);
+            hash.update((coding.len() as u64).to_le_bytes());
+            hash.update(coding);
             hash.update(message);
             Ok(hash.finalize().into())
         }

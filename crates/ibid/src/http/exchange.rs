@@ -205,13 +205,7 @@ where
             (prepared, _) => break prepared,
         }
     };
-    let prepared = match prepared {
-        Ok(Some(prepared)) if prepared.legacy.is_some() => {
-            Box::pin(prepared.choose_existing(shared, context.policy())).await.map(Some)
-        }
-        prepared => prepared,
-    };
-    let PreparedClaim { request, key, digests, .. } = match prepared {
+    let PreparedClaim { request, key, digests } = match prepared {
         Ok(Some(prepared)) => prepared,
         Ok(None) => return Err(NotClaimed { why: NotClaimedReason::Keyless, body: whole() }),
         Err(refusal) => {

@@ -11,11 +11,10 @@ use super::{
     context::{RequestContext, RequestSender},
 };
 use crate::{
-    engine::store_unavailable,
     fingerprint::{BodyFormat, FingerprintInput, PartDigests, form, json},
     key::{IdempotencyKey, KeyFormat, KeySource, hex, mask},
     label,
-    policy::{LabelKeyDisplay, OnMismatch, OnStoreDown, Policy, PolicyMode},
+    policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
     store::{Address, ClaimRequest, ClaimToken, Fingerprint, Tags, key_hash},
@@ -186,20 +185,8 @@ impl KeyedRequest {
     pub(super) fn prepare_claim(
         &self, shared: &LayerState, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
     ) -> Result<Option<PreparedClaim>, Refusal> {
-        let (content, route) = ((body, trailers), &*context.route);
-        let made = fingerprint(Fingerprint::VERSION, route, parts, content)?.expect("the current version is known");
-        let Some(asked) = self.prepare_claim_with(shared, context, parts, body, made)? else {
-            return Ok(None);
-        };
-        // The address contains the fingerprint, so a record of older rules has another address.
-        let policy = &route.policy;
-        let depends = policy.on_mismatch == OnMismatch::New || policy.key.from.contains(&KeySource::Body);
-        let before = if depends { fingerprint(1, route, parts, content)? } else { None };
-        let older = match before.filter(|(before, _)| before.digest != asked.request.fingerprint.digest) {
-            Some(before) => self.prepare_claim_with(shared, context, parts, body, before)?.map(Box::new),
-            None => None,
-        };
-        Ok(Some(PreparedClaim { legacy: older, ..asked }))
+        let made = fingerprint(Fingerprint::VERSION, &context.route, parts, (body, trailers))?;
+        self.prepare_claim_with(shared, context, parts, body, made.expect("the current version is known"))
     }
 
     fn prepare_claim_with(
@@ -244,7 +231,7 @@ impl KeyedRequest {
             ttl: policy.ttl,
             take_over: None,
         };
-        Ok(Some(PreparedClaim { request: ask, key, digests, legacy: None }))
+        Ok(Some(PreparedClaim { request: ask, key, digests }))
     }
 }
 
@@ -252,24 +239,6 @@ pub(super) struct PreparedClaim {
     pub(super) request: ClaimRequest,
     pub(super) key: String,
     pub(super) digests: Option<PartDigests>,
-    /// The same claim under version 1 of the fingerprint, if that has another address.
-    pub(super) legacy: Option<Box<PreparedClaim>>,
-}
-
-impl PreparedClaim {
-    /// Returns the legacy claim if an entry exists at its address, otherwise this one. Only requests whose address
-    /// contains the fingerprint have both.
-    ///
-    /// # Errors
-    /// If the store call fails and `on_store_down` is closed.
-    pub(super) async fn choose_existing(mut self, shared: &LayerState, policy: &Policy) -> Result<Self, Refusal> {
-        let Some(older) = self.legacy.take() else { return Ok(self) };
-        match shared.engine.store().get(&older.request.address).await {
-            Ok(Some(_)) => Ok(*older),
-            Err(_) if policy.on_store_down == OnStoreDown::Closed => Err(store_unavailable()),
-            Ok(None) | Err(_) => Ok(self),
-        }
-    }
 }
 
 /// A body and its trailers.

@@ -371,7 +371,7 @@ BEGIN
     told.fence := a.fence;
     told.outcome := CASE coalesce(a.found, 0::smallint) WHEN 0 THEN 'new' WHEN 1 THEN 'run' WHEN 2 THEN 'busy'
         WHEN 3 THEN 'unknown' WHEN 4 THEN 'done' ELSE 'spent' END;
-    IF a.found IN (2, 3, 4) AND (a.fingerprint <> of_fingerprint OR (of_fingerprint IS NOT NULL AND a.fingerprint_version NOT IN (1, 2)))
+    IF a.found IN (2, 3, 4) AND (a.fingerprint <> of_fingerprint OR (of_fingerprint IS NOT NULL AND a.fingerprint_version NOT IN (1, 3)))
     THEN
         -- Nothing of another request's answer.
         told := NULL;

@@ -1,353 +1,413 @@
 //! Parses a JSON document without copying it: validates it and records its members.
 //!
 //! Invariant: the result is a valid [`JsonDocument`] or nothing. The reader makes one pass, in linear time except for
-//! sorting names, with recursion limited by [`MAX_JSON_DEPTH`].
+//! sorting names, up to a depth of [`MAX_JSON_DEPTH`].
 //!
 //! Example: of `{"b":[1,2],"a":0}`, the array is recorded as one text, because it is already canonical; the object gets
 //! a node for each of its members.
 
-use super::NameEquality;
-use super::document::{JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes};
-use super::sort;
-use super::text::{self, SpecialBytes};
+use super::{
+    NameEquality,
+    document::{JsonBuffers, JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes, strip_quotes},
+    scan::{BlockScanner, BlockSink, JsonCursor, NoBlocks},
+    sort, text,
+};
 
-/// The maximum depth of a document with a canonical form. It bounds the recursion here and in the writer; real requests
-/// stay far below.
+/// The maximum depth of a document with a canonical form. It bounds the recursion of the writer; real requests stay far
+/// below.
 pub(super) const MAX_JSON_DEPTH: usize = 128;
+/// The maximum length of a body whose objects are rewritten as they are read. It keeps all spans in their 31 bits.
+const MAX_FLATTENED_BYTES: usize = 64 << 20;
 
-impl<'a> JsonDocument<'a> {
+impl<'d> JsonDocument<'d> {
     /// Reads a document. With `every_node`, each member and element gets a node, for looking into it. `names` defines
     /// which names are equal.
-    pub(super) fn read(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
-        JsonReader::new(body, every_node, names)?.document()
+    pub(super) fn read(
+        source: &'d [u8], every_node: bool, names: NameEquality, buffers: &'d mut JsonBuffers,
+    ) -> Option<Self> {
+        let root = read::<true>(source, every_node, names, buffers, &mut NoBlocks)?;
+        Some(JsonDocument { source, buffers, root })
     }
 }
 
-/// The position of a member of the top-level object.
-pub(super) enum MemberPosition {
-    /// The span of the member's value.
-    Present(JsonSpan),
-    /// The member does not exist; a new one can be inserted here. `first` if the object is empty.
-    Absent { at: usize, first: bool },
+/// Whether a body is canonical. Its blocks go to `blocks` as they are read.
+pub(super) fn is_canonical(body: &[u8], buffers: &mut JsonBuffers, blocks: &mut impl BlockSink) -> bool {
+    read::<false>(body, false, NameEquality::Exact, buffers, blocks).is_some()
 }
 
-/// Finds a member of an object by the canonical text of its name.
-pub(super) fn find_member(body: &[u8], name: &[u8]) -> Option<MemberPosition> {
-    // Ensures everything that the steps below rely on.
-    JsonDocument::read(body, false, NameEquality::Exact)?;
-    let mut reader = JsonReader::new(body, false, NameEquality::Exact)?;
-    reader.skip_space();
-    reader.expect(b'{')?;
-    let mut place = MemberPosition::Absent { at: reader.pos, first: true };
-    reader.skip_space();
-    while reader.peek()? != b'}' {
-        let found = reader.string()?;
-        let found = bytes(reader.body, &reader.rewritten, found) == name;
-        reader.colon()?;
-        let start = reader.pos as u32;
-        reader.value(1)?;
-        if found {
-            return Some(MemberPosition::Present(JsonSpan { start, end: reader.pos as u32 }));
-        }
-        place = MemberPosition::Absent { at: reader.pos, first: false };
-        reader.skip_space();
-        if reader.peek()? == b',' {
-            reader.pos += 1;
-            reader.skip_space();
-        }
+/// Reads a document. Without `NODES`, records nothing, and returns `None` also if the body is not canonical.
+fn read<const NODES: bool>(
+    body: &[u8], every_node: bool, names: NameEquality, buffers: &mut JsonBuffers, blocks: &mut impl BlockSink,
+) -> Option<JsonValue> {
+    // The ends of a span have 31 bits, and cover two buffers.
+    if body.len() >= 1 << 30 {
+        return None;
     }
-    Some(place)
+    buffers.clear();
+    let (scanner, at) = BlockScanner::new(body, blocks);
+    let mut reader = JsonReader::<_, NODES> { body, at, scanner, buffers, top: 0, every_node, names };
+    let root = reader.document()?;
+    (reader.scanner.is_ascii || std::str::from_utf8(body).is_ok()).then_some(root)
 }
 
-struct JsonReader<'a> {
-    source: &'a str,
+struct JsonReader<'a, 'b, S, const NODES: bool> {
     body: &'a [u8],
-    pos: usize,
-    specials: SpecialBytes<'a>,
-    rewritten: Vec<u8>,
-    /// The nodes of all arrays and objects that are not closed yet.
-    open: Vec<JsonNode>,
-    /// The nodes of closed arrays and objects, grouped.
-    closed: Vec<JsonNode>,
-    /// The number of non-canonical places so far. If it does not change while a value is read, the value's source is
-    /// canonical.
-    noncanonical_count: usize,
+    /// Functions copy it to a variable, and back before they call one that reads on.
+    at: JsonCursor,
+    scanner: BlockScanner<'a, 'b, S>,
+    buffers: &'b mut JsonBuffers,
+    /// How many of the open nodes are in use.
+    top: usize,
     every_node: bool,
     names: NameEquality,
 }
 
-impl<'a> JsonReader<'a> {
-    fn new(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
-        // The ends of a span have 31 bits, and cover two buffers.
-        if body.len() >= 1 << 30 {
-            return None;
-        }
-        Some(JsonReader {
-            source: std::str::from_utf8(body).ok()?,
-            body,
-            pos: 0,
-            specials: SpecialBytes::new(body),
-            rewritten: Vec::new(),
-            open: Vec::with_capacity(32),
-            closed: Vec::with_capacity(body.len() / 8),
-            noncanonical_count: 0,
-            every_node,
-            names,
-        })
+/// An array or object that is not closed yet.
+struct JsonFrame {
+    start: u32,
+    /// The number of changes before it.
+    changes: u32,
+    /// The index of its first node.
+    first: usize,
+}
+
+impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
+    fn document(&mut self) -> Option<JsonValue> {
+        let (body, mut at) = (self.body, self.at);
+        skip_space::<NODES>(body, &mut at);
+        let ahead = window(body, at.pos);
+        let root = self.value(body, &mut at, ahead, 0)?;
+        skip_space::<NODES>(body, &mut at);
+        (at.pos as usize == body.len()).then_some(root)
     }
 
-    fn document(mut self) -> Option<JsonDocument<'a>> {
-        self.skip_space();
-        let root = self.value(0)?;
-        self.skip_space();
-        (self.pos == self.body.len()).then_some(JsonDocument {
-            source: self.source,
-            rewritten: self.rewritten,
-            nodes: self.closed,
-            root,
-        })
-    }
-
-    /// Reads the value at the current position, at this depth.
+    /// Reads the value at the position, at this depth. It starts with the low bytes of `ahead`.
     #[inline(always)]
-    fn value(&mut self, depth: usize) -> Option<JsonValue> {
-        match self.peek()? {
-            b'"' => self.string().map(|text| JsonValue::new(JsonKind::Text, text)),
-            b'{' if depth < MAX_JSON_DEPTH => self.object(depth + 1),
-            b'[' if depth < MAX_JSON_DEPTH => self.array(depth + 1),
-            other => self.read_bare(other),
-        }
-    }
-
-    /// Reads a scalar that is not a string.
-    fn read_bare(&mut self, first: u8) -> Option<JsonValue> {
-        match first {
-            b'-' | b'0'..=b'9' => self.number(),
-            b't' => self.literal(b"true"),
-            b'f' => self.literal(b"false"),
-            b'n' => self.literal(b"null"),
-            _ => None,
-        }
+    fn value(&mut self, body: &[u8], at: &mut JsonCursor, ahead: u64, depth: usize) -> Option<JsonValue> {
+        let start = at.pos;
+        at.pos += match ahead as u8 {
+            b'"' => return Some(JsonValue::new(JsonKind::Text, self.string(at)?)),
+            b'0'..=b'9' => match short_integer(ahead) {
+                Some(size) => size,
+                None => long_number(body, start)?,
+            },
+            b'{' | b'[' => {
+                if depth == MAX_JSON_DEPTH {
+                    return None;
+                }
+                self.at = *at;
+                let value = if ahead as u8 == b'{' { self.object(depth + 1)? } else { self.array(depth + 1)? };
+                *at = self.at;
+                return Some(value);
+            }
+            b't' if ahead as u32 == u32::from_le_bytes(*b"true") => 4,
+            b'n' if ahead as u32 == u32::from_le_bytes(*b"null") => 4,
+            b'f' if (ahead >> 8) as u32 == u32::from_le_bytes(*b"alse") => 5,
+            b'-' => 1 + long_number(body, start + 1)?,
+            _ => return None,
+        };
+        Some(JsonValue::new(JsonKind::Text, JsonSpan { start, end: at.pos }))
     }
 
     fn object(&mut self, depth: usize) -> Option<JsonValue> {
-        let (start, first, changes) = (self.pos, self.open.len(), self.noncanonical_count);
-        let mut sorted = true;
-        self.pos += 1;
-        self.skip_space();
-        if self.peek()? == b'}' {
-            self.pos += 1;
-            return Some(self.close(start, first, changes, JsonKind::Object));
+        let (body, mut at) = (self.body, self.at);
+        let frame = JsonFrame { start: at.pos, changes: at.changes, first: self.top };
+        let mut last = JsonSpan { start: 0, end: 0 };
+        let (mut last_prefix, mut is_sorted, mut is_flat) = (0, true, true);
+        at.pos += 1;
+        skip_space::<NODES>(body, &mut at);
+        if peek(body, at.pos)? == b'}' {
+            at.pos += 1;
+            return self.close_object(at, frame, true, true);
         }
         loop {
-            let name = self.string()?;
-            let prefix = sort::prefix(self.body, &self.rewritten, name);
-            self.colon()?;
-            let value = self.value(depth)?;
-            let last = self.open[first..].last();
-            sorted = sorted && sort::sorts_after(self.body, &self.rewritten, last, prefix, name);
-            self.open.push(JsonNode { prefix, name, value });
-            if !self.has_more(b'}')? {
-                break;
+            if peek(body, at.pos)? != b'"' {
+                return None;
+            }
+            loop {
+                let name = self.string(&mut at)?;
+                let prefix = match sort::prefix_in(body, name) {
+                    Some(prefix) => prefix,
+                    None => sort::prefix(body, self.buffers.rewritten.text(), name),
+                };
+                if prefix <= last_prefix && is_sorted && !self.sorts_after(last, last_prefix, prefix, name) {
+                    if !NODES {
+                        return None;
+                    }
+                    is_sorted = false;
+                    at.changes += 1;
+                }
+                (last, last_prefix) = (name, prefix);
+                let ahead = after_colon::<NODES>(body, &mut at)?;
+                let value = self.value(body, &mut at, ahead, depth)?;
+                if NODES {
+                    if let b'{' | b'[' = ahead as u8 {
+                        is_flat &= value.kind() == JsonKind::Text && (value.span().start as usize) < body.len();
+                    }
+                    self.push(JsonNode { prefix, name, value });
+                }
+                // The likely case first.
+                if chunk(body, at.pos) != Some(*b",\"") {
+                    break;
+                }
+                at.pos += 1;
+            }
+            if !has_more::<NODES>(body, &mut at, b'}')? {
+                return self.close_object(at, frame, is_sorted, is_flat);
             }
         }
-        if sorted {
-            return Some(self.close(start, first, changes, JsonKind::Object));
-        }
-        self.noncanonical_count += 1;
-        self.close_sorted(first)
-    }
-
-    /// Closes the innermost object, whose members are not sorted. Returns `None` if two have the same name.
-    fn close_sorted(&mut self, first: usize) -> Option<JsonValue> {
-        let start = self.closed.len() as u32;
-        let members = &mut self.open[first..];
-        if self.names == NameEquality::IgnoreCase
-            && sort::has_case_insensitive_duplicates(self.body, &self.rewritten, members)
-        {
-            return None;
-        }
-        sort::append_sorted(self.body, &self.rewritten, members, &mut self.closed)?;
-        self.open.truncate(first);
-        let end = self.closed.len() as u32;
-        Some(JsonValue::new(JsonKind::Object, JsonSpan { start, end }))
     }
 
     fn array(&mut self, depth: usize) -> Option<JsonValue> {
-        let (start, first, changes) = (self.pos, self.open.len(), self.noncanonical_count);
-        self.pos += 1;
-        self.skip_space();
-        if self.peek()? == b']' {
-            self.pos += 1;
-            return Some(self.close(start, first, changes, JsonKind::Array));
+        let (body, mut at) = (self.body, self.at);
+        let frame = JsonFrame { start: at.pos, changes: at.changes, first: self.top };
+        at.pos += 1;
+        skip_space::<NODES>(body, &mut at);
+        if peek(body, at.pos)? == b']' {
+            at.pos += 1;
+            return self.close_array(at, frame);
         }
         loop {
-            let value = self.value(depth)?;
-            self.item(first, value);
-            if !self.has_more(b']')? {
-                break;
+            let ahead = window(body, at.pos);
+            let value = self.value(body, &mut at, ahead, depth)?;
+            if NODES {
+                self.item(frame.first, value);
+            }
+            if !has_more::<NODES>(body, &mut at, b']')? {
+                return self.close_array(at, frame);
             }
         }
-        Some(self.close(start, first, changes, JsonKind::Array))
+    }
+
+    #[inline(always)]
+    fn push(&mut self, node: JsonNode) {
+        if self.top == self.buffers.open.len() {
+            self.buffers.grow();
+        }
+        self.buffers.open[self.top] = node;
+        self.top += 1;
+    }
+
+    /// Whether a name sorts after the last one.
+    #[inline(never)]
+    fn sorts_after(&self, last: JsonSpan, last_prefix: u64, prefix: u64, name: JsonSpan) -> bool {
+        let inner = |name| strip_quotes(bytes(self.body, self.buffers.rewritten.text(), name));
+        last.end == 0 || prefix == last_prefix && inner(last) < inner(name)
     }
 
     /// Records an element. If only a comma separates it from its predecessor, one node covers both, which saves memory
     /// for long arrays of numbers.
+    #[inline(always)]
     fn item(&mut self, first: usize, value: JsonValue) {
         if !self.every_node
+            && self.top > first
             && value.kind() == JsonKind::Text
-            && let Some(last) = self.open[first..].last_mut()
-            && last.value.kind() == JsonKind::Text
-            && last.value.span().end + 1 == value.span().start
-            && (value.span().start as usize) < self.body.len()
+            && let last = &mut self.buffers.open[self.top - 1].value
+            && last.kind() == JsonKind::Text
+            && last.span().end + 1 == value.span().start
         {
-            let JsonSpan { start, .. } = last.value.span();
-            last.value = JsonValue::new(JsonKind::Text, JsonSpan { start, end: value.span().end });
+            let JsonSpan { start, .. } = last.span();
+            *last = JsonValue::new(JsonKind::Text, JsonSpan { start, end: value.span().end });
             return;
         }
-        self.open.push(JsonNode { prefix: 0, name: JsonSpan { start: 0, end: 0 }, value });
+        self.push(JsonNode { prefix: 0, name: JsonSpan { start: 0, end: 0 }, value });
     }
 
-    /// Closes the innermost array or object, which started at `start`.
-    fn close(&mut self, start: usize, first: usize, changes: usize, kind: JsonKind) -> JsonValue {
-        if self.noncanonical_count == changes && !self.every_node {
-            self.open.truncate(first);
-            return self.text(start);
-        }
-        let from = self.closed.len() as u32;
-        self.closed.extend_from_slice(&self.open[first..]);
-        self.open.truncate(first);
-        JsonValue::new(kind, JsonSpan { start: from, end: self.closed.len() as u32 })
-    }
-
-    /// Reads a string and returns its canonical text with its quotes.
     #[inline(always)]
-    fn string(&mut self) -> Option<JsonSpan> {
-        if self.peek()? != b'"' {
+    fn close_array(&mut self, at: JsonCursor, frame: JsonFrame) -> Option<JsonValue> {
+        self.at = at;
+        if !NODES {
+            return Some(JsonValue::DROPPED);
+        }
+        let first = std::mem::replace(&mut self.top, frame.first);
+        if at.changes == frame.changes && !self.every_node {
+            return Some(JsonValue::new(JsonKind::Text, JsonSpan { start: frame.start, end: at.pos }));
+        }
+        Some(self.buffers.close(JsonKind::Array, frame.first..first))
+    }
+
+    /// Closes the innermost object, which ends at the position. `is_flat` if its values are
+    /// scalars and texts of the source. Returns `None`
+    /// if two members have the same name.
+    #[inline(always)]
+    fn close_object(&mut self, at: JsonCursor, frame: JsonFrame, is_sorted: bool, is_flat: bool) -> Option<JsonValue> {
+        self.at = at;
+        if !NODES {
+            return Some(JsonValue::DROPPED);
+        }
+        if at.changes == frame.changes && !self.every_node {
+            self.top = frame.first;
+            return Some(JsonValue::new(JsonKind::Text, JsonSpan { start: frame.start, end: at.pos }));
+        }
+        self.close_changed(frame, is_sorted, is_flat)
+    }
+
+    #[inline(never)]
+    fn close_changed(&mut self, frame: JsonFrame, is_sorted: bool, is_flat: bool) -> Option<JsonValue> {
+        let (body, members) = (self.body, frame.first..std::mem::replace(&mut self.top, frame.first));
+        let is_flat = is_flat && !self.every_node && body.len() <= MAX_FLATTENED_BYTES;
+        let flat_size = is_flat.then_some((self.at.pos - frame.start) as usize);
+        if is_sorted {
+            return Some(self.buffers.close_sorted(body, members, flat_size));
+        }
+        let is_plain = self.scanner.is_ascii && !self.buffers.rewritten.has_strings;
+        self.buffers.close_unsorted(body, members, flat_size, self.names, is_plain)
+    }
+
+    /// Reads the string at the position and returns its canonical text with its quotes.
+    #[inline(always)]
+    fn string(&mut self, at: &mut JsonCursor) -> Option<JsonSpan> {
+        let start = at.pos;
+        if at.plain_string(&mut self.scanner) {
+            return Some(JsonSpan { start, end: at.pos });
+        }
+        let (span, end) = self.string_with_escapes(at.pos)?;
+        if span.start != start {
+            if !NODES {
+                return None;
+            }
+            at.changes += 1;
+        }
+        *at = self.scanner.seek(*at, end);
+        Some(span)
+    }
+
+    /// The canonical text of a string, and its end in the source.
+    #[cold]
+    #[inline(never)]
+    fn string_with_escapes(&mut self, pos: u32) -> Option<(JsonSpan, u32)> {
+        let source = &self.body[pos as usize..];
+        let JsonBuffers { string, rewritten, .. } = &mut *self.buffers;
+        string.clear();
+        let size = text::rewrite(source, string)?;
+        let end = pos + size as u32;
+        let is_same = *string == source[..size];
+        let span = if is_same { JsonSpan { start: pos, end } } else { rewritten.add_string(self.body, string) };
+        Some((span, end))
+    }
+}
+
+#[inline(always)]
+fn peek(body: &[u8], pos: u32) -> Option<u8> {
+    body.get(pos as usize).copied()
+}
+
+/// Skips the comma (returns `true`) or the end (`false`) after a value, and the space around it.
+#[inline(always)]
+fn has_more<const SPACE: bool>(body: &[u8], at: &mut JsonCursor, end: u8) -> Option<bool> {
+    skip_space::<SPACE>(body, at);
+    let byte = peek(body, at.pos)?;
+    at.pos += 1;
+    if byte == b',' {
+        skip_space::<SPACE>(body, at);
+        return Some(true);
+    }
+    (byte == end).then_some(false)
+}
+
+#[inline(always)]
+fn skip_space<const SPACE: bool>(body: &[u8], at: &mut JsonCursor) {
+    if SPACE && let Some(byte @ 0..=b' ') = peek(body, at.pos) {
+        at.changes += 1;
+        at.pos += u32::from(byte == b' ');
+        if let Some(0..=b' ') = peek(body, at.pos) {
+            at.pos = after_space(body, at.pos);
+        }
+    }
+}
+
+#[inline(never)]
+fn after_space(body: &[u8], mut pos: u32) -> u32 {
+    while let Some(b' ' | b'\n' | b'\r' | b'\t') = peek(body, pos) {
+        pos += 1;
+    }
+    pos
+}
+
+/// The next bytes, if there are so many.
+#[inline(always)]
+fn chunk<const N: usize>(body: &[u8], pos: u32) -> Option<[u8; N]> {
+    body.get(pos as usize..pos as usize + N)?.try_into().ok()
+}
+
+/// The next eight bytes, as a number whose low byte is the first. Zeros follow the end.
+#[inline(always)]
+fn window(body: &[u8], pos: u32) -> u64 {
+    match chunk(body, pos) {
+        Some(eight) => u64::from_le_bytes(eight),
+        None => last_window(body, pos),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn last_window(body: &[u8], pos: u32) -> u64 {
+    let rest = body.get(pos as usize..).unwrap_or_default();
+    rest.iter().take(8).rev().fold(0, |window, byte| window << 8 | u64::from(*byte))
+}
+
+/// Skips the colon after a name, and the space around it. Returns the next bytes, at least five.
+#[inline(always)]
+fn after_colon<const SPACE: bool>(body: &[u8], at: &mut JsonCursor) -> Option<u64> {
+    let mut ahead = window(body, at.pos);
+    if ahead as u8 != b':' {
+        skip_space::<SPACE>(body, at);
+        ahead = window(body, at.pos);
+        if !SPACE || ahead as u8 != b':' {
             return None;
         }
-        self.specials.next(self.pos);
-        let end = self.specials.next(self.pos + 1);
-        if *self.body.get(end)? == b'"' {
-            let start = self.pos as u32;
-            self.pos = end + 1;
-            return Some(JsonSpan { start, end: end as u32 + 1 });
-        }
-        self.string_with_escapes()
     }
-
-    #[cold]
-    fn string_with_escapes(&mut self) -> Option<JsonSpan> {
-        let source = &self.body[self.pos..];
-        let before = self.rewritten.len();
-        let size = text::rewrite(source, &mut self.rewritten)?;
-        let (start, end) = if self.rewritten[before..] == source[..size] {
-            self.rewritten.truncate(before);
-            (self.pos, self.pos + size)
-        } else {
-            self.noncanonical_count += 1;
-            let offset = self.body.len();
-            (offset + before, offset + self.rewritten.len())
-        };
-        self.pos += size;
-        Some(JsonSpan { start: start as u32, end: end as u32 })
-    }
-
-    fn number(&mut self) -> Option<JsonValue> {
-        let start = self.pos;
-        if self.peek()? == b'-' {
-            self.pos += 1;
+    at.pos += 1;
+    ahead >>= 8;
+    if SPACE && ahead as u8 <= b' ' {
+        at.changes += 1;
+        if ahead as u8 == b' ' {
+            at.pos += 1;
+            ahead >>= 8;
         }
-        if self.peek()? == b'0' {
-            self.pos += 1;
-        } else {
-            self.digits()?;
-        }
-        if self.peek() == Some(b'.') {
-            self.pos += 1;
-            self.digits()?;
-        }
-        if let Some(b'e' | b'E') = self.peek() {
-            self.pos += 1;
-            if let Some(b'+' | b'-') = self.peek() {
-                self.pos += 1;
-            }
-            self.digits()?;
-        }
-        Some(self.text(start))
-    }
-
-    /// Skips one or more digits.
-    fn digits(&mut self) -> Option<()> {
-        let start = self.pos;
-        while let Some(b'0'..=b'9') = self.peek() {
-            self.pos += 1;
-        }
-        (self.pos > start).then_some(())
-    }
-
-    #[inline(always)]
-    fn literal(&mut self, literal: &[u8]) -> Option<JsonValue> {
-        let start = self.pos;
-        self.pos += literal.len();
-        (self.body.get(start..self.pos)? == literal).then(|| self.text(start))
-    }
-
-    /// Skips the colon after a name, and the space around it.
-    #[inline(always)]
-    fn colon(&mut self) -> Option<()> {
-        // Testing for the likely case first saves the test for space.
-        if self.peek()? != b':' {
-            self.skip_space();
-        }
-        self.expect(b':')?;
-        self.skip_space();
-        Some(())
-    }
-
-    /// Skips the comma (returns `true`) or the end (`false`) after a member, and the space around it.
-    #[inline(always)]
-    fn has_more(&mut self, end: u8) -> Option<bool> {
-        let mut byte = self.peek()?;
-        if byte <= b' ' {
-            self.skip_space();
-            byte = self.peek()?;
-        }
-        self.pos += 1;
-        if byte == b',' {
-            self.skip_space();
-            return Some(true);
-        }
-        (byte == end).then_some(false)
-    }
-
-    #[inline(always)]
-    fn skip_space(&mut self) {
-        if let Some(0..=b' ') = self.peek() {
-            self.skip_some_space();
+        if ahead as u8 <= b' ' {
+            at.pos = after_space(body, at.pos);
+            ahead = window(body, at.pos);
         }
     }
+    Some(ahead)
+}
 
-    fn skip_some_space(&mut self) {
-        self.noncanonical_count += 1;
-        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
-            self.pos += 1;
-        }
-    }
+/// The length of the integer at the start of `ahead`, if it is shorter than that and a delimiter follows.
+#[inline(always)]
+fn short_integer(ahead: u64) -> Option<u32> {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    // Digits become 0 to 9. Adding 0x76 carries all other values into the high bit, where those of non-ASCII are.
+    let values = ahead ^ (EACH * 0x30);
+    let others = (((values & (EACH * 0x7f)) + EACH * 0x76) | values) & (EACH * 0x80);
+    let bits = others.trailing_zeros() & !7;
+    let after = ahead.unbounded_shr(bits) as u8;
+    let has_extra_zero = ahead as u8 == b'0' && bits > 8;
+    (matches!(after, b',' | b'}' | b']') && !has_extra_zero).then_some(bits / 8)
+}
 
-    #[inline(always)]
-    fn expect(&mut self, byte: u8) -> Option<()> {
-        (self.peek()? == byte).then(|| self.pos += 1)
+/// The length of a number without its sign.
+#[inline(never)]
+fn long_number(body: &[u8], start: u32) -> Option<u32> {
+    let mut pos = after_digits(body, start)?;
+    if peek(body, start) == Some(b'0') && pos > start + 1 {
+        return None;
     }
+    if peek(body, pos) == Some(b'.') {
+        pos = after_digits(body, pos + 1)?;
+    }
+    if let Some(b'e' | b'E') = peek(body, pos) {
+        let is_signed = matches!(peek(body, pos + 1), Some(b'+' | b'-'));
+        pos = after_digits(body, pos + 1 + u32::from(is_signed))?;
+    }
+    Some(pos - start)
+}
 
-    #[inline(always)]
-    fn peek(&self) -> Option<u8> {
-        self.body.get(self.pos).copied()
+/// The end of one or more digits.
+fn after_digits(body: &[u8], start: u32) -> Option<u32> {
+    let mut pos = start;
+    while let Some(b'0'..=b'9') = peek(body, pos) {
+        pos += 1;
     }
-
-    /// The text from `start` to the current position.
-    #[inline(always)]
-    fn text(&self, start: usize) -> JsonValue {
-        JsonValue::new(JsonKind::Text, JsonSpan { start: start as u32, end: self.pos as u32 })
-    }
+    (pos > start).then_some(pos)
 }

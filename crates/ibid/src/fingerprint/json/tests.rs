@@ -1,8 +1,9 @@
 use std::borrow::Cow;
 
 use proptest::prelude::*;
+use sha2::{Digest, Sha256};
 
-use super::{JsonLookup, JsonPointer, find, splice_member};
+use super::{HashStream, JsonLookup, JsonPointer, find, splice_member};
 
 fn canonical(body: impl AsRef<[u8]>) -> Option<String> {
     without(body, &[])
@@ -645,5 +646,31 @@ fn names_that_differ_in_case_only_are_in_the_order_in_which_they_were_sent() {
     assert!(!canonical(&format!("{{{},\"NAME7\":0}}", many.join(","))));
     for body in [r#"{"A":1,"a":2}"#, r#"{"b":1,"a":2}"#, r#"{"b":{"x":1},"a":{"X":2}}"#, r#"{"é":1,"e":2,"É_":3}"#] {
         assert!(canonical(body), "{body}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// The hash is that of the canonical text, however the body is spelled.
+    #[test]
+    fn what_is_hashed_is_the_canonical_form(doc in any_doc(), seed: u64, at: prop::sample::Index, byte: Option<u8>) {
+        let mut bodies = vec![doc.spell(&mut JsonRng(seed)).into_bytes()];
+        bodies.extend(canonical(&bodies[0]).map(String::into_bytes));
+        if let Some(byte) = byte {
+            for body in &mut bodies {
+                let at = at.index(body.len());
+                body[at] = byte;
+            }
+        }
+        for body in bodies {
+            for names in [super::NameEquality::Exact, super::NameEquality::IgnoreCase] {
+                let mut stream = HashStream::new();
+                let is_hashed = super::hash_canonical(&body, &[], names, &mut stream);
+                let text = super::canonical(&body, &[], names);
+                prop_assert_eq!(is_hashed, text.is_some());
+                prop_assert_eq!(stream.finish(), <[u8; 32]>::from(Sha256::digest(text.unwrap_or_default())));
+            }
+        }
     }
 }

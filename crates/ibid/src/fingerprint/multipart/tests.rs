@@ -37,7 +37,10 @@ fn one(headers: &str) -> Option<Vec<u8>> {
 }
 
 fn framed(text: &[u8]) -> Vec<u8> {
-    [&(text.len() as u64).to_le_bytes(), text].concat()
+    let (low, high) = (text.len() as u8 & 0x7f, text.len() >> 7);
+    assert!(high < 0x80);
+    let length = if high == 0 { vec![low] } else { vec![low | 0x80, high as u8] };
+    [&length, text].concat()
 }
 
 #[test]
@@ -53,14 +56,14 @@ fn parts_are_framed_in_order() {
         framed(b"a"),
         vec![0],
         vec![0],
-        vec![0; 8],
+        vec![0],
         framed(b"1"),
         framed(b"f"),
         vec![1],
         framed(b"x.png"),
         vec![1],
         framed(b"image/png"),
-        vec![0; 8],
+        vec![0],
         framed(b"\0\r\n-"),
     ];
     assert_eq!(canonical(TYPE, body), Some(expected.concat()));
@@ -276,7 +279,7 @@ proptest! {
         let parts: Vec<_> = contents.iter().map(|content| part("Content-Disposition: form-data; name=a", content)).collect();
         let expected: Vec<u8> = contents
             .iter()
-            .flat_map(|content| [framed(b"a"), vec![0; 10], framed(content)].concat())
+            .flat_map(|content| [framed(b"a"), vec![0; 3], framed(content)].concat())
             .collect();
         let quoted = format!("multipart/form-data; boundary=\"{boundary}\"");
         prop_assert_eq!(canonical(&quoted, body(&boundary, &parts)), Some(expected));
