@@ -189,7 +189,7 @@ async fn half_an_identity_is_no_configuration() {
         ),
         (
             format!("[jwt]\nsecret = \"{}\"\ncert = {:?}\n", "s".repeat(32), authority.path()),
-            "jwt.cert: only keys from a URL",
+            "jwt.cert: certificates are only for keys from a URL",
         ),
     ] {
         std::fs::write(&path, format!("upstream = \"https://127.0.0.1:1\"\n{text}")).unwrap();
