@@ -41,7 +41,8 @@ pub type ProxyResponseBody = ResponseBody<UpstreamBody>;
 
 /// A client connection, as the proxy sees it.
 pub struct ProxyClient {
-    pub peer: IpAddr,
+    /// The peer's address, for `X-Forwarded-For`.
+    forwarded_for: HeaderValue,
     /// Whether the connection uses TLS.
     pub is_secure: bool,
     /// Whether the peer is a trusted proxy, so that its forwarding headers count.
@@ -74,8 +75,9 @@ impl ProxyClient {
     pub fn new(
         peer: IpAddr, secure: bool, trusted: &TrustedProxies, limits: &LimitSettings, place: Weak<OwnedSemaphorePermit>,
     ) -> Arc<Self> {
+        let forwarded_for = HeaderValue::from_str(&peer.to_canonical().to_string()).expect("an address");
         Arc::new(Self {
-            peer,
+            forwarded_for,
             is_secure: secure,
             is_trusted: trusted.trusts(Some(peer)),
             connection_permit: place,
@@ -281,7 +283,7 @@ impl RequestFailure {
 
 /// Removes hop-by-hop headers, and the headers that `Connection` names.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    const HOP_BY_HOP: [HeaderName; 8] = [
+    static HOP_BY_HOP: [HeaderName; 8] = [
         HeaderName::from_static("http2-settings"),
         HeaderName::from_static("keep-alive"),
         HeaderName::from_static("proxy-connection"),
@@ -291,6 +293,10 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         header::UPGRADE,
         header::TE,
     ];
+    // Most messages have none.
+    if !headers.keys().any(|name| *name == header::CONNECTION || HOP_BY_HOP.contains(name)) {
+        return;
+    }
     let wants_trailers = headers.get(header::TE).is_some_and(|te| te.to_str().unwrap_or_default().contains("trailers"));
     if headers.contains_key(header::CONNECTION) {
         let lines: Vec<_> = headers.get_all(header::CONNECTION).iter().cloned().collect();
@@ -314,21 +320,24 @@ fn set_forwarded_headers<B>(client: &ProxyClient, request: &mut Request<B>) {
     const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
     const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+    static ALL: [HeaderName; 4] = [header::FORWARDED, FOR, PROTO, HOST];
     let own_host = match request.uri().authority() {
         Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
         None => request.headers().get(header::HOST).cloned(),
     };
     let own_proto = HeaderValue::from_static(if client.is_secure { "https" } else { "http" });
     let headers = request.headers_mut();
-    if !client.is_trusted {
-        [header::FORWARDED, FOR, PROTO, HOST].iter().for_each(|name| drop(headers.remove(name)));
+    let is_forwarded = headers.keys().any(|name| ALL.contains(name));
+    if is_forwarded && !client.is_trusted {
+        ALL.iter().for_each(|name| drop(headers.remove(name)));
     }
-    let peer = client.peer.to_canonical().to_string();
-    headers.append(FOR, HeaderValue::from_str(&peer).expect("an address"));
-    join_header_lines(headers, FOR, b", ");
-    join_header_lines(headers, header::FORWARDED, b", ");
+    headers.append(FOR, client.forwarded_for.clone());
+    if is_forwarded {
+        join_header_lines(headers, FOR, b", ");
+        join_header_lines(headers, header::FORWARDED, b", ");
+    }
     for (name, own) in [(PROTO, Some(own_proto)), (HOST, own_host)] {
-        let last = headers.get_all(&name).iter().next_back().cloned();
+        let last = if is_forwarded { headers.get_all(&name).iter().next_back().cloned() } else { None };
         if let Some(value) = last.or(own) {
             headers.insert(name, value);
         }
