@@ -31,11 +31,11 @@ mod media;
 mod multipart;
 mod stream;
 
-const PRECONDITION_HEADERS: [HeaderName; 4] =
+static PRECONDITION_HEADERS: [HeaderName; 4] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_UNMODIFIED_SINCE, header::CONTENT_RANGE];
 
 /// Headers that override the method in some frameworks.
-pub(crate) const METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
+pub(crate) static METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-method-override"),

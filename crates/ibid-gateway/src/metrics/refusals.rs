@@ -26,7 +26,9 @@ const MAX_AGENT_BYTES: usize = 64;
 
 /// One table per core, so that cores do not wait for each other.
 #[derive(Debug)]
-pub struct ShadowCounters(Box<[Mutex<HashMap<Box<str>, ShadowRouteCounters>>]>);
+pub struct ShadowCounters(Box<[Mutex<CountersByRoute>]>);
+
+type CountersByRoute = HashMap<Box<str>, ShadowRouteCounters>;
 
 #[derive(Debug, Default)]
 struct ShadowRouteCounters {
@@ -80,7 +82,7 @@ impl ShadowCounters {
     }
 
     pub fn refusals(&self, route: &str) -> Vec<(&'static str, u64)> {
-        let of = |core: &Mutex<HashMap<_, ShadowRouteCounters>>, reason| {
+        let of = |core: &Mutex<CountersByRoute>, reason| {
             core.lock().get(route).map_or(0, |route| route.refusals[reason as usize])
         };
         let counted = RefusalReason::all().map(|reason| {

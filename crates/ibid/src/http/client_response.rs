@@ -25,10 +25,10 @@ const GUARANTEE_HEADER: HeaderName = HeaderName::from_static("idempotency-guaran
 const BODY_HEADER: HeaderName = HeaderName::from_static("idempotency-body");
 
 /// Response headers that only the layer may set.
-const OWN_HEADERS: [HeaderName; 3] = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER];
+static OWN_HEADERS: [HeaderName; 3] = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER];
 
 /// Headers that describe the exact body bytes. They are removed when the layer changes the body.
-const BODY_DIGEST_HEADERS: [HeaderName; 5] = [
+static BODY_DIGEST_HEADERS: [HeaderName; 5] = [
     header::ETAG,
     HeaderName::from_static("digest"),
     HeaderName::from_static("content-digest"),
