@@ -8,6 +8,7 @@ ibid-bench: side-by-side benchmark; only ratios within a round count
 
   --rows NAME,...        rows whose name contains one of these (default: all but noise-300)
   --list                 print the rows and end
+  --gateway-counts       instructions, clock readings and system calls of the gateway per request, and end
   --rounds N             interleaved rounds (5); with fewer than 5, targets are shown but not judged
   --seconds S            measured time per contender and round (3)
   --settle S             unmeasured time before it, on the same connections (0.3)
@@ -22,6 +23,7 @@ ibid-bench: side-by-side benchmark; only ratios within a round count
   --json FILE            also write every sample and verdict there
   --proxy-bin PATH       the bare proxy (IBID_BENCH_PROXY; else bare-proxy beside this program)
   --ibid-bin PATH        the gateway (IBID_BENCH_IBID; else ibid beside this program)
+  --envoy-bin PATH       Envoy (IBID_BENCH_ENVOY; else ../envoy/bin/envoy from this program, where scripts/bench puts it)
 
 Exit: 0 all rows valid, 1 a row was invalid or the run failed, 2 missed a target with --strict.
 ";
@@ -33,6 +35,8 @@ pub struct BenchArgs {
     pub rows: Vec<String>,
     /// Only print the rows.
     pub list: bool,
+    /// Only count what the gateway does per request.
+    pub gateway_counts: bool,
     /// Only print [`HELP`].
     pub help: bool,
     /// Interleaved rounds.
@@ -59,6 +63,8 @@ pub struct BenchArgs {
     pub proxy_bin: PathBuf,
     /// The gateway.
     pub ibid_bin: PathBuf,
+    /// Envoy.
+    pub envoy_bin: PathBuf,
     /// Where this package's own binaries are.
     pub bin_folder: PathBuf,
 }
@@ -74,6 +80,7 @@ impl BenchArgs {
         let mut parsed = Self {
             rows: Vec::new(),
             list: false,
+            gateway_counts: false,
             help: false,
             rounds: 5,
             measure: Duration::from_secs(3),
@@ -87,6 +94,7 @@ impl BenchArgs {
             json: None,
             proxy_bin: env("IBID_BENCH_PROXY").unwrap_or_else(|| own_bins.join("bare-proxy")),
             ibid_bin: env("IBID_BENCH_IBID").unwrap_or_else(|| own_bins.join("ibid")),
+            envoy_bin: env("IBID_BENCH_ENVOY").unwrap_or_else(|| own_bins.join("../envoy/bin/envoy")),
             bin_folder: own_bins,
         };
         let mut args = args.into_iter();
@@ -114,6 +122,7 @@ impl BenchArgs {
                 self.replay_keys = 64;
             }
             "--strict" => self.strict = true,
+            "--gateway-counts" => self.gateway_counts = true,
             "--list" => self.list = true,
             "--help" | "-h" => self.help = true,
             _ => return false,
@@ -137,6 +146,7 @@ impl BenchArgs {
             "--json" => self.json = Some(value.into()),
             "--proxy-bin" => self.proxy_bin = value.into(),
             "--ibid-bin" => self.ibid_bin = value.into(),
+            "--envoy-bin" => self.envoy_bin = value.into(),
             _ => return Err(bad()),
         }
         Ok(())

@@ -9,6 +9,7 @@
 //! | [`args`] | the command line |
 //! | [`rows`] | the table of scenes, contenders, rows and targets |
 //! | [`runner`] | starts a scene's processes, runs the rounds, collects samples |
+//! | [`peers`] | other proxies in front of the same app |
 //! | [`server_child`] | a process that is certain to be killed |
 //! | [`load`] | the closed-loop load generator, for HTTP/1.1 and gRPC |
 //! | [`wire`] | request bytes and response framing for it |
@@ -16,6 +17,7 @@
 //! | [`store_limits`] | loads on a store or its server directly: what a gateway on it is compared with |
 //! | [`timing`] | whether two kinds of requests can be told apart by their times |
 //! | [`round_trips`] | how often a store is asked per operation, counted on the wire |
+//! | [`gateway_counts`] | what the gateway does per request, counted under callgrind and strace |
 //! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
 //! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
 //! | [`server`], [`calls`] | what the benchmark's own servers share; the gRPC method of one of them |
@@ -27,8 +29,10 @@
 pub mod args;
 pub mod calls;
 pub mod cpu;
+pub mod gateway_counts;
 pub mod histogram;
 pub mod load;
+pub mod peers;
 pub mod report;
 pub mod round_trips;
 pub mod rows;

@@ -103,7 +103,7 @@ pub struct LoadResult {
     pub statuses: BTreeMap<u16, u64>,
     /// Time from sending a request to having its whole response.
     pub latency: LatencyHistogram,
-    /// CPU time the server's process consumed meanwhile.
+    /// CPU time the server's processes consumed meanwhile.
     pub server_cpu: Duration,
     /// CPU time this process consumed meanwhile.
     pub own_cpu: Duration,
@@ -169,7 +169,7 @@ impl LoadGenerator {
         Ok(outcome?.problem)
     }
 
-    /// Loads the server until `stop`, counting the CPU time of `server_pid` meanwhile.
+    /// Loads the server until `stop`, counting the CPU time of `server_pid` and its children meanwhile.
     ///
     /// # Errors
     /// If the process cannot be observed or the server stops answering. Wrong answers are not errors but an
@@ -183,7 +183,7 @@ impl LoadGenerator {
             StopCondition::After(_) => u64::MAX,
             StopCondition::Requests(total) => total.div_ceil(self.connections.len().max(1) as u64),
         };
-        let server_cpu = cpu::cpu_time(server_pid)?;
+        let server_cpu = cpu::family_cpu_time(server_pid)?;
         let own_cpu = cpu::cpu_time(std::process::id())?;
         let start = Instant::now();
         let until = match stop {
@@ -207,7 +207,7 @@ impl LoadGenerator {
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the server stopped answering"))??;
         outcome.elapsed = start.elapsed();
-        outcome.server_cpu = cpu::cpu_time(server_pid)?.saturating_sub(server_cpu);
+        outcome.server_cpu = cpu::family_cpu_time(server_pid)?.saturating_sub(server_cpu);
         outcome.own_cpu = cpu::cpu_time(std::process::id())?.saturating_sub(own_cpu);
         Ok(outcome)
     }

@@ -10,6 +10,7 @@ use std::{
 
 use ibid_bench::{
     args::{BenchArgs, HELP},
+    gateway_counts,
     report::BenchReport,
     round_trips, rows, runner,
 };
@@ -42,13 +43,11 @@ fn run() -> Result<ExitCode, String> {
     }
     // One thread for everything: the generator must leave the other core to the servers.
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
-    let report = runtime.block_on(async {
-        // Dropping `play` on a signal drops the servers, and dropping a server kills it.
-        tokio::select! {
-            report = run_benchmarks(&args) => report,
-            () = wait_for_termination() => Err("interrupted; all servers were stopped".into()),
-        }
-    })?;
+    if args.gateway_counts {
+        print!("{}", runtime.block_on(until_terminated(gateway_counts::table(&args)))?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = runtime.block_on(until_terminated(run_benchmarks(&args)))?;
     print!("{}", report.table());
     if let Some(file) = &args.json {
         fs::write(file, report.json()).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -73,6 +72,14 @@ async fn run_benchmarks(args: &BenchArgs) -> Result<BenchReport, String> {
         trips.extend(round_trips::count_gateway_trips(args).await?);
     }
     Ok(BenchReport::new(args, &played, trips))
+}
+
+/// Dropping `work` on a signal drops the servers, and dropping a server kills it.
+async fn until_terminated<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    tokio::select! {
+        done = work => done,
+        () = wait_for_termination() => Err("interrupted; all servers were stopped".into()),
+    }
 }
 
 async fn wait_for_termination() {

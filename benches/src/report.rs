@@ -28,6 +28,21 @@ struct ReportEntry {
     judgements: Vec<TargetResult>,
 }
 
+/// The contender that all others of its scene are shown beside, where it takes part.
+const COMPARED_WITH: &str = "nginx";
+
+/// A contender beside [`COMPARED_WITH`]: medians over the rounds.
+#[derive(Debug)]
+struct ContenderLine {
+    name: &'static str,
+    per_second: f64,
+    speed_ratio: f64,
+    cpu_us: f64,
+    cpu_ratio: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
 /// All results of one invocation.
 #[derive(Debug)]
 pub struct BenchReport {
@@ -36,6 +51,8 @@ pub struct BenchReport {
     /// Rounds of all scenes that were played again because of noise.
     repeated_rounds: usize,
     entries: Vec<ReportEntry>,
+    /// The scenes with [`COMPARED_WITH`] in them.
+    comparisons: Vec<(&'static str, Vec<ContenderLine>)>,
     /// If shared stores were played.
     round_trips: Vec<RoundTrips>,
 }
@@ -57,7 +74,8 @@ impl BenchReport {
         let judging = args.rounds >= ROUNDS_TO_JUDGE;
         let entries = played.iter().flat_map(|played| entries(played, judging)).collect();
         let repeated_rounds = played.iter().map(|played| played.repeated_rounds).sum();
-        Self { settings, rounds: args.rounds, repeated_rounds, entries, round_trips }
+        let comparisons = played.iter().filter_map(contender_lines).collect();
+        Self { settings, rounds: args.rounds, repeated_rounds, entries, comparisons, round_trips }
     }
 
     /// Whether some row's figures mean nothing, or a store was asked more or less often than it should have been.
@@ -83,19 +101,15 @@ impl BenchReport {
             ["row", "req/s", "ratio (min–max)", "p50 µs", "p99 µs", "CPU µs/req", "target", "verdict"];
         let mut lines = vec![HEAD.map(str::to_owned)];
         lines.extend(self.entries.iter().flat_map(table_lines));
-        let widths: [usize; 8] =
-            std::array::from_fn(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0));
         let mut table = format!(
             "\n{}\nEach figure is a median over rounds; ratios are taken within each round.\n\n",
             self.settings
         );
-        for (index, line) in lines.iter().enumerate() {
-            let cells: Vec<_> = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-            let _ = writeln!(table, "| {} |", cells.join(" | "));
-            if index == 0 {
-                let _ = writeln!(table, "|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
-            }
+        for (scene, contenders) in &self.comparisons {
+            let _ = writeln!(table, "{scene}: CPU is user and system time of all processes of a contender\n");
+            let _ = writeln!(table, "{}", aligned(&comparison_lines(contenders)));
         }
+        table += &aligned(&lines);
         if !self.round_trips.is_empty() {
             let _ = write!(table, "\n{}", round_trips::table(&self.round_trips));
         }
@@ -125,16 +139,97 @@ impl BenchReport {
     #[must_use]
     pub fn json(&self) -> String {
         let entries: Vec<_> = self.entries.iter().map(entry_json).collect();
+        let lines = self.comparisons.iter().flat_map(|(scene, lines)| lines.iter().map(move |line| (scene, line)));
+        let comparisons: Vec<_> = lines.map(|(scene, line)| contender_json(scene, line)).collect();
         let trips: Vec<_> = self.round_trips.iter().map(trips_json).collect();
         format!(
-            "{{\"settings\":{},\"rounds\":{},\"redone\":{},\"entries\":[\n{}\n],\"round_trips\":[{}]}}\n",
+            "{{\"settings\":{},\"rounds\":{},\"redone\":{},\"comparisons\":[{}],\"entries\":[\n{}\n],\
+             \"round_trips\":[{}]}}\n",
             quoted(&self.settings),
             self.rounds,
             self.repeated_rounds,
+            comparisons.join(","),
             entries.join(",\n"),
             trips.join(",")
         )
     }
+}
+
+/// Lines of cells as a table, the first of them as its head.
+fn aligned<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; COLUMNS] = std::array::from_fn(width);
+    let mut table = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let cells: Vec<_> = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(table, "| {} |", cells.join(" | "));
+        if index == 0 {
+            let _ = writeln!(table, "|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
+        }
+    }
+    table
+}
+
+/// The contenders of a scene beside [`COMPARED_WITH`], if that took part and none of them had a problem all along.
+fn contender_lines(played: &BenchmarkResult) -> Option<(&'static str, Vec<ContenderLine>)> {
+    let base = played.measured.iter().find(|measured| measured.name == COMPARED_WITH && measured.problem.is_none())?;
+    let line = |measured: &ContenderResult| {
+        let median = |pick: &dyn Fn(&RoundSample) -> Option<f64>| {
+            RoundSpread::of(measured.samples.iter().filter_map(pick)).map(|spread| spread.median)
+        };
+        let ratio = |pick: fn(&RoundSample) -> f64| {
+            let rounds = measured.samples.iter().zip(&base.samples);
+            RoundSpread::of(rounds.map(|(own, base)| pick(own) / pick(base))).map(|spread| spread.median)
+        };
+        Some(ContenderLine {
+            name: measured.name,
+            per_second: median(&|sample| Some(sample.per_second))?,
+            speed_ratio: ratio(|sample| sample.per_second)?,
+            cpu_us: median(&|sample| Some(sample.cpu_us))?,
+            cpu_ratio: ratio(|sample| sample.cpu_us)?,
+            p50_us: median(&|sample| sample.p50_us)?,
+            p99_us: median(&|sample| sample.p99_us)?,
+        })
+    };
+    let valid = played.measured.iter().filter(|measured| measured.problem.is_none());
+    Some((played.benchmark.name, valid.filter_map(line).collect()))
+}
+
+fn comparison_lines(contenders: &[ContenderLine]) -> Vec<[String; 8]> {
+    let head = [
+        "contender",
+        "requests/s",
+        "× nginx",
+        "CPU µs per request",
+        "CPU × nginx",
+        "p50 µs",
+        "p99 µs",
+        "vCPU per 1,000 requests/s",
+    ];
+    let line = |line: &ContenderLine| {
+        [
+            line.name.to_owned(),
+            format!("{:.0}", line.per_second),
+            format!("{:.2}", line.speed_ratio),
+            format!("{:.1}", line.cpu_us),
+            format!("{:.2}", line.cpu_ratio),
+            format!("{:.0}", line.p50_us),
+            format!("{:.0}", line.p99_us),
+            // A thousand times so many microseconds in a second.
+            format!("{:.4}", line.cpu_us / 1_000.0),
+        ]
+    };
+    std::iter::once(head.map(str::to_owned)).chain(contenders.iter().map(line)).collect()
+}
+
+fn contender_json(scene: &str, line: &ContenderLine) -> String {
+    let ContenderLine { name, per_second, speed_ratio, cpu_us, cpu_ratio, p50_us, p99_us } = line;
+    format!(
+        "\n{{\"scene\":{},\"contender\":{},\"per_second\":{per_second:.1},\"speed_ratio\":{speed_ratio:.4},\
+         \"cpu_us\":{cpu_us:.2},\"cpu_ratio\":{cpu_ratio:.4},\"p50_us\":{p50_us:.1},\"p99_us\":{p99_us:.1}}}",
+        quoted(scene),
+        quoted(name)
+    )
 }
 
 /// First the scene's baselines, then its rows.
@@ -202,15 +297,12 @@ fn comparison(judged: &TargetResult) -> (String, String) {
     let base = judged.target.baseline;
     let target = match judged.target.measure {
         TargetMeasure::Speed(at_least) => format!("≥ {at_least:.2} × {base}"),
-        TargetMeasure::CpuAdded(at_most) => format!("≤ {at_most:.0} µs CPU over {base}"),
+        TargetMeasure::CpuRatio(at_most) => format!("CPU ≤ {at_most:.2} × {base}"),
         TargetMeasure::SpeedNotJudged => format!("(× {base}, shown only)"),
     };
-    let shown = match (judged.spread, judged.target.measure) {
-        (None, _) => "–".to_owned(),
-        (Some(RoundSpread { median, min, max }), TargetMeasure::CpuAdded(_)) => {
-            format!("{median:+.1} µs ({min:+.1}–{max:+.1})")
-        }
-        (Some(RoundSpread { median, min, max }), _) => format!("{median:.2} ({min:.2}–{max:.2})"),
+    let shown = match judged.spread {
+        None => "–".to_owned(),
+        Some(RoundSpread { median, min, max }) => format!("{median:.2} ({min:.2}–{max:.2})"),
     };
     (shown, target)
 }
@@ -242,7 +334,7 @@ fn entry_json(entry: &ReportEntry) -> String {
 fn judged_json(judged: &TargetResult) -> String {
     let (measure, bound) = match judged.target.measure {
         TargetMeasure::Speed(at_least) => ("speed-at-least", at_least.to_string()),
-        TargetMeasure::CpuAdded(at_most) => ("cpu-us-added-at-most", at_most.to_string()),
+        TargetMeasure::CpuRatio(at_most) => ("cpu-ratio-at-most", at_most.to_string()),
         TargetMeasure::SpeedNotJudged => ("speed-shown", "null".to_owned()),
     };
     let spread = judged.spread.map_or("null".to_owned(), |RoundSpread { median, min, max }| {

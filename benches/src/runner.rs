@@ -70,7 +70,7 @@ pub struct RoundSample {
     pub p50_us: Option<f64>,
     /// 99th percentile of latency in microseconds, likewise.
     pub p99_us: Option<f64>,
-    /// CPU of the contender's process per request, in microseconds (not of the upstream or the store behind it); of a load
+    /// CPU of the contender's processes per request, in microseconds (not of the upstream or the store behind it); of a load
     /// on a store, that of the store's servers.
     pub cpu_us: f64,
     /// CPU of the load generator per request, in microseconds.
@@ -162,7 +162,7 @@ fn missing_programs(args: &BenchArgs, program: ContenderProgram) -> Vec<(String,
     let own = own.map(|(path, hint)| (path.display().to_string(), hint.to_owned()));
     let tool = if let ContenderProgram::Limit(limit) = program { limit.program() } else { None };
     let servers = program.stores().into_iter().flat_map(stores::SharedStores::programs);
-    let installed = servers.chain(tool).filter(|(name, _)| !stores::is_installed(name));
+    let installed = servers.chain(tool).filter(|(name, _)| stores::installed_path(name).is_none());
     let installed = installed.map(|(name, package)| (name.to_owned(), format!("install the Debian package {package}")));
     own.into_iter().chain(installed).collect()
 }
@@ -340,8 +340,15 @@ fn program_path(args: &BenchArgs, program: ContenderProgram) -> Option<(PathBuf,
         | ContenderProgram::IbidEmbedded
         | ContenderProgram::IbidGrpc
         | ContenderProgram::IbidOn(_) => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
+        ContenderProgram::Peer(peer) => peer.program(args),
         ContenderProgram::Limit(_) => return None,
     })
+}
+
+/// What the quiet gateway on the memory store is told, in front of `upstream`.
+pub(crate) fn ibid_args(upstream: &str) -> Vec<String> {
+    let flags = [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", upstream]].concat();
+    flags.into_iter().map(str::to_owned).collect()
 }
 
 /// Starts a server, with a configuration file if there is one to be.
@@ -349,6 +356,9 @@ pub(crate) async fn start_server(
     args: &BenchArgs, program: ContenderProgram, upstream: Option<SocketAddr>, config: Option<String>,
 ) -> Result<ServerChild, String> {
     let (path, _) = program_path(args, program).ok_or_else(|| format!("{program:?} is no server"))?;
+    if let (ContenderProgram::Peer(peer), Some(upstream)) = (program, upstream) {
+        return peer.start(args, upstream).await;
+    }
     let upstream = upstream.map(|addr| format!("http://{addr}")).unwrap_or_default();
     let answer = args.response_bytes.to_string();
     let threads = args.app_threads.to_string();
@@ -376,7 +386,7 @@ pub(crate) async fn start_server(
         ContenderProgram::IbidOn(_) => {
             [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
         }
-        ContenderProgram::Limit(_) => Vec::new(),
+        ContenderProgram::Peer(_) | ContenderProgram::Limit(_) => Vec::new(),
     };
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
     Ok(ServerChild::start(&path, &flags).await?.with_folder(folder))

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::wire::json_body;
+use ibid_count::json_body;
 
 /// Flags of `bare-upstream` and `layer-app`.
 #[derive(Clone, Debug, PartialEq, Eq)]

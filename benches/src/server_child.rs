@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io::{self, BufRead, BufReader, Read},
     net::SocketAddr,
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -12,7 +13,11 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    net::TcpStream,
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
 
 /// How long a server may take to say that it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -24,6 +29,8 @@ const MAX_KEPT_LINES: usize = 20;
 pub struct ServerChild {
     child: Child,
     addr: SocketAddr,
+    /// Whether it leads a process group of its own, for it has children that would survive it.
+    has_group: bool,
     /// Removed with it.
     folder: Option<tempfile::TempDir>,
 }
@@ -41,29 +48,7 @@ impl ServerChild {
     /// # Errors
     /// A sentence for the user: no such program, it ended, or it did not say in time; with its last lines of output.
     pub async fn start(program: &Path, args: &[String]) -> Result<Self, String> {
-        let name = program.display();
-        let child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => {
-                    format!("{name}: no such program; build it or name it with its flag")
-                }
-                _ => format!("{name}: cannot be started: {error}"),
-            })?;
-        // Owned from here on, so that every early return kills the process.
-        let mut server = Self { child, addr: ([127, 0, 0, 1], 0).into(), folder: None };
-        let output = Arc::new(Mutex::new(VecDeque::new()));
-        let (sender, mut listening) = mpsc::unbounded_channel();
-        if let Some(stdout) = server.child.stdout.take() {
-            drain(stdout, Arc::clone(&output), sender.clone());
-        }
-        if let Some(stderr) = server.child.stderr.take() {
-            drain(stderr, Arc::clone(&output), sender);
-        }
+        let (mut server, output, mut listening) = Self::spawn(program, args, false)?;
         let problem = match timeout(START_TIMEOUT, listening.recv()).await {
             Ok(Some(addr)) => {
                 server.addr = addr;
@@ -72,8 +57,70 @@ impl ServerChild {
             Ok(None) => "ended before it listened",
             Err(_) => "did not say in time where it listens",
         };
-        let lines = output.lock().make_contiguous().join("\n  ");
-        Err(format!("{name} {} {problem}\n  {lines}", args.join(" ")))
+        Err(failure(program, args, problem, &output))
+    }
+
+    /// Starts `program`, which was told to listen at `addr` and may have children, and waits until it does.
+    ///
+    /// # Errors
+    /// As [`ServerChild::start`].
+    pub async fn start_at(program: &Path, args: &[String], addr: SocketAddr) -> Result<Self, String> {
+        let (mut server, output, _) = Self::spawn(program, args, true)?;
+        server.addr = addr;
+        let deadline = Instant::now() + START_TIMEOUT;
+        while TcpStream::connect(addr).await.is_err() {
+            if !matches!(server.child.try_wait(), Ok(None)) {
+                return Err(failure(program, args, "ended before it listened", &output));
+            }
+            if Instant::now() > deadline {
+                return Err(failure(program, args, "did not listen in time", &output));
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(server)
+    }
+
+    /// Starts the process; what it writes is kept, and the addresses that it says are sent.
+    fn spawn(program: &Path, args: &[String], has_group: bool) -> Result<SpawnedServer, String> {
+        let name = program.display();
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if has_group {
+            command.process_group(0);
+        }
+        let child = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                format!("{name}: no such program; build it or name it with its flag")
+            }
+            _ => format!("{name}: cannot be started: {error}"),
+        })?;
+        // Owned from here on, so that every early return kills the process.
+        let mut server = Self { child, addr: ([127, 0, 0, 1], 0).into(), has_group, folder: None };
+        let output = KeptOutput::default();
+        let (sender, listening) = mpsc::unbounded_channel();
+        if let Some(stdout) = server.child.stdout.take() {
+            drain(stdout, Arc::clone(&output), sender.clone());
+        }
+        if let Some(stderr) = server.child.stderr.take() {
+            drain(stderr, Arc::clone(&output), sender);
+        }
+        Ok((server, output, listening))
+    }
+
+    /// Asks it to end, and waits until it has.
+    ///
+    /// # Errors
+    /// If it does not within some seconds.
+    pub async fn terminate(mut self) -> Result<(), String> {
+        send_signal("TERM", &self.pid().to_string());
+        let deadline = Instant::now() + START_TIMEOUT;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                return Err(format!("process {} did not end when it was asked to", self.pid()));
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
     }
 
     /// Where it listens.
@@ -91,16 +138,30 @@ impl ServerChild {
 
 impl Drop for ServerChild {
     fn drop(&mut self) {
+        if self.has_group {
+            send_signal("KILL", &format!("-{}", self.pid()));
+        }
         // Killing fails only if the process has already been waited for; either way it is gone after `wait`.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
+type KeptOutput = Arc<Mutex<VecDeque<String>>>;
+type SpawnedServer = (ServerChild, KeptOutput, mpsc::UnboundedReceiver<SocketAddr>);
+
+fn failure(program: &Path, args: &[String], problem: &str, output: &KeptOutput) -> String {
+    let lines = output.lock().make_contiguous().join("\n  ");
+    format!("{} {} {problem}\n  {lines}", program.display(), args.join(" "))
+}
+
+/// Sends a signal to a process, or to a group if its number is negative. One that is gone needs none.
+fn send_signal(signal: &str, process: &str) {
+    let _ = Command::new("kill").args(["-s", signal, "--", process]).stderr(Stdio::null()).status();
+}
+
 /// Reads a pipe to its end on a thread of its own, so that a talkative server never blocks on it.
-fn drain(
-    pipe: impl Read + Send + 'static, kept: Arc<Mutex<VecDeque<String>>>, found: mpsc::UnboundedSender<SocketAddr>,
-) {
+fn drain(pipe: impl Read + Send + 'static, kept: KeptOutput, found: mpsc::UnboundedSender<SocketAddr>) {
     thread::spawn(move || {
         let mut found = Some(found);
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
@@ -154,6 +215,29 @@ mod tests {
         let ended =
             ServerChild::start(Path::new("/bin/sh"), &["-c".into(), "echo no store >&2".into()]).await.unwrap_err();
         assert!(ended.contains("ended before it listened") && ended.contains("no store"), "{ended}");
+    }
+
+    #[tokio::test]
+    async fn the_children_of_a_dropped_server_are_gone_with_it() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let script = "sleep 600 & echo $! >\"$0\"; wait";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let args = ["-c".into(), script.into(), file.path().display().to_string()];
+        let server = ServerChild::start_at(Path::new("/bin/sh"), &args, listener.local_addr().unwrap()).await.unwrap();
+        let child = loop {
+            match std::fs::read_to_string(file.path()).unwrap().trim() {
+                "" => sleep(Duration::from_millis(10)).await,
+                pid => break pid.to_owned(),
+            }
+        };
+        drop(server);
+        // Nobody waits for it any more: it may be a zombie for a moment.
+        let gone = || std::fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "));
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !gone() {
+            assert!(Instant::now() < deadline, "process {child} lives");
+            sleep(Duration::from_millis(10)).await;
+        }
     }
 
     #[tokio::test]

@@ -7,7 +7,11 @@
 //!
 //! Invariant: no server outlives this process, however that ends.
 
-use std::{io, path::Path, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ibid_stores::postgres::{MigrateAction, migrate};
 use testbed::{TestPostgres, TestRedis};
@@ -67,11 +71,11 @@ impl SharedStores {
     }
 }
 
-/// Whether a program of a store's server is installed.
+/// Where a program of the distribution is, if it is installed.
 #[must_use]
-pub fn is_installed(program: &str) -> bool {
+pub fn installed_path(program: &str) -> Option<PathBuf> {
     let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", POSTGRES_BIN];
-    folders.iter().any(|folder| Path::new(folder).join(program).is_file())
+    folders.iter().map(|folder| Path::new(folder).join(program)).find(|path| path.is_file())
 }
 
 /// Where a program of PostgreSQL is.

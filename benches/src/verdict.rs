@@ -81,11 +81,11 @@ pub fn judge_target(
     let rounds = own.samples.iter().zip(&baseline.samples);
     let spread = RoundSpread::of(rounds.map(|(own, base)| match target.measure {
         TargetMeasure::Speed(_) | TargetMeasure::SpeedNotJudged => own.per_second / base.per_second,
-        TargetMeasure::CpuAdded(_) => own.cpu_us - base.cpu_us,
+        TargetMeasure::CpuRatio(_) => own.cpu_us / base.cpu_us,
     }));
     let kept = spread.and_then(|spread| match target.measure {
         TargetMeasure::Speed(at_least) => Some(spread.median >= at_least),
-        TargetMeasure::CpuAdded(at_most) => Some(spread.median <= at_most),
+        TargetMeasure::CpuRatio(at_most) => Some(spread.median <= at_most),
         TargetMeasure::SpeedNotJudged => None,
     });
     let verdict = match kept {
@@ -99,14 +99,17 @@ pub fn judge_target(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{rows::BENCHMARKS, runner::RoundSample};
+    use crate::runner::RoundSample;
+
+    const SPEED: &BenchmarkTarget = &BenchmarkTarget { baseline: "nginx", measure: TargetMeasure::Speed(0.9) };
+    const CPU: &BenchmarkTarget = &BenchmarkTarget { baseline: "nginx", measure: TargetMeasure::CpuRatio(1.4) };
 
     fn measured(name: &'static str, speeds: &[f64], problem: Option<&str>) -> ContenderResult {
         let sample = |per_second| RoundSample {
             per_second,
             p50_us: Some(1.0),
             p99_us: Some(2.0),
-            cpu_us: 20.0,
+            cpu_us: 1_000.0 / per_second,
             load_cpu_us: 9.0,
             idle: 0.0,
             foreign_load: 0.0,
@@ -119,12 +122,21 @@ mod tests {
     }
 
     fn miss(own: &ContenderResult, base: &ContenderResult) -> TargetResult {
-        judge_target(&BENCHMARKS[0].rows[0].targets[0], own, base, true)
+        judge_target(SPEED, own, base, true)
+    }
+
+    #[test]
+    fn more_cpu_than_the_ratio_misses() {
+        let base = measured("nginx", &[100.0; 5], None);
+        let verdict = |speed| judge_target(CPU, &measured("ibid-miss", &[speed; 5], None), &base, true);
+        assert_eq!(verdict(80.0).verdict, TargetVerdict::Met);
+        assert_eq!(verdict(80.0).spread.map(|spread| spread.median), Some(1.25));
+        assert_eq!(verdict(50.0).verdict, TargetVerdict::Missed);
     }
 
     #[test]
     fn the_median_of_per_round_ratios_decides_not_the_ratio_of_medians() {
-        let base = measured("proxy", &[100.0, 200.0, 400.0, 100.0, 100.0], None);
+        let base = measured("nginx", &[100.0, 200.0, 400.0, 100.0, 100.0], None);
         let own = measured("ibid-miss", &[95.0, 190.0, 200.0, 95.0, 95.0], None);
         let judged = miss(&own, &base);
         assert_eq!(judged.verdict, TargetVerdict::Met);
@@ -133,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_problem_on_either_side_makes_the_row_invalid() {
-        let good = measured("proxy", &[1.0], None);
+        let good = measured("nginx", &[1.0], None);
         let bad = measured("ibid-miss", &[], Some("status 503"));
         assert_eq!(miss(&bad, &good).verdict, TargetVerdict::Invalid);
         assert_eq!(miss(&good, &bad).verdict, TargetVerdict::Invalid);

@@ -1,6 +1,6 @@
 //! Request bytes and response framing for the load generator: only what a benchmark needs of HTTP/1.1, as cheap as it gets.
 
-use std::fmt::Write;
+use ibid_count::json_body;
 
 /// Digits of the part of a key that changes from request to request.
 const SERIAL_DIGITS: usize = 16;
@@ -41,33 +41,6 @@ impl PreparedRequest {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
-}
-
-/// Valid JSON of exactly `bytes` bytes, shaped like an order: many small members, unsorted, so that a gateway which
-/// canonicalises JSON has its real work to do. Below the smallest such document it is a padded string.
-#[must_use]
-pub fn json_body(bytes: usize) -> String {
-    const OPEN: &str = r#"{"order":"o-1","lines":["#;
-    const CLOSE: &str = r#"],"currency":"EUR","note":""#;
-    let mut body = String::with_capacity(bytes + 64);
-    if bytes < OPEN.len() + CLOSE.len() + 2 {
-        let _ = write!(body, "\"{:x<1$}\"", "", bytes.saturating_sub(2));
-        return body;
-    }
-    body.push_str(OPEN);
-    for line in 1_u32.. {
-        let comma = if line == 1 { "" } else { "," };
-        let item =
-            format!(r#"{comma}{{"sku":"A-{line:05}","quantity":{},"price":{},"gift":false}}"#, line % 9 + 1, line * 37);
-        if body.len() + item.len() + CLOSE.len() + 2 > bytes {
-            break;
-        }
-        body.push_str(&item);
-    }
-    body.push_str(CLOSE);
-    let padding = bytes - body.len() - 2;
-    let _ = write!(body, "{:x<1$}\"}}", "", padding);
-    body
 }
 
 /// A response whose bytes have all arrived.

@@ -49,7 +49,28 @@ fn gateway_rows_run_from_warm_up_to_json() {
         assert!(text.contains(row), "{text}");
     }
     assert!(text.contains("not judged") && !text.contains("INVALID"), "{text}");
-    assert!(fs::read_to_string(json).unwrap().contains("\"measure\":\"cpu-us-added-at-most\""));
+    // nginx is beside them, in the same rounds.
+    assert!(text.contains("| contender") && text.contains("| vCPU per 1,000 requests/s |"), "{text}");
+    for contender in ["nginx", "ibid-miss", "embedded-miss"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("| {contender} "))), "{contender}: {text}");
+    }
+    let json = fs::read_to_string(json).unwrap();
+    assert!(json.contains("\"measure\":\"cpu-ratio-at-most\""), "{json}");
+    assert!(json.contains("{\"scene\":\"gateway-16k\",\"contender\":\"nginx\",\"per_second\":"), "{json}");
+}
+
+#[test]
+fn another_proxy_runs_beside_nginx() {
+    let (output, text) = run(&["--rows", "peer-haproxy-300"]);
+    assert!(output.status.success() && !text.contains("INVALID"), "{text}");
+    let nginx = text.lines().find(|line| line.starts_with("| nginx ")).unwrap_or_default();
+    let cells: Vec<_> = nginx.split('|').map(str::trim).collect();
+    // Its workers are counted: a master alone uses next to nothing.
+    assert_eq!((cells[3], cells[5]), ("1.00", "1.00"), "{text}");
+    assert!(cells[4].parse::<f64>().unwrap() > 1.0, "{text}");
+    let (output, text) = run(&["--rows", "peer-envoy-300", "--envoy-bin", "/nowhere/envoy"]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no such program: /nowhere/envoy"), "{text}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Request, request::Parts};
 use tokio::net::TcpStream;
 
 use super::LoadPlan;
-use crate::wire::json_body;
+use ibid_count::json_body;
 
 #[derive(Debug)]
 pub(super) struct GrpcLoadConnection {

@@ -19,7 +19,7 @@ use std::{
 
 use ibid_bench::{
     server_child::ServerChild,
-    stores::{SharedStores, StoreServers, is_installed},
+    stores::{SharedStores, StoreServers, installed_path},
     timing::TimingDifference,
 };
 
@@ -113,7 +113,7 @@ fn run(args: &TimingArgs) -> Result<bool, String> {
     let mut good = true;
     let mut seed = args.seed;
     for store in args.stores.iter().map(String::as_str) {
-        if store == "redis" && !is_installed("redis-server") {
+        if store == "redis" && installed_path("redis-server").is_none() {
             println!("\nRedis is left out: install the Debian package redis-server");
             continue;
         }
