@@ -44,7 +44,8 @@ impl PeerProxy {
         let folder = tempfile::tempdir().map_err(|why| format!("no folder for a configuration: {why}"))?;
         let listen = free_address().map_err(|why| format!("no free port: {why}"))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let file = folder.path().join("config");
+        // Envoy tells the format by the name.
+        let file = folder.path().join("config.yaml");
         let config = self.config(listen, upstream, folder.path(), cores);
         fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
         let file = file.display().to_string();

@@ -250,7 +250,7 @@ pub const BENCHMARKS: &[Benchmark] = &[
             row("peer-haproxy-300", "haproxy", &[shown("nginx")]),
             row("peer-envoy-300", "envoy", &[shown("nginx")]),
             // What one line of log per request costs; there is no target for it.
-            row("gateway-memory-miss-300-log-info", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
+            row("gateway-memory-log-info-300", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
         ],
     },
     Benchmark {

@@ -19,6 +19,7 @@ const USAGE: &str = "\
 count MODE N                         runs an operation N times; prints its allocations and the bytes allocated
 count table [OPTION...]              counts all operations exactly (needs valgrind)
     --operations N                   so many of each (768)
+    --rows TEXT                      only rows whose name contains it
     --metrics PROGRAM                also first requests of count-metrics, which has no budget
     --check FILE                     fails if a figure exceeds its budget in FILE
     --write-budgets FILE             makes the figures the budgets
@@ -74,6 +75,7 @@ fn run(mode: &str, count: &str) -> Result<(), String> {
 
 struct TableOptions {
     operations: u64,
+    rows: String,
     metrics: Option<PathBuf>,
     check: Option<PathBuf>,
     write: Option<PathBuf>,
@@ -81,10 +83,11 @@ struct TableOptions {
 
 impl TableOptions {
     fn parse(options: &[&str]) -> Result<Self, String> {
-        let mut parsed = Self { operations: OPERATIONS, metrics: None, check: None, write: None };
+        let mut parsed = Self { operations: OPERATIONS, rows: String::new(), metrics: None, check: None, write: None };
         for option in options.chunks(2) {
             match *option {
                 ["--operations", count] => parsed.operations = count.parse().map_err(|_| usage())?,
+                ["--rows", text] => parsed.rows = text.to_owned(),
                 ["--metrics", program] => parsed.metrics = Some(program.into()),
                 ["--check", file] => parsed.check = Some(file.into()),
                 ["--write-budgets", file] => parsed.write = Some(file.into()),
@@ -97,7 +100,7 @@ impl TableOptions {
 
 fn print_table(options: &TableOptions) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|why| format!("this program's own path: {why}"))?;
-    let rows = measure::count_rows(&program, options.metrics.as_deref(), options.operations)?;
+    let rows = measure::count_rows(&program, options.metrics.as_deref(), &options.rows, options.operations)?;
     println!(
         "Per operation (300-byte JSON request and answer, memory store, ietf policy)\n\n{}",
         measure::table(&rows)

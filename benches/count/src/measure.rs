@@ -91,14 +91,17 @@ pub struct CountedRow {
     pub sha256_blocks: f64,
 }
 
-/// Counts all rows with the `count` program at `program`, and one more with `count-metrics` if its path is given.
+/// Counts the rows whose name contains `only` with the `count` program at `program`, and one more with `count-metrics` if its
+/// path is given.
 ///
 /// # Errors
 /// If valgrind is missing or something cannot be run.
-pub fn count_rows(program: &Path, metrics: Option<&Path>, operations: u64) -> Result<Vec<CountedRow>, String> {
+pub fn count_rows(
+    program: &Path, metrics: Option<&Path>, only: &str, operations: u64,
+) -> Result<Vec<CountedRow>, String> {
     let inner = count_operation(program, INNER, operations)?;
     let per_block = count_operation(program, SHA256_OF_1024_BYTES, operations)?.sha256 / BLOCKS_OF_1024_BYTES;
-    let rows = COUNTED_ROWS.iter().map(|row| (program, row));
+    let rows = COUNTED_ROWS.iter().filter(|row| row.0.contains(only)).map(|row| (program, row));
     let mut counted = Vec::new();
     for (program, (name, mode, has_app)) in rows.chain(metrics.map(|program| (program, METRICS_ROW))) {
         let operations = if name.ends_with("-16384") { operations.div_ceil(4) } else { operations };
