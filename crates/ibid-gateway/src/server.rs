@@ -189,7 +189,7 @@ impl ServerState {
         let sending = WriteProgress::new();
         let answer = {
             let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
-            let link = PeerConnection::new();
+            let link = PeerConnection::default();
             service_fn(move |request: Request<Incoming>| {
                 let busy = ConnectionActivity::begin(&traffic);
                 let (front, client, connection, sending) =
@@ -200,14 +200,10 @@ impl ServerState {
                 async move {
                     // Everything runs inside, so that a panic before the first await does not end the connection
                     // either.
-                    let abort = WriteProgress::current(&sending).cut().clone();
+                    let abort = WriteProgress::current(&sending).cancellation.clone();
                     let answer = catch_panic(async move {
-                        let sender = RequestSender {
-                            peer: Some(peer.ip()),
-                            connection: Some(connection),
-                            abort: Some(abort),
-                            ..RequestSender::default()
-                        };
+                        let (peer, connection, abort) = (Some(peer.ip()), Some(connection), Some(abort));
+                        let sender = RequestSender { peer, connection, abort, ..RequestSender::default() };
                         front.handle_request(client, request, sender).await
                     });
                     let answer = answer.await.unwrap_or_else(|| panic_response(protocol));
@@ -224,7 +220,7 @@ impl ServerState {
         let write_timeout = self.limits.write_timeout;
         loop {
             let (limit, since) = match idle {
-                None => (self.limits.idle_timeout, traffic.opened_at()),
+                None => (self.limits.idle_timeout, traffic.opened_at),
                 Some(since) => (CLIENT_CLOSE_TIMEOUT, since),
             };
             tokio::select! {
@@ -429,15 +425,12 @@ fn contract_response(page: &crate::snapshot::RenderedContract, request: &Request
     let (body, kind) =
         if wants_html { (&page.html, "text/html; charset=utf-8") } else { (&page.json, "application/json") };
     let mut answer = Response::new(ResponseBody::whole(body.clone(), None));
-    *answer.status_mut() = StatusCode::OK;
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::VARY, HeaderValue::from_static("accept"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
-    headers.insert(
-        header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-    );
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
     answer
 }
 

@@ -21,7 +21,7 @@ use super::write_progress::WriteProgress;
 const MAX_FRAME_BYTES: usize = 64 << 10;
 
 pub(super) struct ConnectionActivity {
-    opened_at: Instant,
+    pub(super) opened_at: Instant,
     running: AtomicUsize,
     /// When the last activity ended, in milliseconds after `opened_at`.
     last_end_ms: AtomicU64,
@@ -66,10 +66,6 @@ impl ConnectionActivity {
                 _ => return,
             }
         }
-    }
-
-    pub(super) fn opened_at(&self) -> Instant {
-        self.opened_at
     }
 }
 

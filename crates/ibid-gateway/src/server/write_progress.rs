@@ -25,7 +25,7 @@ tokio::task_local! {
 
 /// How far the client has read the responses of one stream, or of one HTTP/1 connection.
 pub(super) struct WriteProgress {
-    cancellation: ResponseAbort,
+    pub(super) cancellation: ResponseAbort,
     created: Instant,
     /// When the current piece began to wait for the client, in milliseconds after `created`, plus 1; 0 if none waits.
     waiting_since: AtomicU64,
@@ -49,16 +49,12 @@ pub(super) type StallTimer = Option<Pin<Box<Sleep>>>;
 
 impl WriteProgress {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { cancellation: ResponseAbort::new(), created: Instant::now(), waiting_since: AtomicU64::new(0) })
+        Arc::new(Self { cancellation: ResponseAbort::default(), created: Instant::now(), waiting_since: AtomicU64::new(0) })
     }
 
     /// Returns the progress of the stream that is being polled, or of the connection for HTTP/1.
     pub(super) fn current(connection: &Arc<Self>) -> Arc<Self> {
         CURRENT_STREAM.try_with(Clone::clone).unwrap_or_else(|_| connection.clone())
-    }
-
-    pub(super) fn cut(&self) -> &ResponseAbort {
-        &self.cancellation
     }
 
     /// A piece was handed to hyper, which asks for the next one after the client has taken it.

@@ -62,12 +62,6 @@ pub enum UpstreamError {
     Truncated,
 }
 
-impl UpstreamError {
-    pub(super) fn from_reply_error(e: &hyper::Error) -> Self {
-        Self::Reply { reason: error_chain(e) }
-    }
-}
-
 /// Appends the sources: hyper's errors name the cause only there.
 pub(super) fn error_chain(e: &hyper::Error) -> String {
     let mut text = e.to_string();

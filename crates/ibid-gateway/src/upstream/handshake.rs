@@ -19,9 +19,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
+use tokio_util::io::InspectReader;
 
 use super::BodyError;
-use super::socket::{ReplyDetector, WriteProof};
+use super::socket::WriteProof;
 
 /// Maximum number of headers of a reply. With hyper's default of 100, one more header would make an executed request's
 /// reply unreadable. hyper allocates 64 bytes for each header per reply, so the limit must not be huge either.
@@ -36,7 +37,8 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BodyError>,
 {
-    let io = ReplyDetector::new(io, proof);
+    // Above TLS, because an alert that closes the connection is not a reply.
+    let io = InspectReader::new(io, move |bytes: &[u8]| proof.record_read(bytes));
     let (sender, connection) = http1::Builder::new()
         .max_headers(MAX_REPLY_HEADERS)
         .max_buf_size(MAX_BUFFER_BYTES)

@@ -55,13 +55,21 @@ impl<B> RequestBody<B> {
         let first = Some(first).filter(|first| !first.is_empty());
         Self { first, untouched: None, rest: Some(rest), trailers: None }
     }
-}
 
-impl<B> RequestBody<B> {
+    /// Puts a frame back that was read from this body.
+    pub fn with_first_frame(self, frame: Frame<Bytes>) -> Self {
+        match frame.into_data() {
+            Ok(data) => Self { first: Some(data), ..self },
+            // Nothing follows the trailers.
+            Err(frame) => Self::whole(Bytes::new(), frame.into_trailers().ok()),
+        }
+    }
+
     fn untouched_body(&self) -> Option<&B> {
         self.untouched.as_ref().or(self.rest.as_deref())
     }
 }
+
 
 impl<B> Default for RequestBody<B> {
     fn default() -> Self {
