@@ -128,7 +128,7 @@ impl Record {
     /// If the bytes are damaged or of a later version. Never answer from such a record.
     pub fn decode(bytes: Bytes) -> Result<Self, RecordError> {
         let content = wire::verify_checksum(bytes).ok_or(RecordError::Checksum)?;
-        let mut reader = ByteReader::new(content);
+        let mut reader = ByteReader(content);
         match reader.u8() {
             Some(version @ (VERSION_WITHOUT_COOKIES | VERSION_WITH_COOKIES)) => {
                 read_record(version, &mut reader).ok_or(RecordError::Malformed)
@@ -161,7 +161,7 @@ pub(crate) fn decompress(record: Bytes) -> Bytes {
         return record;
     }
     let inside = wire::verify_checksum(record.clone()).and_then(|content| {
-        let mut reader = ByteReader::new(content);
+        let mut reader = ByteReader(content);
         reader.u8().and_then(|_| decompress_rest(reader))
     });
     inside.unwrap_or(record)
@@ -180,7 +180,7 @@ pub(crate) fn decompressed_length(record: &[u8]) -> usize {
 /// Decompresses what follows the version. The result must not be compressed itself.
 fn decompress_rest(mut reader: ByteReader) -> Option<Bytes> {
     let length = reader.u32()? as usize;
-    let small = reader.rest();
+    let small = reader.0;
     if length / MAX_COMPRESSION_RATIO > small.len() {
         return None;
     }
@@ -202,7 +202,7 @@ fn read_record(version: u8, reader: &mut ByteReader) -> Option<Record> {
     let trailers = read_headers(reader)?;
     let count = if version == VERSION_WITHOUT_COOKIES { 0 } else { reader.u16()? };
     let cookies = (0..count).map(|_| reader.array()).collect::<Option<_>>()?;
-    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
+    reader.0.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
 }
 
 fn headers_size(headers: &HeaderMap) -> usize {

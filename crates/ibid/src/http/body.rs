@@ -70,7 +70,6 @@ impl<B> RequestBody<B> {
     }
 }
 
-
 impl<B> Default for RequestBody<B> {
     fn default() -> Self {
         Self::whole(Bytes::new(), None)

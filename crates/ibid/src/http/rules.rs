@@ -82,6 +82,13 @@ impl CompletedAnswer {
         let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took: started.elapsed() };
         Self { failed, record: record.encode(), summary }
     }
+
+    /// An answer without a status: its record is a copy of these bytes.
+    pub(crate) fn of_bytes(bytes: &[u8], failed: bool, requested_at_ms: u64, started: Instant) -> Self {
+        let (completed_at_ms, took) = (now_ms(), started.elapsed());
+        let summary = RecordSummary { status: 0, requested_at_ms, completed_at_ms, took };
+        Self { failed, record: Bytes::copy_from_slice(bytes), summary }
+    }
 }
 
 /// Builds what is remembered of a complete response, as the layer would. `started` is when its handler started.
