@@ -372,27 +372,20 @@ impl IbidBuilder {
 
     /// Builds the [`Ibid`].
     pub fn build(self) -> Ibid {
-        let twins = shared_key_detector::SharedKeyDetector::new(self.observer.clone());
-        let mut engine = Engine::with_observer(self.store, self.observer, self.journal);
-        if let Some(quota) = self.quota {
+        let Self { store, observer, journal, quota, settings } = self;
+        let shared_key_detector = shared_key_detector::SharedKeyDetector::new(observer.clone());
+        let mut engine = Engine::with_observer(store, observer, journal);
+        if let Some(quota) = quota {
             engine = engine.with_quota(quota);
         }
-        let budget = budget::MemoryBudget::new(self.settings.buffer_memory, self.settings.trusted_proxies.clone());
-        let records = shared_records::SharedRecords::default();
-        let sweeping = sweeper::Sweeper::new(self.settings.sweep_every);
-        sweeping.start(&engine);
-        let late = late_answers::LateAnswerLimiter::new(self.settings.max_late_answers);
-        Ibid {
-            shared: Arc::new(LayerState {
-                engine,
-                settings: self.settings,
-                budget,
-                shared_records: records,
-                sweeper: sweeping,
-                late_answers: late,
-                shared_key_detector: twins,
-            }),
-        }
+        let budget = budget::MemoryBudget::new(settings.buffer_memory, settings.trusted_proxies.clone());
+        let shared_records = shared_records::SharedRecords::default();
+        let sweeper = sweeper::Sweeper::new(settings.sweep_every);
+        sweeper.start(&engine);
+        let late_answers = late_answers::LateAnswerLimiter::new(settings.max_late_answers);
+        let shared =
+            LayerState { engine, settings, budget, shared_records, sweeper, late_answers, shared_key_detector };
+        Ibid { shared: Arc::new(shared) }
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) enum AppResponse<RB> {
     /// The whole response, unmodified, and its bytes for the envelope.
     Whole(Response<ResponseBody<RB>>, Bytes),
     /// The end of a streamed response. The rest was already sent.
-    Tail(StreamTail),
+    Tail(StatusCode, StreamTail),
     /// A refusal after the run.
     Refused(Refusal),
     Panicked,
@@ -186,7 +186,7 @@ impl Run<'_> {
                     Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
                         return lost("the app's answer broke off");
                     }
-                    Ok((record, tail)) => (record, tail.trailers().cloned(), AppResponse::Tail(tail)),
+                    Ok((record, tail)) => (record, tail.trailers.clone(), AppResponse::Tail(parts.status, tail)),
                 },
             };
         let reply = AppReply {
@@ -224,7 +224,7 @@ impl Run<'_> {
             // The client was already refused.
             let (mut stream, _) = ResponseStream::new(policy, is_live, None);
             stream.pump(begun, body).await?;
-            return Ok(stream.end(parts.status));
+            return Ok(stream.end());
         }
         let reservation = self.buffers.send(&self.context.client);
         let (mut stream, pieces) = ResponseStream::new(policy, is_live, Some(reservation.in_flight_counter()));
@@ -236,7 +236,7 @@ impl Run<'_> {
         // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
         stream.pump(begun, body).await?;
-        Ok(stream.end(parts.status))
+        Ok(stream.end())
     }
 }
 

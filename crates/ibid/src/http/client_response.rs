@@ -7,7 +7,7 @@ use super::{
     body::{ResponseBody, WholeBody},
     context::RequestContext,
     cors, key_headers,
-    refusal_style::{RefusalInfo, RefusalStyle, set_common_headers},
+    refusal_style::RefusalInfo,
     request_id::REQUEST_ID,
 };
 use crate::{
@@ -103,9 +103,8 @@ fn set_policy_headers(
 /// Builds the response from a record.
 pub(super) fn replay(record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody> {
     let policy = context.policy();
-    let mut headers = record.headers;
-    let mut status = record.status;
-    let body = match record.body {
+    let (mut headers, mut status) = (record.headers, record.status);
+    let mut body = match record.body {
         RecordBody::Whole(body) => body,
         RecordBody::Digest { length, sha256 } => {
             BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
@@ -121,8 +120,7 @@ pub(super) fn replay(record: Record, stored: StoredAs, context: &RequestContext)
     };
     set_replay_headers(&mut headers, record.requested_at_ms, stored, context);
     context.echo_key(&mut headers);
-    (policy.refusals.style().write_replay_headers)(status, &mut headers);
-    let mut body = body;
+    policy.refusals.write_replay_headers(status, &mut headers);
     if policy.envelope == ResponseEnvelope::Metadata
         && let Some(spliced) = with_metadata(&headers, &body, true, context, Some(record.requested_at_ms))
     {
@@ -160,11 +158,11 @@ pub(crate) fn whole_response(
 pub(super) fn refuse(refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
     let (policy, masked) = (context.policy(), context.masked_key());
     let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
-    let (shape, told) = (policy.refusals.style(), RefusalInfo::refusal(refusal, status, masked));
-    let mut body = (shape.write_members)(&told);
+    let info = RefusalInfo::refusal(refusal, status, masked);
+    let mut body = policy.refusals.write_members(&info);
     if policy.envelope == ResponseEnvelope::Metadata {
         let (code, detail) = (reason.name().replace('-', "_").to_uppercase(), json_string(&refusal.detail));
-        let error = match shape.has_error {
+        let error = match policy.refusals.has_error() {
             true => String::new(),
             false => format!("\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},"),
         };
@@ -175,39 +173,35 @@ pub(super) fn refuse(refusal: &Refusal, context: &RequestContext) -> Response<Wh
         ));
     }
     body.push('}');
-    let mut answer = error_response(shape, &told, body, context);
+    let mut answer = error_response(&info, body, context);
     let headers = answer.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if policy.envelope == ResponseEnvelope::Metadata {
         headers.insert(REQUEST_ID, context.request_id.clone());
     }
     if let Some(after) = refusal.retry_after {
-        headers
-            .insert(header::RETRY_AFTER, after.as_millis().div_ceil(1000).max(1).to_string().parse().expect("digits"));
+        let seconds = after.as_millis().div_ceil(1000).max(1);
+        headers.insert(header::RETRY_AFTER, seconds.to_string().parse().expect("digits"));
     }
     if reason == RefusalReason::IdentityInvalid && policy.claims().next().is_some() {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"invalid_token\""));
     }
     if reason.links_to_contract() {
-        headers.insert(
-            header::LINK,
-            HeaderValue::from_static("</.well-known/idempotency>; rel=\"describedby\"; type=\"text/html\""),
-        );
+        let link = "</.well-known/idempotency>; rel=\"describedby\"; type=\"text/html\"";
+        headers.insert(header::LINK, HeaderValue::from_static(link));
     }
     answer
 }
 
 /// Builds a response for an error outside of the refusal table.
 pub(super) fn fail(status: StatusCode, detail: &str, context: &RequestContext) -> Response<WholeBody> {
-    let (shape, told) = (context.policy().refusals.style(), RefusalInfo::plain(status, detail));
-    error_response(shape, &told, (shape.write_members)(&told) + "}", context)
+    let info = RefusalInfo::plain(status, detail);
+    error_response(&info, context.policy().refusals.write_members(&info) + "}", context)
 }
 
-fn error_response(
-    style: &RefusalStyle, info: &RefusalInfo<'_>, body: String, context: &RequestContext,
-) -> Response<WholeBody> {
+fn error_response(info: &RefusalInfo<'_>, body: String, context: &RequestContext) -> Response<WholeBody> {
     let mut headers = HeaderMap::new();
-    set_common_headers(style, info, &mut headers);
+    context.policy().refusals.write_headers(info, &mut headers);
     context.echo_key(&mut headers);
     if let Some(origin) = &context.cors_origin {
         cors::set_cors_headers(&mut headers, origin, exposed_headers(context.policy()));
@@ -216,17 +210,11 @@ fn error_response(
 }
 
 /// The response headers that scripts may read.
-fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> {
+fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> + '_ {
     let own = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER, header::RETRY_AFTER, header::LINK];
     let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
-    let shape = policy.refusals.style();
-    let key = shape.echoes_key.then(|| key_headers(policy)).into_iter().flatten();
-    own.into_iter()
-        .chain(told)
-        .chain(shape.exposed_headers.iter().map(|name| HeaderName::from_static(name)))
-        .chain(key)
-        .collect::<Vec<_>>()
-        .into_iter()
+    let key = policy.refusals.echoes_key().then(|| key_headers(policy)).into_iter().flatten();
+    own.into_iter().chain(told).chain(policy.refusals.exposed_header()).chain(key)
 }
 
 /// Sets the member `metadata`, if the body is a JSON object.

@@ -1,7 +1,6 @@
 //! Information about a request's connection, which the server passes to the layer in the request's extensions.
 
 use std::{
-    fmt,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -12,34 +11,22 @@ use super::budget::MemoryAccount;
 
 /// One connection of a client. The server puts a clone into the extensions of each of its requests. It limits the
 /// memory for bodies per connection; without it there is no such limit.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct PeerConnection(pub(super) Arc<MemoryAccount>);
 
 /// Lets the layer abort a response that its client does not read. The server puts one into the request's extensions,
 /// and closes the connection or resets the HTTP/2 stream once [`poll_aborted`](Self::poll_aborted) is ready. Without
 /// it, a response is aborted when its body is next polled.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ResponseAbort(Arc<Mutex<ResponseAbortState>>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct ResponseAbortState {
     is_aborted: bool,
     waker: Option<Waker>,
 }
 
-impl PeerConnection {
-    /// Creates a handle for a new connection.
-    pub fn new() -> Self {
-        Self::default()
-    }
-}
-
 impl ResponseAbort {
-    /// Creates a handle that is not aborted.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Aborts the response.
     pub fn cut(&self) {
         let waker = {
@@ -60,17 +47,5 @@ impl ResponseAbort {
             state.waker = Some(cx.waker().clone());
         }
         Poll::Pending
-    }
-}
-
-impl fmt::Debug for PeerConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PeerConnection").field(&self.0).finish()
-    }
-}
-
-impl fmt::Debug for ResponseAbort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseAbort").field("is_cut", &self.0.lock().is_aborted).finish()
     }
 }

@@ -108,7 +108,7 @@ impl RequestContext {
         settings: Option<&LayerSettings>, route: &Arc<Route>, parts: &Parts, sender: &RequestSender,
     ) -> Self {
         let policy = &route.policy;
-        let echoes = route.protocol.rules().is_plain_http() && policy.refusals.style().echoes_key;
+        let echoes = route.protocol.rules().is_plain_http() && policy.refusals.echoes_key();
         let sent_key = if echoes { refusal_style::sent_key(&parts.headers, &key_headers(policy)) } else { None };
         Self {
             route: route.clone(),

@@ -20,7 +20,7 @@ use super::{
     future::WorkState,
     handler_claim::HandlerClaim,
     read_body::{overloaded, read_body},
-    request::{self, KeyedRequest, PreparedClaim, ReadBodyError},
+    request::{self, KeyedRequest, PreparedClaim},
 };
 use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
@@ -85,7 +85,7 @@ pub(super) struct PreparedExchange {
     key: String,
 }
 
-/// A request that is not claimed, with its body.
+/// A request that is not claimed, with its body as far as it was read and its rest, for shadow mode.
 pub(super) struct NotClaimed<B> {
     pub(super) why: NotClaimedReason,
     pub(super) body: RequestBody<B>,
@@ -98,7 +98,7 @@ pub(super) enum NotClaimedReason {
     /// The body did not arrive in time.
     TimedOut,
     /// The client broke off the request.
-    Malformed(StatusCode, &'static str),
+    Malformed(&'static str),
 }
 
 /// Decides what happens to a request with a key. After `state.mark_claimed()`, the work runs to its end even if the
@@ -136,8 +136,8 @@ where
                     let detail = "the body did not arrive in time";
                     BegunExchange::Respond(incomplete_body(StatusCode::REQUEST_TIMEOUT, detail, &context))
                 }
-                NotClaimedReason::Malformed(status, detail) => {
-                    BegunExchange::Respond(incomplete_body(status, detail, &context))
+                NotClaimedReason::Malformed(detail) => {
+                    BegunExchange::Respond(incomplete_body(StatusCode::BAD_REQUEST, detail, &context))
                 }
             };
         }
@@ -179,18 +179,7 @@ pub(super) async fn prepare<B>(
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
-    let (body, trailers, buffers) = match read_body(shared, &context.route, &context.client, parts, body).await {
-        Ok(read) => read,
-        Err(ReadBodyError::Malformed(status, detail)) => {
-            return Err(NotClaimed { why: NotClaimedReason::Malformed(status, detail), body: RequestBody::default() });
-        }
-        Err(ReadBodyError::TimedOut(begun, rest)) => {
-            return Err(NotClaimed { why: NotClaimedReason::TimedOut, body: RequestBody::begun(begun, rest) });
-        }
-        Err(ReadBodyError::Refused(refusal, begun, rest)) => {
-            return Err(NotClaimed::refused(refusal, RequestBody::begun(begun, rest)));
-        }
-    };
+    let (body, trailers, buffers) = read_body(shared, &context.route, &context.client, parts, body).await?;
     let whole = || RequestBody::whole(body.clone(), trailers.clone());
     let content = (&*body, trailers.as_ref());
     let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
@@ -243,7 +232,7 @@ where
 }
 
 impl<B> NotClaimed<B> {
-    fn refused(refusal: Refusal, body: RequestBody<B>) -> Self {
+    pub(super) fn refused(refusal: Refusal, body: RequestBody<B>) -> Self {
         Self { why: NotClaimedReason::Refused(refusal), body }
     }
 }
@@ -322,8 +311,9 @@ impl Exchange {
                 }
                 (response, stored)
             }
-            Decision::Ran(AppResponse::Tail(tail), stored) => {
-                let status = context.route.protocol.rules().status(tail.status, &HeaderMap::new(), tail.trailers());
+            Decision::Ran(AppResponse::Tail(status, tail), stored) => {
+                let rules = context.route.protocol.rules();
+                let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
                 Box::pin(tail.send()).await;
                 context.report(&shared, request_outcome(stored), status);
                 return None;

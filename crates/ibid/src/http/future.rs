@@ -147,9 +147,7 @@ impl<B: 'static> CoveredWork<B> {
         self.work = None;
         Poll::Ready(answer)
     }
-}
 
-impl<B: 'static> CoveredWork<B> {
     fn detach(&mut self) {
         if let Some(work) = self.work.take() {
             self.running.detach(DetachedWork(work));

@@ -2,8 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header, request::Parts};
+use http::{HeaderMap, header, request::Parts};
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -484,14 +483,4 @@ fn key_missing(policy: &Policy) -> Refusal {
 
 fn key_invalid(detail: impl Into<String>) -> Refusal {
     Refusal::new(RefusalReason::KeyInvalid, detail)
-}
-
-#[derive(Debug)]
-pub(super) enum ReadBodyError<B> {
-    /// The request is refused. Contains the bytes read and the rest of the body, for shadow mode.
-    Refused(Refusal, Bytes, B),
-    /// The client broke off the request.
-    Malformed(StatusCode, &'static str),
-    /// The body did not arrive in time. Contains the bytes read and the rest of the body, for shadow mode.
-    TimedOut(Bytes, B),
 }

@@ -116,7 +116,7 @@ pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body:
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     let is_forgotten = |name: &HeaderName| {
-        is_never_stored(name)
+        NEVER_STORED.contains(&name.as_str())
             || client_response::is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
@@ -129,22 +129,11 @@ pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body:
     remembered
 }
 
-fn is_never_stored(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "set-cookie"
-            | "date"
-            | "content-length"
-            | "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "te"
-            | "transfer-encoding"
-            | "upgrade"
-    )
-}
+#[rustfmt::skip]
+const NEVER_STORED: [&str; 11] = [
+    "set-cookie", "date", "content-length", "connection", "keep-alive", "proxy-connection", "proxy-authenticate",
+    "proxy-authorization", "te", "transfer-encoding", "upgrade",
+];
 
 /// Appends a path, with `:id` in place of each segment that is a number or a UUID.
 fn push_path_pattern(out: &mut String, path: &str) {

@@ -44,8 +44,8 @@ where
         Ok(prepared) => prepared,
         Err(NotClaimed { why, body }) => {
             match why {
-                NotClaimedReason::Malformed(status, detail) => {
-                    return Some(exchange::incomplete_body(status, detail, &context));
+                NotClaimedReason::Malformed(detail) => {
+                    return Some(exchange::incomplete_body(StatusCode::BAD_REQUEST, detail, &context));
                 }
                 // A body that arrives too slowly is not reported.
                 NotClaimedReason::TimedOut => {}
