@@ -49,7 +49,6 @@ use crate::{
 
 mod code;
 mod framing;
-mod header_encoding;
 mod messages;
 mod methods;
 mod reflection;

@@ -18,13 +18,15 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
 
 use self::{
     buckets::RateBuckets,
     reservations::{Allowance, QuotaReservations},
 };
-use crate::store::{Address, Counters, InMemoryCounters, Store, Tags};
+use crate::{
+    key::framed_digest,
+    store::{Address, Counters, InMemoryCounters, Store, Tags},
+};
 
 mod buckets;
 mod reservations;
@@ -192,12 +194,7 @@ fn bytes_counter(tags: &Tags) -> Address {
 }
 
 fn counter_address(parts: &[&str]) -> Address {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    Address(hash.finalize().into())
+    Address(framed_digest(parts))
 }
 
 impl fmt::Debug for Quota {

@@ -51,7 +51,7 @@ where
     let budget = &shared.budget;
     let mut body = Box::pin(body);
     let declared = request::content_length(&parts.headers);
-    if declared.is_some_and(|length| length > budget.limit()) {
+    if declared.is_some_and(|length| length > budget.0.limit) {
         return Err(NotClaimed::refused(overloaded(), RequestBody::begun(Bytes::new(), body)));
     }
     let mut trailers = None;
