@@ -76,9 +76,7 @@ impl RouteEntry {
         Self::with_name(at.to_string(), at.protocol, at.pattern.clone(), policy, preset)
     }
 
-    fn with_name(
-        name: String, protocol: Protocol, pattern: PathPattern, policy: Policy, preset: &'static str,
-    ) -> Self {
+    fn with_name(name: String, protocol: Protocol, pattern: PathPattern, policy: Policy, preset: &'static str) -> Self {
         let guard = Guard { name, policy: expect_valid(policy), protocol };
         let for_http = Guard { protocol: Protocol::Http, ..guard.clone() };
         Self {

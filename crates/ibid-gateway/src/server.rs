@@ -35,10 +35,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::{
-    connection_activity::ConnectionActivity,
-    write_progress::{StreamExecutor, WriteProgress},
-};
+use self::connection_activity::{ConnectionActivity, StreamExecutor, WriteProgress};
 use crate::{
     config::LimitSettings,
     contract_page,
@@ -54,7 +51,6 @@ use crate::{
 
 mod connection_activity;
 pub mod interim;
-mod write_progress;
 
 /// At shutdown: maximum time for the settlements of abandoned operations to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -93,9 +89,6 @@ struct ServerState {
 
 impl GatewayServer {
     /// Binds the listen address of the settings in force.
-    ///
-    /// # Errors
-    /// Returns an error if the address cannot be bound.
     pub async fn bind(
         live: Arc<LiveConfig>, ibid: Ibid, tracer: Option<Tracer>, stop: watch::Receiver<bool>,
     ) -> Result<Self, String> {
@@ -112,10 +105,6 @@ impl GatewayServer {
         Ok(Self { listener, cores, state: Arc::new(state) })
     }
 
-    /// The bound address.
-    ///
-    /// # Errors
-    /// Returns the error of the operating system.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -77,9 +77,6 @@ impl RequestHead<'_> {
 
 impl ConfigSnapshot {
     /// Opens no connection. Upstreams that `before` also has keep their connections.
-    ///
-    /// # Errors
-    /// Returns an error if an upstream or its certificates are invalid.
     pub fn new(settings: GatewaySettings, before: Option<&Self>) -> Result<Self, String> {
         let (mut upstreams, mut grpc_upstreams) = (HashMap::new(), HashMap::new());
         let routes = settings.routes.iter().filter_map(|route| route.upstream.as_ref());

@@ -43,27 +43,25 @@ use ibid::store::{
 use tokio::sync::oneshot;
 
 use self::{
-    clock::StoreClock,
     compactor::Compactor,
     entry::UnixMicros,
     format::MAIN_LANE,
     lane::LaneTail,
-    log::{STORE_NAME, SharedLog, store_error},
+    log::{STORE_NAME, SharedLog, StoreClock, store_error},
     quota_counters::QuotaCounters,
     recovery::{RecoveredLog, RecoveryMode, repair},
     segments::{LogLimits, SegmentError, SegmentSet},
     writer::{EntryChange, LogWriter, WriterCall, WriterReply, WriterRequest},
 };
 pub use self::{
-    clock::TimeSource,
     disk::{Directory, Disk, DiskFile},
     format::Corruption,
+    log::TimeSource,
     maintenance::{CompactionResult, check, compact, dump},
     report::{CorruptRange, StoreReport},
 };
 
 mod admin;
-mod clock;
 mod compactor;
 mod disk;
 mod entry;

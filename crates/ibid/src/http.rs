@@ -24,22 +24,18 @@ use http_body::Body;
 use tokio::time::timeout;
 
 pub use self::{
-    app::{App, AppCall, AppError, DispatchOutcome, RunInfo, SendState},
+    app::{App, AppCall, AppError, DispatchOutcome, HandlerClaim, NotRememberedError, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody, TruncatedResponse},
     budget::MemoryReservation,
     call_app::catch_panic,
     client_response::{error_answer, success_answer},
-    connection::{PeerConnection, ResponseAbort},
-    context::{RequestSender, plain_response, refusal_response},
+    context::{PeerConnection, RequestSender, ResponseAbort, plain_response, refusal_response},
     cors::Cors,
-    future::ResponseFuture,
-    handler_claim::{HandlerClaim, NotRememberedError},
-    layer::{IbidLayer, IbidService},
-    poll_hook::PollHook,
+    future::{PollHook, ResponseFuture},
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
     rules::completed_answer_of,
-    service::KeyHeaderLookup,
+    service::{IbidLayer, IbidService, KeyHeaderLookup},
 };
 pub(crate) use self::{
     body::WholeBody,
@@ -69,17 +65,12 @@ mod body;
 mod budget;
 mod call_app;
 mod client_response;
-mod connection;
 mod context;
 mod cors;
 mod exchange;
-mod forwarded;
 mod future;
-mod handler_claim;
 mod inner_response;
 mod late_answers;
-mod layer;
-mod poll_hook;
 mod read_body;
 mod refusal_style;
 mod request;

@@ -46,15 +46,12 @@ use crate::{
     },
 };
 
-use self::run::{CRASHED_ERROR, FailureRecord, HandlerOutcome, HandlerRun};
-pub use self::{
-    broker_reply::{BrokerReply, RedeliveryBackoff},
-    event::{
-        BrokerMessageId, DeliveredMessage, EventIdentityError, InboxEvent, MAX_CONSUMER_BYTES, MAX_IDENTITY_PART_BYTES,
-    },
+pub use self::event::{
+    BrokerMessageId, BrokerReply, DeliveredMessage, EventIdentityError, InboxEvent, MAX_CONSUMER_BYTES,
+    MAX_IDENTITY_PART_BYTES, RedeliveryBackoff,
 };
+use self::run::{CRASHED_ERROR, FailureRecord, HandlerOutcome, HandlerRun};
 
-mod broker_reply;
 mod event;
 mod identity;
 mod run;

@@ -125,9 +125,7 @@ pub(super) async fn wait_for_reply<T>(
         let now = Instant::now();
         due = match progress {
             Some(progress) if progress.awaits_client.load(Relaxed) => now + limit,
-            Some(progress) => {
-                progress.since + Duration::from_millis(progress.last_progress_ms.load(Relaxed)) + limit
-            }
+            Some(progress) => progress.since + Duration::from_millis(progress.last_progress_ms.load(Relaxed)) + limit,
             None => return None,
         };
         if due <= now {

@@ -242,9 +242,8 @@ impl FromStr for PathPattern {
         if readings.has_dot_segments {
             return Err(", its pattern has dot segments, which never match".into());
         }
-        let is_name = |name: &str| {
-            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        };
+        let is_name =
+            |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         for piece in path.strip_suffix("/*").unwrap_or(if path == "*" { "" } else { path }).split('/') {
             if piece.contains('*') {
                 return Err(", \"*\" stands only for the whole rest, at the end".into());

@@ -29,6 +29,12 @@ pub(super) enum BatchWriteError {
     NotSynced(io::Error),
 }
 
+impl BatchWriteError {
+    pub(super) fn not_written(why: String) -> Self {
+        Self::NotWritten(io::Error::other(why))
+    }
+}
+
 impl LaneTail {
     pub(super) fn new(lane: u8, segment: Arc<LogSegment>, first_sequence: u64) -> Self {
         Self { segment, offset: FIRST_BATCH_OFFSET, lane, first_sequence, is_sealed: false }
@@ -67,7 +73,7 @@ impl LaneTail {
         batch.resize(pad_to_sector(length), 0);
         let written = self.segment.file.write_at(batch, self.offset);
         batch.truncate(length);
-        written.map_err(BatchWriteError::NotWritten)?;
+        written.map_err(|error| BatchWriteError::not_written(format!("the disk refused to write: {error}")))?;
         if synced { self.segment.file.sync_data().map_err(BatchWriteError::NotSynced) } else { Ok(()) }
     }
 

@@ -11,11 +11,11 @@ use std::{
 
 use super::{
     Embedded, EmbeddedOptions, OpenError,
-    clock::StoreClock,
     compactor::Compactor,
     disk::{Directory, Disk},
     entry::{EntryPhase, LogEntry, LogEntryKind},
     index::{IndexSlot, SHARD_COUNT},
+    log::StoreClock,
     recover_log,
     recovery::{RecoveredLog, RecoveryMode},
     report::StoreReport,

@@ -22,10 +22,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{
-    RequestSender,
-    connection::{PeerConnection, ResponseAbort},
-};
+use super::context::{PeerConnection, RequestSender, ResponseAbort};
 use crate::scope::TrustedProxies;
 
 /// The minimum size of a transfer that waits for its client, in bytes: about what its task needs.
@@ -364,7 +361,9 @@ impl Transfer {
             account.as_ref().is_none_or(|account| account.try_take(more, own, bound))
         };
         let give_back = |account: &Option<Arc<MemoryAccount>>| {
-            account.iter().for_each(|account| drop(account.used.fetch_sub(more, Relaxed)));
+            if let Some(account) = account {
+                account.used.fetch_sub(more, Relaxed);
+            }
         };
         if !fits(&self.connection, self.budget.limit / 8) {
             return Err(Some(BudgetBound::Connection));
@@ -386,13 +385,17 @@ impl Transfer {
         let mut state = self.state.lock();
         if !state.evicted {
             self.budget.used.fetch_add(bytes, Relaxed);
-            self.accounts().for_each(|account| drop(account.used.fetch_add(bytes, Relaxed)));
+            for account in self.accounts() {
+                account.used.fetch_add(bytes, Relaxed);
+            }
             state.held_bytes += bytes;
         }
     }
 
     fn release(&self, state: &mut TransferState, bytes: u64) {
-        self.accounts().for_each(|account| drop(account.used.fetch_sub(bytes, Relaxed)));
+        for account in self.accounts() {
+            account.used.fetch_sub(bytes, Relaxed);
+        }
         state.held_bytes -= bytes;
         self.budget.used.fetch_sub(bytes, Relaxed);
     }

@@ -16,14 +16,13 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{
     LayerState,
     anonymous::AnonymousCaller,
-    app::{App, AppCall, AppError, DispatchOutcome, RunInfo, SendState},
+    app::{App, AppCall, AppError, DispatchOutcome, HandlerClaim, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody},
     budget::MemoryReservation,
     client_response,
     context::RequestContext,
     exchange::{Exchange, WholeRequest},
     future::WorkState,
-    handler_claim::HandlerClaim,
     inner_response::{self, BufferedBody, ResponseStream, StreamTail},
     rules,
 };

@@ -11,14 +11,13 @@ use tokio::time::Instant;
 use super::{
     LayerState, Route,
     anonymous::{self, AnonymousCaller},
-    app::App,
+    app::{App, HandlerClaim},
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
     call_app::{self, AppResponse},
     client_response,
     context::{NO_RESPONSE_STATUS, RequestContext},
     future::WorkState,
-    handler_claim::HandlerClaim,
     read_body::{overloaded, read_body},
     request::{self, KeyedRequest, PreparedClaim},
 };
