@@ -418,7 +418,7 @@ impl Engine {
     }
 
     fn report_store_failure(&self, call: &'static str, error: &StoreError) {
-        self.observer.on_event(&EngineEvent::StoreFailed { call, error });
+        self.observer.on_event(&EngineEvent::StoreFailed(call, error));
     }
 
     /// The operations that run now.

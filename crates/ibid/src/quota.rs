@@ -111,7 +111,7 @@ impl Quota {
     pub(crate) async fn check(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         self.rates.lock().take(&rate_counter(tags), false)?;
         self.check_allowance(&self.new_bytes, store, &bytes_counter(tags)).await?;
-        self.check_allowance(&self.new_keys, store, &counter_address(&[tags.tenant()])).await
+        self.check_allowance(&self.new_keys, store, &keys_counter(tags)).await
     }
 
     async fn check_allowance(
@@ -136,7 +136,7 @@ impl Quota {
     pub(crate) async fn spend(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         // The rate first: a token taken in vain is refilled soon.
         self.rates.lock().take(&rate_counter(tags), true)?;
-        let who = counter_address(&[tags.tenant()]);
+        let who = keys_counter(tags);
         for _ in 0..=MAX_RESERVE_ATTEMPTS {
             let room = self.new_keys.lock().check(&who, true);
             match room {
@@ -186,15 +186,15 @@ fn clamped(limit: QuotaLimit) -> QuotaLimit {
 }
 
 fn rate_counter(tags: &Tags) -> Address {
-    counter_address(&[tags.tenant(), tags.user()])
+    Address(framed_digest(&[tags.tenant(), tags.user()]))
 }
 
 fn bytes_counter(tags: &Tags) -> Address {
-    counter_address(&["bytes", "", tags.tenant()])
+    Address(framed_digest(&["bytes", "", tags.tenant()]))
 }
 
-fn counter_address(parts: &[&str]) -> Address {
-    Address(framed_digest(parts))
+fn keys_counter(tags: &Tags) -> Address {
+    Address(framed_digest(&[tags.tenant()]))
 }
 
 impl fmt::Debug for Quota {

@@ -88,20 +88,16 @@ pub enum RecordError {
 impl Record {
     /// Encodes the record, uncompressed.
     pub fn encode(&self) -> Bytes {
-        let body = match &self.body {
-            RecordBody::Whole(body) => body.len() + 4,
-            RecordBody::Digest { .. } => 40,
-            RecordBody::None => 0,
+        let (kind, body) = match &self.body {
+            RecordBody::Whole(body) => (0, body.len() + 4),
+            RecordBody::Digest { .. } => (1, 40),
+            RecordBody::None => (2, 0),
         };
         let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
         let mut out =
             BytesMut::with_capacity(24 + headers_size(&self.headers) + body + headers_size(&self.trailers) + cookies);
         out.put_u8(if cookies == 0 { VERSION_WITHOUT_COOKIES } else { VERSION_WITH_COOKIES });
-        out.put_u8(match self.body {
-            RecordBody::Whole(_) => 0,
-            RecordBody::Digest { .. } => 1,
-            RecordBody::None => 2,
-        });
+        out.put_u8(kind);
         out.put_u16_le(self.status.as_u16());
         out.put_u64_le(self.requested_at_ms);
         out.put_u64_le(self.completed_at_ms);
@@ -170,9 +166,7 @@ pub(crate) fn decompress(record: Bytes) -> Bytes {
 /// The uncompressed length of a record, as its bytes declare it. The value is not verified.
 pub(crate) fn decompressed_length(record: &[u8]) -> usize {
     match record {
-        [VERSION_COMPRESSED, length @ ..] if length.len() >= 4 => {
-            u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize
-        }
+        [VERSION_COMPRESSED, a, b, c, d, ..] => u32::from_le_bytes([*a, *b, *c, *d]) as usize,
         record => record.len(),
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     policy::{CheckedPolicy, InvalidPolicy, LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::Scope,
-    store::{ClaimRequest, ClaimToken, Fingerprint, Lease, Store, Tags, key_hash},
+    store::{ClaimRequest, Fingerprint, Lease, Store, Tags, key_hash},
     time::now_ms,
 };
 
@@ -96,16 +96,9 @@ where
         .into_string();
     let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
     let shown = if policy.label.key == LabelKeyDisplay::Clear { key.clone() } else { mask(&key) };
-    let ask = ClaimRequest {
-        address: scope.address(&key, own_entry, None),
-        token: ClaimToken::mint(),
-        fingerprint,
-        tags: Tags::from_parts(["", "", "run", &shown, &key_hash(&key)]),
-        label: Bytes::new(),
-        lease: policy.lease,
-        ttl: policy.ttl,
-        take_over: None,
-    };
+    let (address, tags) =
+        (scope.address(&key, own_entry, None), Tags::from_parts(["", "", "run", &shown, &key_hash(&key)]));
+    let ask = ClaimRequest::new(address, fingerprint, tags, Bytes::new(), policy.terms());
     let engine = Engine::new(store.clone());
     if policy.mode == PolicyMode::Shadow {
         return run_in_shadow(&engine, policy, ask, operation).await;

@@ -211,7 +211,7 @@ impl SettleQueueState {
             (told, given_up)
         };
         if let Err(error) = &answer {
-            self.observer.on_event(&EngineEvent::StoreFailed { call: "settle", error });
+            self.observer.on_event(&EngineEvent::StoreFailed("settle", error));
         }
         if given_up {
             self.observer.on_event(&EngineEvent::SettlementDropped(&lease.request.address));
@@ -236,7 +236,7 @@ impl SettleQueueState {
             let notice = match &told {
                 Ok(SettleOutcome::ClaimLost(_)) => EngineEvent::ClaimLost(at),
                 Ok(_) => EngineEvent::JournalDrained(at),
-                Err(error) => EngineEvent::StoreFailed { call: "settle", error },
+                Err(error) => EngineEvent::StoreFailed("settle", error),
             };
             self.observer.on_event(&notice);
             if let Err(error) = &told

@@ -30,6 +30,8 @@ use std::{
 
 use bytes::Bytes;
 
+use crate::policy::Terms;
+
 pub use self::{
     address_hasher::AddressHashBuilder,
     admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},
@@ -102,6 +104,14 @@ pub struct ClaimRequest {
     pub ttl: Duration,
     /// Take over this holder if it is still current and its outcome is unknown.
     pub take_over: Option<Fence>,
+}
+
+impl ClaimRequest {
+    /// Creates a request with a new token and no takeover.
+    pub(crate) fn new(address: Address, fingerprint: Fingerprint, tags: Tags, label: Bytes, terms: &Terms) -> Self {
+        let (token, lease, ttl) = (ClaimToken::mint(), terms.lease, terms.ttl);
+        Self { address, token, fingerprint, tags, label, lease, ttl, take_over: None }
+    }
 }
 
 /// A granted claim.

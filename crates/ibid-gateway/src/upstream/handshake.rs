@@ -9,6 +9,7 @@ use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -90,22 +91,12 @@ type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// An executor that captures the first future (hyper's socket task) and spawns the others (one per stream).
 #[derive(Clone, Default)]
-struct CapturingExecutor(Arc<Mutex<CapturedTask>>);
-
-#[derive(Default)]
-enum CapturedTask {
-    #[default]
-    Empty,
-    Task(ConnectionTask),
-    Taken,
-}
+struct CapturingExecutor(Arc<(AtomicBool, Mutex<Option<ConnectionTask>>)>);
 
 impl CapturingExecutor {
     fn take_task(&self) -> Option<ConnectionTask> {
-        match std::mem::replace(&mut *self.0.lock(), CapturedTask::Taken) {
-            CapturedTask::Task(task) => Some(task),
-            _ => None,
-        }
+        self.0.0.store(true, SeqCst);
+        self.0.1.lock().take()
     }
 }
 
@@ -114,12 +105,10 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, future: F) {
-        let mut caught = self.0.lock();
-        if matches!(*caught, CapturedTask::Empty) {
-            *caught = CapturedTask::Task(Box::pin(future));
-        } else {
-            drop(caught);
+        if self.0.0.swap(true, SeqCst) {
             tokio::spawn(future);
+        } else {
+            *self.0.1.lock() = Some(Box::pin(future));
         }
     }
 }

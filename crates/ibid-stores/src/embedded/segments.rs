@@ -120,10 +120,6 @@ impl LogSegment {
         self.live_slots.fetch_sub(1, SeqCst);
     }
 
-    pub(super) fn live_bytes(&self) -> u64 {
-        self.live_bytes.load(Relaxed)
-    }
-
     fn is_recyclable(&self) -> bool {
         self.is_closed.load(SeqCst) && self.live_slots.load(SeqCst) == 0
     }
@@ -132,11 +128,8 @@ impl LogSegment {
         let mut bytes = vec![0; slot.length()];
         self.file.read_at(&mut bytes, slot.offset.into())?;
         let IndexSlot { segment, offset, .. } = *slot;
-        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(|corruption| EntryReadError::Corrupt {
-            segment,
-            offset,
-            corruption,
-        })
+        let corrupt = |corruption| EntryReadError::Corrupt { segment, offset, corruption };
+        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(corrupt)
     }
 }
 
@@ -189,19 +182,15 @@ impl SegmentSet {
     }
 
     pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
-        let segment = self.get(slot.segment).ok_or(EntryReadError::Gone(slot.segment))?;
-        segment.read(slot)
-    }
-
-    pub(super) fn get(&self, id: u32) -> Option<Arc<LogSegment>> {
-        self.by_id.read().get(&id).cloned()
+        let segment = self.by_id.read().get(&slot.segment).cloned();
+        segment.ok_or(EntryReadError::Gone(slot.segment))?.read(slot)
     }
 
     /// Returns closed segments with little live data: most of it died, or a restart ended them early.
     pub(super) fn sparse_segments(&self) -> Vec<Arc<LogSegment>> {
         let holds_little = |segment: &LogSegment| {
             let live = segment.live_slots.load(SeqCst) > 0;
-            live && segment.live_bytes() * 4 < segment.header.size - FIRST_BATCH_OFFSET
+            live && segment.live_bytes.load(Relaxed) * 4 < segment.header.size - FIRST_BATCH_OFFSET
         };
         self.closed_segments().into_iter().filter(|segment| holds_little(segment)).collect()
     }
@@ -277,11 +266,10 @@ impl SegmentSet {
     fn take_recyclable(&self, such: impl Fn(&LogSegment) -> bool) -> Option<Arc<LogSegment>> {
         let mut by_id = self.by_id.write();
         let is_needed = |proves: u32| proves != 0 && by_id.contains_key(&proves);
-        let dead = by_id
-            .values()
-            .find(|segment| segment.is_recyclable() && such(segment) && !is_needed(segment.proves_end_of.load(SeqCst)))?
-            .header
-            .id;
+        let is_dead = |segment: &&Arc<LogSegment>| {
+            segment.is_recyclable() && such(segment) && !is_needed(segment.proves_end_of.load(SeqCst))
+        };
+        let dead = by_id.values().find(is_dead)?.header.id;
         by_id.remove(&dead)
     }
 

@@ -69,17 +69,9 @@ impl Exchange {
     {
         let Self { shared, context, run, handler_claim, anonymous, buffers, request, .. } = self;
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
-        let mut call = Run {
-            shared,
-            context,
-            handler_claim: handler_claim.as_ref(),
-            anonymous: anonymous.as_ref(),
-            buffers,
-            info,
-            started: Instant::now(),
-        };
+        let (handler_claim, anonymous, started) = (handler_claim.as_ref(), anonymous.as_ref(), Instant::now());
+        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, started };
         let request = call.prepare_request(request.take().expect("an operation runs once"));
-        let started = call.started;
         let work = pin!(async {
             match call.send(app, request, state).await {
                 Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
@@ -188,15 +180,9 @@ impl Run<'_> {
                     Ok((record, tail)) => (record, tail.trailers.clone(), AppResponse::Tail(parts.status, tail)),
                 },
             };
-        let reply = AppReply {
-            status: parts.status,
-            headers: &parts.headers,
-            body,
-            trailers: trailers.as_ref(),
-            cookies,
-            requested_at_ms: self.context.requested_at_ms,
-            started: self.started,
-        };
+        let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
+        let (requested_at_ms, started) = (self.context.requested_at_ms, self.started);
+        let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
         let meaning = self.context.route.protocol.rules().judge(policy, reply);
         if let AppResponse::Whole(response, _) = &mut answer {
             *response.status_mut() = parts.status;
@@ -258,18 +244,10 @@ where
     });
     match asked.await {
         Ok(Some((parts, BufferedBody::Whole(body, trailers)))) if parts.status.is_success() => {
-            ProbeOutcome::Happened(rules::completed_answer(
-                policy,
-                AppReply {
-                    status: parts.status,
-                    headers: &parts.headers,
-                    body: RecordBody::Whole(body),
-                    trailers: trailers.as_ref(),
-                    cookies: Vec::new(),
-                    requested_at_ms: context.requested_at_ms,
-                    started,
-                },
-            ))
+            let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
+            let (body, cookies, requested_at_ms) = (RecordBody::Whole(body), Vec::new(), context.requested_at_ms);
+            let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
+            ProbeOutcome::Happened(rules::completed_answer(policy, reply))
         }
         Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => ProbeOutcome::DidNotHappen,
         _ => ProbeOutcome::Inconclusive,

@@ -16,12 +16,7 @@ use http::Response;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
-use super::{
-    Route,
-    body::ResponseBody,
-    client_response,
-    cors::{self, Preflight},
-};
+use super::{Route, body::ResponseBody, client_response, cors::PreflightPatch};
 use crate::running::RunningOperations;
 
 /// The work on one covered request. Its output is `None` if the response was sent before the work ended.
@@ -42,12 +37,6 @@ pin_project! {
         Ready { answer: Option<Response<ResponseBody<B>>> },
         Covered { covered: CoveredWork<B> },
     }
-}
-
-pub(super) struct PreflightPatch {
-    pub(super) origin: http::HeaderValue,
-    pub(super) preflight: Preflight,
-    pub(super) key_headers: Vec<http::HeaderName>,
 }
 
 /// State shared by the work and the future that drives it.
@@ -97,14 +86,11 @@ where
                 if let Some(route) = covered.take() {
                     client_response::remove_own_headers(answer.headers_mut(), &route.policy);
                 }
-                if let Some(patch) = preflight.take() {
-                    let (keys, headers) = (patch.key_headers.into_iter(), answer.headers_mut());
-                    if cors::complete_preflight(headers, &patch.origin, &patch.preflight, keys) {
-                        *answer.status_mut() = http::StatusCode::NO_CONTENT;
-                        answer.headers_mut().remove(http::header::CONTENT_LENGTH);
-                        answer.headers_mut().remove(http::header::CONTENT_TYPE);
-                        *answer.body_mut() = ResponseBody::whole("", None);
-                    }
+                if preflight.take().is_some_and(|patch| patch.complete(answer.headers_mut())) {
+                    *answer.status_mut() = http::StatusCode::NO_CONTENT;
+                    answer.headers_mut().remove(http::header::CONTENT_LENGTH);
+                    answer.headers_mut().remove(http::header::CONTENT_TYPE);
+                    *answer.body_mut() = ResponseBody::whole("", None);
                 }
                 Poll::Ready(Ok(answer))
             }
@@ -151,7 +137,7 @@ impl<B: 'static> CoveredWork<B> {
 
     fn detach(&mut self) {
         if let Some(work) = self.work.take() {
-            self.running.detach(DetachedWork(work));
+            self.running.detach(async { drop(work.await) });
         }
     }
 }
@@ -161,17 +147,6 @@ impl<B: 'static> Drop for CoveredWork<B> {
         if self.state.is_claimed.load(Relaxed) {
             self.detach();
         }
-    }
-}
-
-/// Work whose client has left, or already has the head of its response.
-struct DetachedWork<B>(RequestWork<B>);
-
-impl<B> Future for DetachedWork<B> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(cx).map(drop)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     policy::{LabelKeyDisplay, OnMismatch, OnStoreDown, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
-    store::{Address, ClaimRequest, ClaimToken, Fingerprint, Tags, key_hash},
+    store::{Address, ClaimRequest, Fingerprint, Tags, key_hash},
 };
 
 /// The result of checking a request's head.
@@ -233,17 +233,10 @@ impl KeyedRequest {
         let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-        let ask = ClaimRequest {
-            address,
-            token: ClaimToken::mint(),
-            fingerprint,
-            tags: Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]),
-            label: label::encode(context.requested_at_ms, told, digests.as_ref()),
-            lease: policy.lease,
-            ttl: policy.ttl,
-            take_over: None,
-        };
-        Ok(Some(PreparedClaim { request: ask, key, digests, legacy: None }))
+        let tags = Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]);
+        let label = label::encode(context.requested_at_ms, told, digests.as_ref());
+        let request = ClaimRequest::new(address, fingerprint, tags, label, policy.terms());
+        Ok(Some(PreparedClaim { request, key, digests, legacy: None }))
     }
 }
 

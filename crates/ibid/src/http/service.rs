@@ -17,9 +17,9 @@ use super::{
     app::{App, ServiceApp},
     body::{BoxError, RequestBody, ResponseBody},
     context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
-    cors::{Cors, Preflight},
+    cors::PreflightPatch,
     exchange::{self, BegunExchange, KeyedHead},
-    future::{HookedFuture, PreflightPatch, RequestWork, ResponseFuture, WorkState},
+    future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
     request::{self, HeadCheck},
     request_id::UnderRequestId,
     shadow,
@@ -51,7 +51,8 @@ where
                 let event = EngineEvent::UncoveredKey { method: parts.method.as_str(), path: parts.uri.path() };
                 shared.engine.observer().on_event(&event);
             }
-            let preflight = preflight_patch(shared, key_headers, &parts);
+            let cors = shared.settings.cors.as_ref();
+            let preflight = cors.and_then(|cors| PreflightPatch::of(cors, key_headers, &parts));
             let request = Request::from_parts(parts, RequestBody::untouched(body));
             return ResponseFuture::pass_through(app.pass(request), preflight);
         }
@@ -166,16 +167,6 @@ pub(super) fn pass_through<RB, E>(
 fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     let own: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
     own.iter().chain(policy.replay_marker_headers()).for_each(|name| drop(headers.remove(name)));
-}
-
-fn preflight_patch(
-    shared: &LayerState, key_headers: &KeyHeaderLookup<'_>, parts: &Parts,
-) -> Option<Box<PreflightPatch>> {
-    let cors = shared.settings.cors.as_ref().filter(|_| Cors::is_preflight(parts))?;
-    let origin = cors.origin(&parts.headers)?;
-    let preflight = Preflight::of(&parts.headers)?;
-    let key_headers = key_headers(&preflight.method()?, parts)?;
-    Some(Box::new(PreflightPatch { origin, preflight, key_headers }))
 }
 
 /// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).
