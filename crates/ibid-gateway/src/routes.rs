@@ -216,12 +216,8 @@ impl RouteTable {
         }
         let path::PathReadings { paths, has_dot_segments } = path::readings(raw_path);
         let sent = self.first_match(method, &paths[0], PathComparison::EXACT);
-        let mut read = BTreeSet::new();
-        for path in &paths {
-            read.extend(
-                PathComparison::ALL_MODES.iter().filter_map(|compared| self.first_match(method, path, *compared)),
-            );
-        }
+        let modes = paths.iter().flat_map(|path| PathComparison::ALL_MODES.map(|compared| (path, compared)));
+        let read: BTreeSet<_> = modes.filter_map(|(path, compared)| self.first_match(method, path, compared)).collect();
         let others = read.into_iter().filter(|at| Some(*at) != sent);
         let mut routes = sent.into_iter().chain(others).map(|at| &self.routes[at]).collect::<Vec<_>>();
         if sent.is_none() || has_dot_segments {
@@ -270,11 +266,8 @@ impl RouteTable {
 
     /// Returns `[policy]` if it covers the method, for a path in all its readings.
     fn default_policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&RouteEntry> {
-        let of = |protocol: Protocol| {
-            let mut all =
-                self.routes.iter().filter(|route| route.is_default_policy && route.policy.lists_method(method));
-            all.find(|route| route.protocol == protocol)
-        };
+        let covers = |route: &&RouteEntry| route.is_default_policy && route.policy.lists_method(method);
+        let of = |protocol: Protocol| self.routes.iter().filter(covers).find(|route| route.protocol == protocol);
         let is_unary = |_: &&RouteEntry| readings.into_iter().any(|path| self.is_unary_path(path));
         of(Protocol::Grpc).filter(is_unary).or_else(|| of(Protocol::Http))
     }

@@ -155,11 +155,11 @@ impl ConfigSnapshot {
     /// Returns the upstream of a route, or the default one.
     fn upstream(&self, protocol: Protocol, route: Option<&RouteEntry>) -> Arc<UpstreamClient<UpstreamRequestBody>> {
         let own = route.and_then(|route| route.upstream.as_ref()).and_then(|url| self.upstreams(protocol).get(url));
-        match (own, protocol) {
-            (Some(own), _) => own.clone(),
-            (None, Protocol::Http) => self.default_upstream.clone(),
-            (None, Protocol::Grpc) => self.grpc_upstreams[&self.settings.upstream].clone(),
-        }
+        let default = || match protocol {
+            Protocol::Http => &self.default_upstream,
+            Protocol::Grpc => &self.grpc_upstreams[&self.settings.upstream],
+        };
+        own.unwrap_or_else(default).clone()
     }
 
     fn can_reuse_upstreams(&self, settings: &GatewaySettings) -> bool {
@@ -196,10 +196,8 @@ impl ConfigSnapshot {
         // The gateway sends GET to the app for both methods.
         let is_read = matches!(*head.method, Method::GET | Method::HEAD);
         let passes = |method| {
-            matches!(
-                self.route_request(RequestHead { method, ..head }).route_match,
-                RouteMatch::NotCovered | RouteMatch::UncoveredKey
-            )
+            let found = self.route_request(RequestHead { method, ..head }).route_match;
+            matches!(found, RouteMatch::NotCovered | RouteMatch::UncoveredKey)
         };
         (is_read && passes(head.method) && passes(&Method::GET)).then(|| document.clone())
     }

@@ -209,7 +209,7 @@ impl ProtocolRules for GrpcRules {
     }
 
     fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
-        refusal::refuse(refusal, context.policy(), context.masked_key())
+        refusal::refuse(refusal, context.policy(), &context.key)
     }
 
     fn fail(&self, status: StatusCode, detail: &str, _: &RequestContext) -> Response<WholeBody> {

@@ -13,7 +13,7 @@
 //!
 //! The life of a request: `service` finds the route and checks key and scope (`request`), reads the body, and passes an
 //! operation to the [engine](crate::Engine). The operation calls the inner service and reads its response;
-//! `client_response` builds what the client gets. After the claim, a client cannot cancel the work: if its future is
+//! `rules` builds what the client gets. After the claim, a client cannot cancel the work: if its future is
 //! dropped, the work continues in its own task.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -28,21 +28,19 @@ pub use self::{
     body::{BoxError, RequestBody, ResponseBody, TruncatedResponse},
     budget::MemoryReservation,
     call_app::catch_panic,
-    client_response::{error_answer, success_answer},
     context::{PeerConnection, RequestSender, ResponseAbort, plain_response, refusal_response},
     cors::Cors,
     future::{PollHook, ResponseFuture},
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
-    rules::completed_answer_of,
+    rules::{completed_answer_of, error_answer, success_answer},
     service::{IbidLayer, IbidService, KeyHeaderLookup},
 };
 pub(crate) use self::{
     body::WholeBody,
-    client_response::{set_replay_headers, whole_response},
     context::RequestContext,
     request_id::UnderRequestId,
-    rules::{HttpRules, stored_headers},
+    rules::{HttpRules, set_replay_headers, stored_headers, whole_response},
 };
 pub use crate::protocol::Protocol;
 use crate::{
@@ -64,7 +62,6 @@ mod app;
 mod body;
 mod budget;
 mod call_app;
-mod client_response;
 mod context;
 mod cors;
 mod exchange;

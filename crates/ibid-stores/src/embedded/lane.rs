@@ -60,16 +60,10 @@ impl LaneTail {
             let crc = salted_crc(salt, &batch[begin + 8..begin + length]);
             batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
         }
-        let header = BatchHeader {
-            length: (length - BATCH_HEADER_LEN) as u32,
-            count,
-            sequence: at.sequence,
-            clock: at.clock,
-            highest_fence: at.highest_fence,
-            lane: self.lane,
-            is_seal: false,
-        };
-        header.write_header(batch, salt);
+        let (LogPosition { sequence, clock, highest_fence }, lane) = (at, self.lane);
+        let payload = (length - BATCH_HEADER_LEN) as u32;
+        BatchHeader { length: payload, count, sequence, clock, highest_fence, lane, is_seal: false }
+            .write_header(batch, salt);
         batch.resize(pad_to_sector(length), 0);
         let written = self.segment.file.write_at(batch, self.offset);
         batch.truncate(length);

@@ -215,15 +215,10 @@ impl SegmentSet {
     ) -> Result<Arc<LogSegment>, SegmentError> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| io::Error::other(error.to_string()))?;
-        let header = SegmentHeader {
-            store: self.store_id,
-            id: self.next_id.fetch_add(1, SeqCst),
-            size: self.limits.segment_size,
-            salt: u64::from_le_bytes(salt),
-            sequence: so_far.sequence,
-            clock: so_far.clock,
-            fence_floor: so_far.highest_fence,
-        };
+        let LogPosition { sequence, clock, highest_fence: fence_floor } = so_far;
+        let (store, id, size) = (self.store_id, self.next_id.fetch_add(1, SeqCst), self.limits.segment_size);
+        let salt = u64::from_le_bytes(salt);
+        let header = SegmentHeader { store, id, size, salt, sequence, clock, fence_floor };
         while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
             // If removal fails, the next start finds the segment dead, too.
             let _ = self.remove_file(&dead);

@@ -19,7 +19,6 @@ use super::{
     app::{App, AppCall, AppError, DispatchOutcome, HandlerClaim, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody},
     budget::MemoryReservation,
-    client_response,
     context::RequestContext,
     exchange::{Exchange, WholeRequest},
     future::WorkState,
@@ -217,7 +216,7 @@ impl Run<'_> {
         let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
         *head.headers_mut() = parts.headers.clone();
-        state.respond_early(client_response::first_response(head, None, None, self.context));
+        state.respond_early(rules::first_response(head, None, None, self.context));
         // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
         stream.pump(begun, body).await?;

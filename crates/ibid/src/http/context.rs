@@ -78,7 +78,7 @@ fn connect_info(_: &Extensions) -> Option<IpAddr> {
 pub(crate) struct RequestContext {
     pub(super) route: Arc<Route>,
     /// The masked key; empty without one.
-    pub(super) key: String,
+    pub(crate) key: String,
     pub(super) address: Option<Address>,
     pub(super) part_digests: Option<PartDigests>,
     pub(super) client: BudgetClient,
@@ -149,11 +149,6 @@ impl RequestContext {
 
     pub(crate) fn policy(&self) -> &CheckedPolicy {
         &self.route.policy
-    }
-
-    /// The masked key; empty without one.
-    pub(crate) fn masked_key(&self) -> &str {
-        &self.key
     }
 
     pub(super) fn request_id(&self) -> &str {

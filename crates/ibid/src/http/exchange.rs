@@ -15,11 +15,11 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
     call_app::{self, AppResponse},
-    client_response,
     context::{NO_RESPONSE_STATUS, RequestContext},
     future::WorkState,
     read_body::{overloaded, read_body},
     request::{self, KeyedRequest, PreparedClaim},
+    rules,
 };
 use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
@@ -301,7 +301,7 @@ impl Exchange {
         }
         let (response, stored) = match decision {
             Decision::Ran(AppResponse::Whole(response, whole), stored) => {
-                let mut response = client_response::first_response(response, Some(whole), Some(stored), &context);
+                let mut response = rules::first_response(response, Some(whole), Some(stored), &context);
                 let length = response.body().whole_length();
                 if length > MAX_UNCOUNTED_RESPONSE_BYTES {
                     let reservation = shared.budget.send(&context.client);

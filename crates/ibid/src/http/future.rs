@@ -16,7 +16,7 @@ use http::Response;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
-use super::{Route, body::ResponseBody, client_response, cors::PreflightPatch};
+use super::{Route, body::ResponseBody, cors::PreflightPatch, rules};
 use crate::running::RunningOperations;
 
 /// The work on one covered request. Its output is `None` if the response was sent before the work ended.
@@ -84,7 +84,7 @@ where
             KindProject::Passed { future, preflight, covered } => {
                 let mut answer = ready!(future.poll(cx))?.map(ResponseBody::untouched);
                 if let Some(route) = covered.take() {
-                    client_response::remove_own_headers(answer.headers_mut(), &route.policy);
+                    rules::remove_own_headers(answer.headers_mut(), &route.policy);
                 }
                 if preflight.take().is_some_and(|patch| patch.complete(answer.headers_mut())) {
                     *answer.status_mut() = http::StatusCode::NO_CONTENT;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use super::client_response::json_string;
+use super::rules::json_string;
 use crate::{
     policy::RefusalFormat,
     refusal::{Refusal, RefusalReason},
