@@ -368,9 +368,7 @@ impl Engine {
         &self, policy: &Terms, ask: &ClaimRequest, holder: &Holder, claimant: &mut C,
     ) -> bool {
         let end = match Box::pin(claimant.probe()).await {
-            ProbeOutcome::Happened(CompletedAnswer { failed, record, summary }) => {
-                Settlement::Complete { failed, record, summary, ttl: policy.ttl }
-            }
+            ProbeOutcome::Happened(answer) => answer.into_settlement(policy.ttl),
             ProbeOutcome::DidNotHappen => Settlement::Release,
             ProbeOutcome::Inconclusive => return false,
         };

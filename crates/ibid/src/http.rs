@@ -67,7 +67,6 @@ mod cors;
 mod exchange;
 mod future;
 mod inner_response;
-mod late_answers;
 mod read_body;
 mod refusal_style;
 mod request;
@@ -128,7 +127,7 @@ struct LayerState {
     budget: budget::MemoryBudget,
     shared_records: shared_records::SharedRecords,
     sweeper: sweeper::Sweeper,
-    late_answers: late_answers::LateAnswerLimiter,
+    late_answers: call_app::LateAnswerLimiter,
     shared_key_detector: Arc<shared_key_detector::SharedKeyDetector>,
 }
 
@@ -332,7 +331,7 @@ impl IbidBuilder {
         let shared_records = shared_records::SharedRecords::default();
         let sweeper = sweeper::Sweeper::new(settings.sweep_every);
         sweeper.start(&engine);
-        let late_answers = late_answers::LateAnswerLimiter::new(settings.max_late_answers);
+        let late_answers = call_app::LateAnswerLimiter::new(settings.max_late_answers);
         let shared =
             LayerState { engine, settings, budget, shared_records, sweeper, late_answers, shared_key_detector };
         Ibid { shared: Arc::new(shared) }

@@ -42,7 +42,6 @@ pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// Appends a checksum of all preceding bytes.
 pub(crate) fn append_checksum(mut out: BytesMut) -> Bytes {
     let sum = crc32c::crc32c(&out);
     out.put_u32_le(sum);

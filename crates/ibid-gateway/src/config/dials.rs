@@ -147,7 +147,7 @@ fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), Stri
         (true, true) if unary.is_streaming(&pattern.text) => {
             Err(format!("{text:?} is a streaming method by the descriptors; only unary ones can be covered"))
         }
-        (true, true) if methods.any(|path| path == &pattern.text) => Ok(()),
+        (true, true) if methods.any(|path| path == pattern.text) => Ok(()),
         (true, true) => {
             let all: Vec<&str> = unary.known_in_service(service).filter_map(|path| path.rsplit('/').next()).collect();
             Err(format!("{text:?} is not in the descriptors; {service} has {}", all.join(", ")))

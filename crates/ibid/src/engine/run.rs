@@ -5,8 +5,8 @@ use std::{future::Future, pin::Pin};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    BeginOutcome, CompletedAnswer, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs,
-    UnknownCause, mismatch,
+    BeginOutcome, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs, UnknownCause,
+    mismatch,
     refusals::{self, COMMIT_UNKNOWN, NOT_RECORDED, ROLLED_BACK, retry_at_store},
     retry_delay, stored_fingerprint,
 };
@@ -132,9 +132,9 @@ impl Engine {
         let unknown_ttl = policy.ttl.saturating_sub(now - run.claimed_at).max(policy.lease);
         let park = |cause: UnknownCause| Settlement::Park { ttl: unknown_ttl, retry_in: cause.retry_in(policy) };
         let (settlement, ending) = match outcome {
-            RunOutcome::Complete(answer, CompletedAnswer { failed, record, summary }) => {
+            RunOutcome::Complete(answer, completed) => {
                 let stored = if lease.front_only { StoredAs::Unprotected } else { StoredAs::Recorded };
-                (Settlement::Complete { failed, record, summary, ttl: policy.ttl }, Ending::Answer(answer, stored))
+                (completed.into_settlement(policy.ttl), Ending::Answer(answer, stored))
             }
             RunOutcome::Release(answer) => (Settlement::Release, Ending::Answer(answer, StoredAs::NotRecorded)),
             RunOutcome::NotStarted(refusal) => (Settlement::Release, Ending::Refused(refusal)),

@@ -179,9 +179,9 @@ impl Engine {
         &self, policy: &Terms, lease: &Lease, finish: Option<ShadowRunOutcome>,
     ) -> RequestOutcome {
         let (end, outcome) = match finish {
-            Some(ShadowRunOutcome::Complete(CompletedAnswer { failed, record, summary })) => {
+            Some(ShadowRunOutcome::Complete(answer)) => {
                 let stored = if lease.front_only { RequestOutcome::Degraded } else { RequestOutcome::Executed };
-                (Settlement::Complete { failed, record, summary, ttl: policy.ttl }, stored)
+                (answer.into_settlement(policy.ttl), stored)
             }
             Some(ShadowRunOutcome::Release) => (Settlement::Release, RequestOutcome::Released),
             abandoned_or_parked => {

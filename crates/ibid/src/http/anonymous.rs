@@ -20,7 +20,7 @@ use crate::{
     record::{Record, RecordBody},
     refusal::Refusal,
     scope::{AddressSecret, CallerKind, cookies, cookies_only, cookies_set},
-    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Settlement, Tags},
+    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Tags},
     time::now_ms,
 };
 
@@ -91,9 +91,7 @@ impl AnonymousCaller {
         let (requested_at_ms, headers, trailers, cookies) = (now_ms(), HeaderMap::new(), HeaderMap::new(), Vec::new());
         let (completed_at_ms, body) = (requested_at_ms, RecordBody::None);
         let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
-        let CompletedAnswer { failed, record, summary } =
-            CompletedAnswer::new(&record, status.as_u16(), false, started);
-        let end = Settlement::Complete { failed, record, summary, ttl: ask.ttl };
+        let end = CompletedAnswer::new(&record, status.as_u16(), false, started).into_settlement(ask.ttl);
         engine.store().settle(&lease, &end).await.ok().map(drop)
     }
 }

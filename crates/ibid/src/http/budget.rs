@@ -287,7 +287,6 @@ impl TransferReservation {
         self.0.release(&mut state, bytes);
     }
 
-    /// Records received bytes.
     pub(crate) fn record_progress(&self, bytes: u64) {
         self.0.state.lock().record_progress(bytes);
     }

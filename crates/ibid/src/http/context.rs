@@ -199,7 +199,6 @@ impl RequestContext {
         response
     }
 
-    /// The status of a response, for operators.
     pub(super) fn status<B>(&self, response: &Response<ResponseBody<B>>) -> u16 {
         let rules = self.route.protocol.rules();
         rules.status(response.status(), response.headers(), response.body().trailers())

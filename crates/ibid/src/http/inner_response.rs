@@ -17,14 +17,12 @@ use crate::{engine::UnknownCause, policy::Policy, record::RecordBody};
 /// The maximum number of chunks that a streamed response may be ahead of its client.
 const MAX_CHUNKS_AHEAD: usize = 16;
 
-/// A body, as far as it is buffered.
 pub(super) enum BufferedBody {
     Whole(Bytes, Option<HeaderMap>),
     /// The body exceeds the limit; contains its beginning.
     TooLong(Bytes),
 }
 
-/// Reads a body up to `at_most` bytes.
 pub(super) async fn read<B>(body: &mut Pin<Box<B>>, at_most: u64, live: bool) -> Result<BufferedBody, BoxError>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,

@@ -20,7 +20,6 @@ pub(super) struct RefusalInfo<'a> {
     reason: Option<RefusalReason>,
     pub(super) status: StatusCode,
     detail: &'a str,
-    /// The masked key; empty without a key.
     masked_key: &'a str,
     retry_after: Option<Duration>,
 }
@@ -52,7 +51,6 @@ impl RefusalFormat {
         self == Self::Stripe
     }
 
-    /// Sets the headers of a refusal.
     pub(super) fn write_headers(self, info: &RefusalInfo<'_>, headers: &mut HeaderMap) {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type()));
         if self == Self::Stripe {

@@ -1,5 +1,7 @@
 //! HTTP as a protocol: what a response means, and how the layer answers.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
@@ -20,7 +22,7 @@ use crate::{
     protocol::{AppReply, ProtocolRules, ReplyMeaning},
     record::{Record, RecordBody},
     refusal::{Refusal, RefusalReason},
-    store::{Fingerprint, RecordSummary},
+    store::{Fingerprint, RecordSummary, Settlement},
     time::{now_ms, rfc3339},
 };
 
@@ -168,6 +170,10 @@ impl CompletedAnswer {
         Self { failed, record: record.encode(), summary }
     }
 
+    pub(crate) fn into_settlement(self, ttl: Duration) -> Settlement {
+        Settlement::Complete { failed: self.failed, record: self.record, summary: self.summary, ttl }
+    }
+
     /// An answer without a status: its record is a copy of these bytes.
     pub(crate) fn of_bytes(bytes: &[u8], failed: bool, requested_at_ms: u64, started: Instant) -> Self {
         let (completed_at_ms, took) = (now_ms(), started.elapsed());
@@ -295,7 +301,6 @@ fn set_policy_headers(
     }
 }
 
-/// Sets the headers that mark a replay.
 pub(crate) fn set_replay_headers(
     headers: &mut HeaderMap, requested_at_ms: u64, stored: StoredAs, context: &RequestContext,
 ) {
@@ -360,7 +365,6 @@ pub fn error_answer(code: &str, message: &str) -> String {
     format!("{{\"success\":false,\"error\":{{\"code\":{},\"message\":{}}}}}", json_string(code), json_string(message))
 }
 
-/// Formats a JSON string.
 pub(super) fn json_string(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

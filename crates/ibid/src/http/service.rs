@@ -180,15 +180,14 @@ pub struct IbidLayer {
 #[derive(Clone)]
 pub struct IbidService<S> {
     inner: S,
-    shared: Arc<LayerState>,
-    routing: Arc<dyn Routing>,
+    layer: IbidLayer,
 }
 
 impl<S> Layer<S> for IbidLayer {
     type Service = IbidService<S>;
 
     fn layer(&self, inner: S) -> IbidService<S> {
-        IbidService { inner, shared: self.shared.clone(), routing: self.routing.clone() }
+        IbidService { inner, layer: self.clone() }
     }
 }
 
@@ -212,10 +211,10 @@ where
         let fresh = self.inner.clone();
         let inner = mem::replace(&mut self.inner, fresh);
         let (parts, body) = request.into_parts();
-        let (sender, route) = (RequestSender::from_extensions(&parts.extensions), self.routing.route(&parts));
+        let (sender, route) = (RequestSender::from_extensions(&parts.extensions), self.layer.routing.route(&parts));
         let request = Request::from_parts(parts, body);
-        let key_headers = |method: &Method, parts: &Parts| self.routing.key_headers(method, parts);
-        call(&self.shared, ServiceApp(inner), request, sender, route, &key_headers)
+        let key_headers = |method: &Method, parts: &Parts| self.layer.routing.key_headers(method, parts);
+        call(&self.layer.shared, ServiceApp(inner), request, sender, route, &key_headers)
     }
 }
 
