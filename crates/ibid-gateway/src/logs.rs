@@ -214,7 +214,7 @@ impl Observer for LogObserver {
         let id = current_request_id();
         let request_id = id.as_ref().and_then(|id| id.to_str().ok());
         match notice {
-            EngineEvent::StoreFailed { .. }
+            EngineEvent::StoreFailed(..)
             | EngineEvent::JournalFailed(_)
             | EngineEvent::RecordUnreadable(_)
             | EngineEvent::SettlementDropped(_) => {
@@ -222,7 +222,7 @@ impl Observer for LogObserver {
             }
             EngineEvent::ClaimLost(_)
             | EngineEvent::EntryRestored(_)
-            | EngineEvent::Fallback { .. }
+            | EngineEvent::Fallback(..)
             | EngineEvent::FrontOnlyClaim(_)
             | EngineEvent::Journaled(_)
             | EngineEvent::BodyNotStored(_)

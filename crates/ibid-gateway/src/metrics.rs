@@ -268,7 +268,7 @@ impl Observer for Metrics {
             EngineEvent::UncoveredKey { .. } => mine.uncovered.fetch_add(1, Relaxed),
             EngineEvent::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
             // Either the front store or the authority was unreachable; one call never reports both.
-            EngineEvent::Fallback { .. } | EngineEvent::FrontOnlyClaim(_) => mine.fallbacks.fetch_add(1, Relaxed),
+            EngineEvent::Fallback(..) | EngineEvent::FrontOnlyClaim(_) => mine.fallbacks.fetch_add(1, Relaxed),
             _ => return,
         };
     }
@@ -402,9 +402,9 @@ mod tests {
         let metrics = Metrics::default();
         let error = ibid::store::StoreError::new(ibid::store::ErrorKind::NotApplied, "redis", "gone");
         let at = ibid::store::Address([7; 32]);
-        metrics.on_event(&EngineEvent::Fallback { call: "claim", error: &error });
+        metrics.on_event(&EngineEvent::Fallback("claim", &error));
         metrics.on_event(&EngineEvent::FrontOnlyClaim(&at));
-        metrics.on_event(&EngineEvent::StoreFailed { call: "claim", error: &error });
+        metrics.on_event(&EngineEvent::StoreFailed("claim", &error));
         metrics.on_event(&EngineEvent::EntryRestored(&at));
         let page = metrics.render(EntryCounts::default(), &[]);
         assert!(page.contains("\nidempotency_fallback_total 2\n"), "{page}");

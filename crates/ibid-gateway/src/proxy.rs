@@ -25,7 +25,7 @@ use ibid::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-use self::outgoing_body::{BodyProgress, BodyStartError, OutgoingBody};
+use self::outgoing_body::{BODY_TIMED_OUT, BodyFailure, BodyProgress, OutgoingBody};
 use crate::{
     config::LimitSettings,
     server::interim::InterimResponses,
@@ -73,14 +73,15 @@ type ProxyError = Box<AppError<ProxyResponseBody>>;
 
 impl ProxyClient {
     pub fn new(
-        peer: IpAddr, secure: bool, trusted: &TrustedProxies, limits: &LimitSettings, place: Weak<OwnedSemaphorePermit>,
+        peer: IpAddr, is_secure: bool, trusted: &TrustedProxies, limits: &LimitSettings,
+        connection_permit: Weak<OwnedSemaphorePermit>,
     ) -> Arc<Self> {
         let forwarded_for = HeaderValue::from_str(&peer.to_canonical().to_string()).expect("an address");
         Arc::new(Self {
             forwarded_for,
-            is_secure: secure,
+            is_secure,
             is_trusted: trusted.trusts(Some(peer)),
-            connection_permit: place,
+            connection_permit,
             body_timeout: limits.body_timeout,
             reply_timeout: limits.reply_timeout,
             tunnel_timeout: limits.tunnel_timeout,
@@ -139,10 +140,10 @@ impl Proxy {
         let is_claimed = call.send_state.is_some();
         let care = if is_claimed { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
         // The policy limits the time of claimed requests. Clients limit that of gRPC calls, which may be silent streams.
-        let is_timed = !is_claimed && !self.upstream.is_grpc();
+        let is_timed = !is_claimed && !self.upstream.is_grpc;
         let (mut request, progress) = match start_request(client, request, is_timed).await {
             Ok(begun) => begun,
-            Err(not_begun) => return Ok(body_error_response(&not_begun, version, self.refusals)),
+            Err(failure) => return Ok(body_error_response(failure, version, self.refusals)),
         };
         let sent = self.trace.as_ref().map(|trace| trace.send(request.headers_mut(), call.run.is_some()));
         if version == Version::HTTP_11 {
@@ -172,18 +173,14 @@ impl Proxy {
             Some(Err(SendFailure::MaybeWritten(_)))
                 if progress.as_ref().is_some_and(|progress| progress.has_timed_out()) =>
             {
-                Ok(body_error_response(&BodyStartError::TimedOut, version, self.refusals))
+                Ok(body_error_response(BODY_TIMED_OUT, version, self.refusals))
             }
             Some(Err(SendFailure::MaybeWritten(why))) => {
                 Err(failure.error(RefusalReason::UpstreamLost, &why.to_string()))
             }
             None => Err(failure.error(RefusalReason::UpstreamTimeout, "no reply within limits.reply_timeout")),
         };
-        let response = match &mut answer {
-            Ok(response) => Some(response),
-            Err(error) => error.response.as_mut(),
-        };
-        if let Some(response) = response {
+        if let Some(response) = answer.as_mut().map_or_else(|error| error.response.as_mut(), Some) {
             // Removes the gateway's own trace header if the app sent it.
             trace::take_original_context(response);
             if let Some(sent) = sent {
@@ -197,7 +194,7 @@ impl Proxy {
 /// Returns the request to send upstream. A timed request waits here for the first frame of its body.
 async fn start_request(
     client: &ProxyClient, request: Request<RequestBody<Incoming>>, is_timed: bool,
-) -> Result<(Request<UpstreamRequestBody>, Option<Arc<BodyProgress>>), BodyStartError> {
+) -> Result<(Request<UpstreamRequestBody>, Option<Arc<BodyProgress>>), BodyFailure> {
     let (head, body) = request.into_parts();
     let (body, progress) = match is_timed {
         true => OutgoingBody::wait_for_first_frame(body, client.body_timeout).await?,
@@ -230,11 +227,9 @@ fn build_response(
 }
 
 /// The response to a pass-through request whose body did not arrive.
-fn body_error_response(why: &BodyStartError, version: Version, refusals: RefusalFormat) -> Response<ProxyResponseBody> {
-    let (status, detail) = match why {
-        BodyStartError::TimedOut => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
-        BodyStartError::Broken => (StatusCode::BAD_REQUEST, "the body broke off or is malformed"),
-    };
+fn body_error_response(
+    (status, detail): BodyFailure, version: Version, refusals: RefusalFormat,
+) -> Response<ProxyResponseBody> {
     let mut answer = plain_response(status, detail, refusals, Protocol::Http);
     if version != Version::HTTP_2 {
         // The rest of the body may still follow on this connection.

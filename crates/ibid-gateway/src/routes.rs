@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, Method};
 use ibid::{
     CheckedPolicy, Policy,
     grpc::UnaryMethods,
-    http::{Protocol, Route as Guard, key_headers},
+    http::{Protocol, Route as Guard},
     policy::{PolicyMode, RefusalFormat},
 };
 
@@ -49,13 +49,14 @@ pub struct RouteEntry {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteTable {
     routes: Vec<RouteEntry>,
-    unary_methods: UnaryMethods,
+    /// The gRPC methods that are known to be unary.
+    pub unary_methods: UnaryMethods,
     /// The paths of `unary_methods`, sorted case-insensitively.
     unary_paths: Vec<String>,
     /// Every header that some policy reads a key from.
     key_headers: Vec<HeaderName>,
     /// Handles gRPC calls to unknown methods that no route names. `None`: they pass through.
-    unknown_call_guard: Option<Arc<Guard>>,
+    pub(crate) unknown_call_guard: Option<Arc<Guard>>,
 }
 
 /// The routes that may apply to a request.
@@ -72,12 +73,16 @@ pub struct RouteCandidates<'a> {
 
 impl RouteEntry {
     pub(crate) fn new(at: &Match, policy: Policy, preset: &'static str) -> Self {
-        let guard = Guard { name: at.to_string(), policy: expect_valid(policy), protocol: at.protocol() };
+        Self::with_name(at.to_string(), at.protocol, at.pattern.clone(), policy, preset)
+    }
+
+    fn with_name(name: String, protocol: Protocol, pattern: PathPattern, policy: Policy, preset: &'static str) -> Self {
+        let guard = Guard { name, policy: expect_valid(policy), protocol };
         let for_http = Guard { protocol: Protocol::Http, ..guard.clone() };
         Self {
             guard: Arc::new(guard),
-            http_guard: (at.protocol() == Protocol::Grpc).then(|| Arc::new(for_http)),
-            pattern: at.pattern().clone(),
+            http_guard: (protocol == Protocol::Grpc).then(|| Arc::new(for_http)),
+            pattern,
             upstream: None,
             preset,
             inherits_policy: false,
@@ -89,17 +94,9 @@ impl RouteEntry {
 
     /// `[policy]` for every path that no route names.
     pub(crate) fn for_all_paths(policy: Policy, preset: &'static str) -> Self {
-        Self {
-            guard: Arc::new(Guard { name: "*".into(), policy: expect_valid(policy), protocol: Protocol::Http }),
-            http_guard: None,
-            pattern: PathPattern::all_paths(),
-            upstream: None,
-            preset,
-            inherits_policy: true,
-            is_default_policy: true,
-            is_fallback_policy: false,
-            has_quota: false,
-        }
+        let pattern = "/*".parse().expect("a pattern");
+        let route = Self::with_name("*".into(), Protocol::Http, pattern, policy, preset);
+        Self { inherits_policy: true, is_default_policy: true, ..route }
     }
 
     /// `[policy]` for gRPC calls: every method that is known to be unary.
@@ -142,20 +139,14 @@ impl Deref for RouteEntry {
 impl RouteTable {
     /// The first match wins; `[policy]` must come last.
     pub fn new(routes: Vec<RouteEntry>) -> Self {
-        let mut headers: Vec<HeaderName> = Vec::new();
-        for name in routes.iter().flat_map(|route| key_headers(&route.policy)) {
-            if !headers.contains(&name) {
-                headers.push(name);
+        let mut key_headers: Vec<HeaderName> = Vec::new();
+        for name in routes.iter().flat_map(|route| ibid::http::key_headers(&route.policy)) {
+            if !key_headers.contains(&name) {
+                key_headers.push(name);
             }
         }
-        Self {
-            routes,
-            unary_methods: UnaryMethods::default(),
-            unary_paths: Vec::new(),
-            key_headers: headers,
-            unknown_call_guard: None,
-        }
-        .with_unknown_calls(None)
+        let (unary_methods, unary_paths) = (UnaryMethods::default(), Vec::new());
+        Self { routes, unary_methods, unary_paths, key_headers, unknown_call_guard: None }.with_unknown_calls(None)
     }
 
     pub fn with_unary_methods(self, unary: UnaryMethods) -> Self {
@@ -186,16 +177,6 @@ impl RouteTable {
         self
     }
 
-    /// The gRPC methods that are known to be unary.
-    pub fn unary_methods(&self) -> &UnaryMethods {
-        &self.unary_methods
-    }
-
-    /// The guard for gRPC calls to unknown methods that no route names. `None`: they pass through.
-    pub(crate) fn unknown_call_guard(&self) -> Option<&Arc<Guard>> {
-        self.unknown_call_guard.as_ref()
-    }
-
     /// Whether the request has a header that some policy reads a key from.
     pub(crate) fn has_key_header(&self, headers: &HeaderMap) -> bool {
         self.key_headers.iter().any(|name| headers.contains_key(name))
@@ -218,7 +199,7 @@ impl RouteTable {
     /// Returns the paths of all gRPC methods that a route covers, sorted.
     pub fn calls(&self) -> BTreeSet<&str> {
         let named = self.iter().filter(|route| route.protocol == Protocol::Grpc && route.pattern.is_single_method());
-        let all = named.map(|route| route.pattern.text()).chain(self.unary_methods.paths());
+        let all = named.map(|route| route.pattern.text.as_str()).chain(self.unary_methods.paths());
         all.filter(|path| self.find_call(path).is_some()).collect()
     }
 
@@ -233,21 +214,17 @@ impl RouteTable {
                 return RouteCandidates { first, ..RouteCandidates::default() };
             }
         }
-        let path::PathReadings { paths, has_dot_segments: has_dots } = path::readings(raw_path);
+        let path::PathReadings { paths, has_dot_segments } = path::readings(raw_path);
         let sent = self.first_match(method, &paths[0], PathComparison::EXACT);
-        let mut read = BTreeSet::new();
-        for path in &paths {
-            read.extend(
-                PathComparison::ALL_MODES.iter().filter_map(|compared| self.first_match(method, path, *compared)),
-            );
-        }
+        let modes = paths.iter().flat_map(|path| PathComparison::ALL_MODES.map(|compared| (path, compared)));
+        let read: BTreeSet<_> = modes.filter_map(|(path, compared)| self.first_match(method, path, compared)).collect();
         let others = read.into_iter().filter(|at| Some(*at) != sent);
         let mut routes = sent.into_iter().chain(others).map(|at| &self.routes[at]).collect::<Vec<_>>();
-        if sent.is_none() || has_dots {
+        if sent.is_none() || has_dot_segments {
             routes.extend(self.default_policy(method, paths.iter().map(Vec::as_slice)));
         }
         let mut routes = routes.into_iter();
-        RouteCandidates { first: routes.next(), others: routes.collect(), has_dot_segments: has_dots }
+        RouteCandidates { first: routes.next(), others: routes.collect(), has_dot_segments }
     }
 
     /// Returns the format of refusals for a path if no policy applies: that of the first route whose pattern matches
@@ -289,11 +266,8 @@ impl RouteTable {
 
     /// Returns `[policy]` if it covers the method, for a path in all its readings.
     fn default_policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&RouteEntry> {
-        let of = |protocol: Protocol| {
-            let mut all =
-                self.routes.iter().filter(|route| route.is_default_policy && route.policy.lists_method(method));
-            all.find(|route| route.protocol == protocol)
-        };
+        let covers = |route: &&RouteEntry| route.is_default_policy && route.policy.lists_method(method);
+        let of = |protocol: Protocol| self.routes.iter().filter(covers).find(|route| route.protocol == protocol);
         let is_unary = |_: &&RouteEntry| readings.into_iter().any(|path| self.is_unary_path(path));
         of(Protocol::Grpc).filter(is_unary).or_else(|| of(Protocol::Http))
     }
@@ -326,7 +300,7 @@ mod tests {
         let route = |text: &&str| {
             let at: Match = text.parse().unwrap();
             let mut policy = Policy::ietf();
-            policy.methods = at.methods().to_vec();
+            policy.methods = at.methods.to_vec();
             RouteEntry::new(&at, policy, "ietf")
         };
         RouteTable::new(matches.iter().map(route).collect())

@@ -35,10 +35,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::{
-    connection_activity::ConnectionActivity,
-    write_progress::{StreamExecutor, WriteProgress},
-};
+use self::connection_activity::{ConnectionActivity, StreamExecutor, WriteProgress};
 use crate::{
     config::LimitSettings,
     contract_page,
@@ -54,7 +51,6 @@ use crate::{
 
 mod connection_activity;
 pub mod interim;
-mod write_progress;
 
 /// At shutdown: maximum time for the settlements of abandoned operations to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -93,9 +89,6 @@ struct ServerState {
 
 impl GatewayServer {
     /// Binds the listen address of the settings in force.
-    ///
-    /// # Errors
-    /// Returns an error if the address cannot be bound.
     pub async fn bind(
         live: Arc<LiveConfig>, ibid: Ibid, tracer: Option<Tracer>, stop: watch::Receiver<bool>,
     ) -> Result<Self, String> {
@@ -112,10 +105,6 @@ impl GatewayServer {
         Ok(Self { listener, cores, state: Arc::new(state) })
     }
 
-    /// The bound address.
-    ///
-    /// # Errors
-    /// Returns the error of the operating system.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -189,7 +178,7 @@ impl ServerState {
         let sending = WriteProgress::new();
         let answer = {
             let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
-            let link = PeerConnection::new();
+            let link = PeerConnection::default();
             service_fn(move |request: Request<Incoming>| {
                 let busy = ConnectionActivity::begin(&traffic);
                 let (front, client, connection, sending) =
@@ -200,14 +189,10 @@ impl ServerState {
                 async move {
                     // Everything runs inside, so that a panic before the first await does not end the connection
                     // either.
-                    let abort = WriteProgress::current(&sending).cut().clone();
+                    let abort = WriteProgress::current(&sending).cancellation.clone();
                     let answer = catch_panic(async move {
-                        let sender = RequestSender {
-                            peer: Some(peer.ip()),
-                            connection: Some(connection),
-                            abort: Some(abort),
-                            ..RequestSender::default()
-                        };
+                        let (peer, connection, abort) = (Some(peer.ip()), Some(connection), Some(abort));
+                        let sender = RequestSender { peer, connection, abort, ..RequestSender::default() };
                         front.handle_request(client, request, sender).await
                     });
                     let answer = answer.await.unwrap_or_else(|| panic_response(protocol));
@@ -224,7 +209,7 @@ impl ServerState {
         let write_timeout = self.limits.write_timeout;
         loop {
             let (limit, since) = match idle {
-                None => (self.limits.idle_timeout, traffic.opened_at()),
+                None => (self.limits.idle_timeout, traffic.opened_at),
                 Some(since) => (CLIENT_CLOSE_TIMEOUT, since),
             };
             tokio::select! {
@@ -429,15 +414,12 @@ fn contract_response(page: &crate::snapshot::RenderedContract, request: &Request
     let (body, kind) =
         if wants_html { (&page.html, "text/html; charset=utf-8") } else { (&page.json, "application/json") };
     let mut answer = Response::new(ResponseBody::whole(body.clone(), None));
-    *answer.status_mut() = StatusCode::OK;
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::VARY, HeaderValue::from_static("accept"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
-    headers.insert(
-        header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-    );
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
     answer
 }
 

@@ -77,15 +77,12 @@ impl RequestHead<'_> {
 
 impl ConfigSnapshot {
     /// Opens no connection. Upstreams that `before` also has keep their connections.
-    ///
-    /// # Errors
-    /// Returns an error if an upstream or its certificates are invalid.
     pub fn new(settings: GatewaySettings, before: Option<&Self>) -> Result<Self, String> {
-        let (mut upstreams, mut for_calls) = (HashMap::new(), HashMap::new());
+        let (mut upstreams, mut grpc_upstreams) = (HashMap::new(), HashMap::new());
         let routes = settings.routes.iter().filter_map(|route| route.upstream.as_ref());
         for url in routes.chain([&settings.upstream]) {
             let known = before.filter(|before| before.can_reuse_upstreams(&settings));
-            for (protocol, all) in [(Protocol::Http, &mut upstreams), (Protocol::Grpc, &mut for_calls)] {
+            for (protocol, all) in [(Protocol::Http, &mut upstreams), (Protocol::Grpc, &mut grpc_upstreams)] {
                 let upstream = match known.and_then(|before| before.upstreams(protocol).get(url)) {
                     Some(known) => known.clone(),
                     None => build_upstream(url, protocol, &settings)?,
@@ -93,7 +90,7 @@ impl ConfigSnapshot {
                 all.insert(url.clone(), upstream);
             }
         }
-        let default = upstreams[&settings.upstream].clone();
+        let default_upstream = upstreams[&settings.upstream].clone();
         let page = RenderedContract {
             html: contract_page::render_html(&settings.routes).into(),
             json: format!("{:#}\n", contract_page::json(&settings.routes)).into(),
@@ -107,14 +104,11 @@ impl ConfigSnapshot {
             Some(tls) => Some(tls::admin_config(tls)?),
             None => before.and_then(|before| before.admin_tls.clone()),
         };
-        let jwt = match &settings.jwt {
+        let known = before.and_then(|before| before.jwt_verifier.as_ref());
+        let jwt_verifier = match &settings.jwt {
             None => None,
-            Some(jwt) => Some(
-                match before.and_then(|before| before.jwt_verifier.as_ref()).filter(|known| known.uses_settings(jwt)) {
-                    Some(known) => known.clone(),
-                    None => Arc::new(JwtVerifier::new(jwt)?),
-                },
-            ),
+            Some(jwt) if known.is_some_and(|known| known.uses_settings(jwt)) => known.cloned(),
+            Some(jwt) => Some(Arc::new(JwtVerifier::new(jwt)?)),
         };
         // Tracing that is on at start-up stays on. A reload changes only the collector.
         let collector = match &settings.trace {
@@ -130,11 +124,11 @@ impl ConfigSnapshot {
         Ok(Self {
             settings,
             upstreams,
-            default_upstream: default,
-            grpc_upstreams: for_calls,
+            default_upstream,
+            grpc_upstreams,
             tls,
             admin_tls,
-            jwt_verifier: jwt,
+            jwt_verifier,
             collector,
             tokens,
             documents,
@@ -161,11 +155,11 @@ impl ConfigSnapshot {
     /// Returns the upstream of a route, or the default one.
     fn upstream(&self, protocol: Protocol, route: Option<&RouteEntry>) -> Arc<UpstreamClient<UpstreamRequestBody>> {
         let own = route.and_then(|route| route.upstream.as_ref()).and_then(|url| self.upstreams(protocol).get(url));
-        match (own, protocol) {
-            (Some(own), _) => own.clone(),
-            (None, Protocol::Http) => self.default_upstream.clone(),
-            (None, Protocol::Grpc) => self.grpc_upstreams[&self.settings.upstream].clone(),
-        }
+        let default = || match protocol {
+            Protocol::Http => &self.default_upstream,
+            Protocol::Grpc => &self.grpc_upstreams[&self.settings.upstream],
+        };
+        own.unwrap_or_else(default).clone()
     }
 
     fn can_reuse_upstreams(&self, settings: &GatewaySettings) -> bool {
@@ -192,12 +186,8 @@ impl ConfigSnapshot {
         let named = self.settings.routes.candidates(head.method, path);
         let protocol = if head.is_grpc_call() { Protocol::Grpc } else { Protocol::Http };
         // The path decides the upstream, whether or not a policy covers the request.
-        let upstream = self.upstream(protocol, named.first);
-        RoutedUpstream {
-            upstream,
-            refusals: self.settings.routes.refusal_shape(path),
-            route_match: self.match_route(head, &named),
-        }
+        let (upstream, refusals) = (self.upstream(protocol, named.first), self.settings.routes.refusal_shape(path));
+        RoutedUpstream { upstream, refusals, route_match: self.match_route(head, &named) }
     }
 
     /// Returns the OpenAPI document that the request is for, if no route covers the request.
@@ -206,10 +196,8 @@ impl ConfigSnapshot {
         // The gateway sends GET to the app for both methods.
         let is_read = matches!(*head.method, Method::GET | Method::HEAD);
         let passes = |method| {
-            matches!(
-                self.route_request(RequestHead { method, ..head }).route_match,
-                RouteMatch::NotCovered | RouteMatch::UncoveredKey
-            )
+            let found = self.route_request(RequestHead { method, ..head }).route_match;
+            matches!(found, RouteMatch::NotCovered | RouteMatch::UncoveredKey)
         };
         (is_read && passes(head.method) && passes(&Method::GET)).then(|| document.clone())
     }
@@ -218,7 +206,10 @@ impl ConfigSnapshot {
     /// is handled.
     fn match_route(&self, head: RequestHead<'_>, named: &RouteCandidates<'_>) -> RouteMatch {
         let routes = &self.settings.routes;
-        let refuse = |refusal| RouteMatch::Refused(refusal, routes.refusal_shape(head.uri.path()));
+        let refuse = |detail| {
+            let refusal = Refusal::new(RefusalReason::RequestAmbiguous, detail);
+            RouteMatch::Refused(refusal, routes.refusal_shape(head.uri.path()))
+        };
         let covering = || {
             let all = named.first.iter().chain(&named.others).copied();
             all.filter(|route| route.policy.covers(head.method))
@@ -230,16 +221,16 @@ impl ConfigSnapshot {
                 let has_key = || carries_key(policy, head.uri, head.headers);
                 policy.mode == PolicyMode::Enforce && (policy.key.required || has_key())
             };
-            return if covering().any(is_protected) { refuse(dot_segments_refusal()) } else { passed() };
+            return if covering().any(is_protected) { refuse(DOT_SEGMENTS) } else { passed() };
         }
         let is_call = head.is_grpc_call();
         let Some(first) = covering().next().filter(|first| !(is_call && first.matches_unknown_paths())) else {
             let path = head.uri.path();
-            return match routes.unknown_call_guard() {
-                Some(guard) if is_call && !routes.unary_methods().is_known(path) => {
+            return match &routes.unknown_call_guard {
+                Some(guard) if is_call && !routes.unary_methods.is_known(path) => {
                     RouteMatch::UnknownCall(guard.clone())
                 }
-                _ if is_call && routes.unary_methods().is_known(path) && !routes.unary_methods().is_streaming(path) => {
+                _ if is_call && routes.unary_methods.is_known(path) && !routes.unary_methods.is_streaming(path) => {
                     RouteMatch::NotCovered
                 }
                 _ => passed(),
@@ -247,22 +238,16 @@ impl ConfigSnapshot {
         };
         let wants_call = first.protocol == Protocol::Grpc && grpc::is_grpc(head.headers);
         if wants_call && !is_call && first.policy.mode == PolicyMode::Enforce {
-            return refuse(not_http2_refusal());
+            return refuse(NOT_HTTP2);
         }
         let also = covering().skip(1).map(|route| route.guard(is_call).clone()).collect();
         RouteMatch::Covered { route: first.guard(is_call).clone(), alternatives: also }
     }
 }
 
-fn dot_segments_refusal() -> Refusal {
-    let detail = "the path has dot segments, which the app may resolve to another path; send the path it resolves to";
-    Refusal::new(RefusalReason::RequestAmbiguous, detail)
-}
-
-fn not_http2_refusal() -> Refusal {
-    let detail = "the media type is that of gRPC, and there is no gRPC without HTTP/2; send it over HTTP/2";
-    Refusal::new(RefusalReason::RequestAmbiguous, detail)
-}
+const DOT_SEGMENTS: &str =
+    "the path has dot segments, which the app may resolve to another path; send the path it resolves to";
+const NOT_HTTP2: &str = "the media type is that of gRPC, and there is no gRPC without HTTP/2; send it over HTTP/2";
 
 fn build_upstream(
     url: &str, protocol: Protocol, settings: &GatewaySettings,

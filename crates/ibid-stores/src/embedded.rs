@@ -43,27 +43,25 @@ use ibid::store::{
 use tokio::sync::oneshot;
 
 use self::{
-    clock::StoreClock,
     compactor::Compactor,
     entry::UnixMicros,
     format::MAIN_LANE,
     lane::LaneTail,
-    log::{STORE_NAME, SharedLog, store_error},
+    log::{STORE_NAME, SharedLog, StoreClock, store_error},
     quota_counters::QuotaCounters,
     recovery::{RecoveredLog, RecoveryMode, repair},
     segments::{LogLimits, SegmentError, SegmentSet},
     writer::{EntryChange, LogWriter, WriterCall, WriterReply, WriterRequest},
 };
 pub use self::{
-    clock::TimeSource,
     disk::{Directory, Disk, DiskFile},
     format::Corruption,
+    log::TimeSource,
     maintenance::{CompactionResult, check, compact, dump},
-    report::{CorruptRange, StoreReport},
+    recovery::{CorruptRange, StoreReport},
 };
 
 mod admin;
-mod clock;
 mod compactor;
 mod disk;
 mod entry;
@@ -74,7 +72,6 @@ mod log;
 mod maintenance;
 mod quota_counters;
 mod recovery;
-mod report;
 mod segment_reader;
 mod segments;
 mod snapshot;
@@ -108,12 +105,8 @@ pub struct EmbeddedOptions {
 
 impl Default for EmbeddedOptions {
     fn default() -> Self {
-        Self {
-            durability: Durability::default(),
-            max_size: 10 << 30,
-            segment_size: 64 << 20,
-            time: TimeSource::default(),
-        }
+        let (durability, time) = (Durability::default(), TimeSource::default());
+        Self { durability, max_size: 10 << 30, segment_size: 64 << 20, time }
     }
 }
 
@@ -219,8 +212,8 @@ impl Embedded {
         &self, now: UnixMicros, what: impl FnOnce(WriterReply<T>) -> WriterRequest,
     ) -> StoreFuture<'_, T> {
         let (reply, answer) = oneshot::channel();
-        let sent =
-            self.queue.as_ref().is_some_and(|queue| queue.send(WriterCall { now, request: what(reply) }).is_ok());
+        let call = WriterCall { now, request: what(reply) };
+        let sent = self.queue.as_ref().is_some_and(|queue| queue.send(call).is_ok());
         StoreFuture::boxed(async move {
             match answer.await {
                 Ok(answered) => answered,
@@ -290,9 +283,8 @@ impl Store for Embedded {
 
     fn guarantees(&self) -> Guarantees {
         let unread = self.report.found.iter().map(|found| format!("not readable, and not served: {found}"));
-        let mut wanting: Vec<String> = unread.collect();
-        wanting.extend(self.log.read_only_reason().map(String::from));
-        Guarantees { store: STORE_NAME, durable: true, shared: false, warnings: wanting }
+        let warnings = unread.chain(self.log.read_only_reason().map(String::from)).collect();
+        Guarantees { store: STORE_NAME, durable: true, shared: false, warnings }
     }
 }
 
@@ -302,15 +294,11 @@ impl Drop for Embedded {
         // The writer records this time as the last at which the store was open.
         self.log.clock.now();
         self.queue = None;
-        let keeper = self.threads.pop();
-        for writer in self.threads.drain(..) {
-            // A panicked thread has already reported its error.
-            let _ = writer.join();
-        }
+        let compactor = self.threads.pop();
+        // A panicked thread has already reported its error.
+        self.threads.drain(..).for_each(|writer| drop(writer.join()));
         self.log.segment_pool.close();
-        if let Some(keeper) = keeper {
-            let _ = keeper.join();
-        }
+        compactor.into_iter().for_each(|compactor| drop(compactor.join()));
     }
 }
 

@@ -177,7 +177,7 @@ impl TieredInner {
     /// Reports a failure of the front. Its answers are confirmed before they are trusted again.
     fn report_front_error(&self, call: &'static str, error: &StoreError) {
         self.generation.mark_front_unconfirmed();
-        self.observer.on_event(&EngineEvent::Fallback { call, error });
+        self.observer.on_event(&EngineEvent::Fallback(call, error));
     }
 
     async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::{fmt, str::FromStr, sync::Arc};
 
-use ibid::store::{Memory, MemoryLimits, Store};
+use ibid::store::{Memory, Store};
 
 use crate::RemoteOptions;
 #[cfg(feature = "embedded")]
@@ -65,8 +65,8 @@ impl From<StoreSetupError> for String {
 /// A parsed and validated store URL. The store is not open yet.
 #[derive(Debug, Clone)]
 pub enum StoreUrl {
-    /// In this process's memory.
-    Memory(MemoryLimits),
+    /// In this process's memory, with this many bytes at most.
+    Memory(u64),
     /// In files on this machine.
     #[cfg(feature = "embedded")]
     Embedded(PathBuf, EmbeddedOptions),
@@ -162,7 +162,7 @@ impl StoreUrl {
         #[cfg(not(any(feature = "redis", feature = "postgres")))]
         let _ = with;
         Ok(match self {
-            Self::Memory(limits) => Arc::new(Memory::new(*limits)),
+            Self::Memory(max_bytes) => Arc::new(Memory::new(*max_bytes)),
             #[cfg(feature = "embedded")]
             Self::Embedded(path, options) => {
                 Arc::new(Embedded::open(path, options.clone()).map_err(|error| error.to_string())?)
@@ -285,17 +285,17 @@ fn parse_memory_url(url: &str) -> Result<StoreUrl, String> {
     if !path.is_empty() {
         return Err("the memory store has no path; write memory: or memory:?max_size=1GiB".into());
     }
-    let mut limits = MemoryLimits::default();
+    let mut max_bytes = Memory::DEFAULT_MAX_BYTES;
     for (name, value) in options {
         match name {
             "max_size" => {
-                limits.max_bytes =
+                max_bytes =
                     parse_size(value).ok_or_else(|| format!("max_size is {value:?}; write a size such as 64MiB"))?
             }
             _ => return Err(format!("{name:?} is no option of the memory store; allowed is max_size")),
         }
     }
-    Ok(StoreUrl::Memory(limits))
+    Ok(StoreUrl::Memory(max_bytes))
 }
 
 /// Minimum size of an embedded store in bytes: room for a few segments.

@@ -28,7 +28,7 @@ use crate::{
 };
 
 pub(crate) use self::refusals::store_unavailable;
-use self::refusals::{in_progress, key_reused, not_comparable, outcome_unknown, quota_exceeded};
+use self::refusals::{NOT_COMPARABLE, in_progress, key_reused, outcome_unknown, quota_exceeded, retry_at_store};
 pub use self::{
     run::ClaimedRun,
     shadow::{ShadowClaim, ShadowResult, ShadowRunOutcome},
@@ -223,16 +223,8 @@ impl Engine {
     /// Creates an engine with an observer and, optionally, a journal for answers that the store cannot record.
     pub fn with_observer(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
         let settle_queue = SettleQueue::new(store.clone(), observer.clone(), journal.clone());
-        let shadow_recordings = Arc::default();
-        Self {
-            store,
-            observer,
-            journal,
-            settle_queue,
-            running: RunningOperations::default(),
-            quota: None,
-            shadow_recordings,
-        }
+        let (running, shadow_recordings) = (RunningOperations::default(), Arc::default());
+        Self { store, observer, journal, settle_queue, running, quota: None, shadow_recordings }
     }
 
     /// Limits how many operations each tenant may start.
@@ -286,15 +278,7 @@ impl Engine {
         loop {
             let sent = Instant::now();
             let (claim, doubtful) = self.claim(&ask, sent).await;
-            if doubtful
-                && !matches!(
-                    claim,
-                    Ok(ClaimOutcome::Granted(_) | ClaimOutcome::Completed(_) | ClaimOutcome::TokenSpent)
-                )
-            {
-                // A delayed copy of this claim could still reach the store and be granted after the holder has gone.
-                // Release its token, and continue with a new one.
-                self.settle_queue.push(Lease::unseen(&ask), Settlement::Release);
+            if doubtful {
                 ask = Arc::new(ClaimRequest { token: ClaimToken::mint(), ..ClaimRequest::clone(&ask) });
             }
             let claim = match claim {
@@ -384,19 +368,12 @@ impl Engine {
         &self, policy: &Terms, ask: &ClaimRequest, holder: &Holder, claimant: &mut C,
     ) -> bool {
         let end = match Box::pin(claimant.probe()).await {
-            ProbeOutcome::Happened(CompletedAnswer { failed, record, summary }) => {
-                Settlement::Complete { failed, record, summary, ttl: policy.ttl }
-            }
+            ProbeOutcome::Happened(answer) => answer.into_settlement(policy.ttl),
             ProbeOutcome::DidNotHappen => Settlement::Release,
             ProbeOutcome::Inconclusive => return false,
         };
-        match self.store.admin().resolve(&ask.address, holder.fence, &end).await {
-            Ok(_) => true,
-            Err(error) => {
-                self.report_store_failure("resolve", &error);
-                false
-            }
-        }
+        let resolved = self.store.admin().resolve(&ask.address, holder.fence, &end).await;
+        resolved.inspect_err(|error| self.report_store_failure("resolve", error)).is_ok()
     }
 
     async fn wait(&self, ask: &ClaimRequest, holder: &Holder, left: Duration) {
@@ -410,31 +387,36 @@ impl Engine {
         }
     }
 
-    /// Retries a claim whose response was lost with the same token, which yields the same outcome. Also returns whether
-    /// any attempt was ambiguous. The caller passes the current time to avoid another clock read.
+    /// Retries a claim whose response was lost with the same token, which yields the same outcome. The caller passes
+    /// the current time to avoid another clock read.
+    ///
+    /// Also returns whether a delayed copy of the claim could still reach the store and be granted after the holder has
+    /// gone. Its token is then released, and must not be used again.
     async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, bool) {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
-        loop {
+        let answer = loop {
             asked += 1;
             let answer = self.store.claim(ask).await;
             self.observer.on_store_call(StoreCall::Claim, sent.elapsed());
-            match answer {
-                Err(error) => {
-                    self.report_store_failure("claim", &error);
-                    doubtful |= error.kind == ErrorKind::Ambiguous;
-                    if error.kind != ErrorKind::Ambiguous || asked == MAX_STORE_ATTEMPTS {
-                        return (Err(error), doubtful);
-                    }
-                }
-                answer => return (answer, doubtful),
+            let Err(error) = &answer else { break answer };
+            self.report_store_failure("claim", error);
+            doubtful |= error.kind == ErrorKind::Ambiguous;
+            if error.kind != ErrorKind::Ambiguous || asked == MAX_STORE_ATTEMPTS {
+                break answer;
             }
             sleep(retry_delay(asked)).await;
             sent = Instant::now();
+        };
+        doubtful &=
+            !matches!(answer, Ok(ClaimOutcome::Granted(_) | ClaimOutcome::Completed(_) | ClaimOutcome::TokenSpent));
+        if doubtful {
+            self.settle_queue.push(Lease::unseen(ask), Settlement::Release);
         }
+        (answer, doubtful)
     }
 
     fn report_store_failure(&self, call: &'static str, error: &StoreError) {
-        self.observer.on_event(&EngineEvent::StoreFailed { call, error });
+        self.observer.on_event(&EngineEvent::StoreFailed(call, error));
     }
 
     /// The operations that run now.
@@ -484,7 +466,7 @@ fn mismatch(
     match own.compare(stored, by_version) {
         FingerprintComparison::Same => None,
         FingerprintComparison::Different => Some(key_reused()),
-        FingerprintComparison::UnknownVersion => Some(not_comparable()),
+        FingerprintComparison::UnknownVersion => Some(retry_at_store(NOT_COMPARABLE)),
     }
 }
 

@@ -49,7 +49,6 @@ use crate::{
 
 mod code;
 mod framing;
-mod header_encoding;
 mod messages;
 mod methods;
 mod reflection;
@@ -210,7 +209,7 @@ impl ProtocolRules for GrpcRules {
     }
 
     fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
-        refusal::refuse(refusal, context.policy(), context.masked_key())
+        refusal::refuse(refusal, context.policy(), &context.key)
     }
 
     fn fail(&self, status: StatusCode, detail: &str, _: &RequestContext) -> Response<WholeBody> {

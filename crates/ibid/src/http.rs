@@ -13,7 +13,7 @@
 //!
 //! The life of a request: `service` finds the route and checks key and scope (`request`), reads the body, and passes an
 //! operation to the [engine](crate::Engine). The operation calls the inner service and reads its response;
-//! `client_response` builds what the client gets. After the claim, a client cannot cancel the work: if its future is
+//! `rules` builds what the client gets. After the claim, a client cannot cancel the work: if its future is
 //! dropped, the work continues in its own task.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -24,29 +24,23 @@ use http_body::Body;
 use tokio::time::timeout;
 
 pub use self::{
-    app::{App, AppCall, AppError, DispatchOutcome, RunInfo, SendState},
+    app::{App, AppCall, AppError, DispatchOutcome, HandlerClaim, NotRememberedError, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody, TruncatedResponse},
     budget::MemoryReservation,
     call_app::catch_panic,
-    client_response::{error_answer, success_answer},
-    connection::{PeerConnection, ResponseAbort},
-    context::{RequestSender, plain_response, refusal_response},
+    context::{PeerConnection, RequestSender, ResponseAbort, plain_response, refusal_response},
     cors::Cors,
-    future::ResponseFuture,
-    handler_claim::{HandlerClaim, NotRememberedError},
-    layer::{IbidLayer, IbidService},
-    poll_hook::PollHook,
+    future::{PollHook, ResponseFuture},
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
-    rules::completed_answer_of,
-    service::KeyHeaderLookup,
+    rules::{completed_answer_of, error_answer, success_answer},
+    service::{IbidLayer, IbidService, KeyHeaderLookup},
 };
 pub(crate) use self::{
     body::WholeBody,
-    client_response::{set_replay_headers, whole_response},
     context::RequestContext,
     request_id::UnderRequestId,
-    rules::{HttpRules, stored_headers},
+    rules::{HttpRules, set_replay_headers, stored_headers, whole_response},
 };
 pub use crate::protocol::Protocol;
 use crate::{
@@ -68,18 +62,11 @@ mod app;
 mod body;
 mod budget;
 mod call_app;
-mod client_response;
-mod connection;
 mod context;
 mod cors;
 mod exchange;
-mod forwarded;
 mod future;
-mod handler_claim;
 mod inner_response;
-mod late_answers;
-mod layer;
-mod poll_hook;
 mod read_body;
 mod refusal_style;
 mod request;
@@ -140,7 +127,7 @@ struct LayerState {
     budget: budget::MemoryBudget,
     shared_records: shared_records::SharedRecords,
     sweeper: sweeper::Sweeper,
-    late_answers: late_answers::LateAnswerLimiter,
+    late_answers: call_app::LateAnswerLimiter,
     shared_key_detector: Arc<shared_key_detector::SharedKeyDetector>,
 }
 
@@ -282,117 +269,72 @@ impl Ibid {
     }
 }
 
+/// Defines setters by name, argument, field and value.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty) => $($field:ident).+ = $set:expr;)+) => {$(
+        $(#[$doc])*
+        pub fn $name(mut self, $value: $type) -> Self {
+            self.$($field).+ = $set;
+            self
+        }
+    )+};
+}
+
 impl IbidBuilder {
-    /// Sets the observer for metrics and logs.
-    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = observer;
-        self
-    }
-
-    /// Sets the journal for answers that the store cannot record.
-    pub fn journal(mut self, journal: Arc<Journal>) -> Self {
-        self.journal = Some(journal);
-        self
-    }
-
-    /// Compresses answers above 1 KiB before they are stored; off by default. All readers accept both forms. Leave it
-    /// off for a store that seals, which compresses by itself, and if SQL functions read the answers.
-    pub fn compress(mut self, compress: bool) -> Self {
-        self.settings.compress = compress;
-        self
-    }
-
-    /// Limits how much each tenant may start; unlimited by default. The tenant tag identifies the tenant. Keep an `Arc`
-    /// of the quota to [change](Quota::set) the limits later.
-    pub fn quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
-        self.quota = Some(quota.into());
-        self
-    }
-
-    /// Sets the proxies whose scope headers are accepted; loopback by default. Needs [`PeerAddress`] in each request's
-    /// extensions.
-    pub fn trusted_proxies(mut self, trusted: TrustedProxies) -> Self {
-        self.settings.trusted_proxies = trusted;
-        self
-    }
-
-    /// Sets the headers that carry credentials. Do not change them while records are live.
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.settings.credentials = credentials;
-        self
-    }
-
-    /// Makes addresses unguessable. Never change the secret while records are live.
-    pub fn address_secret(mut self, secret: AddressSecret) -> Self {
-        self.settings.address_secret = Some(secret);
-        self
-    }
-
-    /// Limits the number of running operations; further requests are refused before they are claimed. 10,000 by
-    /// default.
-    pub fn max_running(mut self, at_most: usize) -> Self {
-        self.settings.max_running = at_most;
-        self
-    }
-
-    /// Limits how many operations are awaited beyond their policy's `timeout`, for up to its `late_answer`; 256 by
-    /// default. A newer operation replaces the oldest, whose outcome is then unknown.
-    pub fn max_late_answers(mut self, at_most: usize) -> Self {
-        self.settings.max_late_answers = at_most;
-        self
-    }
-
-    /// Limits the memory of all buffered bodies: requests, and responses not yet sent. When it is exhausted, the
-    /// slowest clients are disconnected first, then requests are refused. 256 MiB by default. One client address may
-    /// use a quarter of it unless it is a trusted proxy ([`PeerAddress`]), one connection an eighth
-    /// ([`PeerConnection`]).
-    pub fn buffer_memory(mut self, bytes: u64) -> Self {
-        self.settings.buffer_memory = bytes;
-        self
-    }
-
-    /// Limits how long a client may take to send a body that must be read; 30 seconds by default.
-    pub fn body_timeout(mut self, at_most: Duration) -> Self {
-        self.settings.body_timeout = at_most.min(MAX_DURATION);
-        self
-    }
-
-    /// Makes responses readable for browsers on these origins.
-    pub fn cors(mut self, cors: Cors) -> Self {
-        self.settings.cors = Some(cors);
-        self
-    }
-
-    /// Sets the interval at which expired entries are removed, while an [`Ibid`] or one of its layers exists; one
-    /// minute by default. `None`: another process sweeps.
-    pub fn sweep_every(mut self, every: Option<Duration>) -> Self {
-        self.settings.sweep_every = every;
-        self
+    setters! {
+        /// Sets the observer for metrics and logs.
+        observer(observer: Arc<dyn Observer>) => observer = observer;
+        /// Sets the journal for answers that the store cannot record.
+        journal(journal: Arc<Journal>) => journal = Some(journal);
+        /// Compresses answers above 1 KiB before they are stored; off by default. All readers accept both forms. Leave it
+        /// off for a store that seals, which compresses by itself, and if SQL functions read the answers.
+        compress(compress: bool) => settings.compress = compress;
+        /// Limits how much each tenant may start; unlimited by default. The tenant tag identifies the tenant. Keep an `Arc`
+        /// of the quota to [change](Quota::set) the limits later.
+        quota(quota: impl Into<Arc<Quota>>) => quota = Some(quota.into());
+        /// Sets the proxies whose scope headers are accepted; loopback by default. Needs [`PeerAddress`] in each request's
+        /// extensions.
+        trusted_proxies(trusted: TrustedProxies) => settings.trusted_proxies = trusted;
+        /// Sets the headers that carry credentials. Do not change them while records are live.
+        credentials(credentials: Credentials) => settings.credentials = credentials;
+        /// Makes addresses unguessable. Never change the secret while records are live.
+        address_secret(secret: AddressSecret) => settings.address_secret = Some(secret);
+        /// Limits the number of running operations; further requests are refused before they are claimed. 10,000 by
+        /// default.
+        max_running(at_most: usize) => settings.max_running = at_most;
+        /// Limits how many operations are awaited beyond their policy's `timeout`, for up to its `late_answer`; 256 by
+        /// default. A newer operation replaces the oldest, whose outcome is then unknown.
+        max_late_answers(at_most: usize) => settings.max_late_answers = at_most;
+        /// Limits the memory of all buffered bodies: requests, and responses not yet sent. When it is exhausted, the
+        /// slowest clients are disconnected first, then requests are refused. 256 MiB by default. One client address may
+        /// use a quarter of it unless it is a trusted proxy ([`PeerAddress`]), one connection an eighth
+        /// ([`PeerConnection`]).
+        buffer_memory(bytes: u64) => settings.buffer_memory = bytes;
+        /// Limits how long a client may take to send a body that must be read; 30 seconds by default.
+        body_timeout(at_most: Duration) => settings.body_timeout = at_most.min(MAX_DURATION);
+        /// Makes responses readable for browsers on these origins.
+        cors(cors: Cors) => settings.cors = Some(cors);
+        /// Sets the interval at which expired entries are removed, while an [`Ibid`] or one of its layers exists; one
+        /// minute by default. `None`: another process sweeps.
+        sweep_every(every: Option<Duration>) => settings.sweep_every = every;
     }
 
     /// Builds the [`Ibid`].
     pub fn build(self) -> Ibid {
-        let twins = shared_key_detector::SharedKeyDetector::new(self.observer.clone());
-        let mut engine = Engine::with_observer(self.store, self.observer, self.journal);
-        if let Some(quota) = self.quota {
+        let Self { store, observer, journal, quota, settings } = self;
+        let shared_key_detector = shared_key_detector::SharedKeyDetector::new(observer.clone());
+        let mut engine = Engine::with_observer(store, observer, journal);
+        if let Some(quota) = quota {
             engine = engine.with_quota(quota);
         }
-        let budget = budget::MemoryBudget::new(self.settings.buffer_memory, self.settings.trusted_proxies.clone());
-        let records = shared_records::SharedRecords::default();
-        let sweeping = sweeper::Sweeper::new(self.settings.sweep_every);
-        sweeping.start(&engine);
-        let late = late_answers::LateAnswerLimiter::new(self.settings.max_late_answers);
-        Ibid {
-            shared: Arc::new(LayerState {
-                engine,
-                settings: self.settings,
-                budget,
-                shared_records: records,
-                sweeper: sweeping,
-                late_answers: late,
-                shared_key_detector: twins,
-            }),
-        }
+        let budget = budget::MemoryBudget::new(settings.buffer_memory, settings.trusted_proxies.clone());
+        let shared_records = shared_records::SharedRecords::default();
+        let sweeper = sweeper::Sweeper::new(settings.sweep_every);
+        sweeper.start(&engine);
+        let late_answers = call_app::LateAnswerLimiter::new(settings.max_late_answers);
+        let shared =
+            LayerState { engine, settings, budget, shared_records, sweeper, late_answers, shared_key_detector };
+        Ibid { shared: Arc::new(shared) }
     }
 }
 

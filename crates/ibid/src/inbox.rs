@@ -41,20 +41,16 @@ use crate::{
     policy::{CheckedPolicy, MAX_DURATION, OnConcurrent, OnMismatch, OnUnknown, Policy},
     refusal::{Refusal, RefusalReason},
     store::{
-        ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, RecordSummary, SettleOutcome, Settlement, Store,
-        StoreError, Tags,
+        ClaimOutcome, ClaimRequest, Fingerprint, RecordSummary, SettleOutcome, Settlement, Store, StoreError, Tags,
     },
 };
 
+pub use self::event::{
+    BrokerMessageId, BrokerReply, DeliveredMessage, EventIdentityError, InboxEvent, MAX_CONSUMER_BYTES,
+    MAX_IDENTITY_PART_BYTES, RedeliveryBackoff,
+};
 use self::run::{CRASHED_ERROR, FailureRecord, HandlerOutcome, HandlerRun};
-pub use self::{
-    broker_reply::{BrokerReply, RedeliveryBackoff},
-    event::{
-        BrokerMessageId, DeliveredMessage, EventIdentityError, InboxEvent, MAX_CONSUMER_BYTES, MAX_IDENTITY_PART_BYTES,
-    },
-};
 
-mod broker_reply;
 mod event;
 mod identity;
 mod run;
@@ -210,13 +206,8 @@ impl Inbox {
             return Ok(HandleOutcome::TooOld);
         }
         let failure = Arc::new(Mutex::new(None));
-        let run = HandlerRun {
-            handler: Some(handler),
-            timeout: self.policy.timeout,
-            poison_after: self.poison_after,
-            uncounted_attempts: 0,
-            failure: failure.clone(),
-        };
+        let (handler, timeout, poison_after) = (Some(handler), self.policy.timeout, self.poison_after);
+        let run = HandlerRun { handler, timeout, poison_after, uncounted_attempts: 0, failure: failure.clone() };
         let (inbox, event) = (self.clone(), event.clone());
         let verdict = tokio::spawn(async move { inbox.execute(&event, run).await }).await;
         let failure = failure.lock().take();
@@ -302,10 +293,7 @@ impl Inbox {
             return Ok(false);
         }
         let found = self.engine.store().get(&event.scope().address(event.id(), None, None)).await;
-        found.map(|found| found.is_none()).map_err(|error| {
-            Refusal::new(RefusalReason::StoreUnavailable, format!("nothing was executed: {error}"))
-                .retry_after(RETRY_SOON)
-        })
+        found.map(|found| found.is_none()).map_err(|error| store_failed(&error))
     }
 
     /// Runs the event. If its record is a failure below the limit, forgets the failure and runs again.
@@ -330,8 +318,7 @@ impl Inbox {
             run.uncounted_attempts = failed.uncounted_attempts;
             // Only one of several concurrent deliveries forgets this failure; the others find the next run.
             if let Err(error) = self.engine.store().admin().forget(&address, finished.fence).await {
-                let what = format!("nothing was executed: {error}");
-                return Decision::Refused(Refusal::new(RefusalReason::StoreUnavailable, what).retry_after(RETRY_SOON));
+                return Decision::Refused(store_failed(&error));
             }
         }
         Decision::Refused(
@@ -341,17 +328,14 @@ impl Inbox {
     }
 
     fn claim_request(&self, event: &InboxEvent) -> ClaimRequest {
-        ClaimRequest {
-            address: event.scope().address(event.id(), None, None),
-            token: ClaimToken::mint(),
-            fingerprint: Fingerprint::NONE,
-            tags: Tags::new(event.consumer(), "", event.source(), event.id()),
-            label: Bytes::new(),
-            lease: self.policy.lease,
-            ttl: self.policy.ttl,
-            take_over: None,
-        }
+        let address = event.scope().address(event.id(), None, None);
+        let tags = Tags::new(event.consumer(), "", event.source(), event.id());
+        ClaimRequest::new(address, Fingerprint::NONE, tags, Bytes::new(), self.policy.terms())
     }
+}
+
+fn store_failed(error: &StoreError) -> Refusal {
+    Refusal::new(RefusalReason::StoreUnavailable, format!("nothing was executed: {error}")).retry_after(RETRY_SOON)
 }
 
 impl fmt::Debug for Inbox {

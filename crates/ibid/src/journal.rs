@@ -251,7 +251,7 @@ fn encode(entry: &JournalEntry) -> Bytes {
 }
 
 fn decode(bytes: Bytes) -> Option<JournalEntry> {
-    let mut reader = ByteReader::new(wire::verify_checksum(bytes)?);
+    let mut reader = ByteReader(wire::verify_checksum(bytes)?);
     if reader.u8()? != JOURNAL_VERSION {
         return None;
     }
@@ -277,7 +277,7 @@ fn decode(bytes: Bytes) -> Option<JournalEntry> {
     let record = reader.framed()?;
     let request = Arc::new(ClaimRequest { address, token, fingerprint, tags, label, lease, ttl, take_over });
     let lease = Lease { request, fence, attempt, front_only };
-    reader.is_empty().then_some(JournalEntry { lease, failed, record, summary, expires_at_ms })
+    reader.0.is_empty().then_some(JournalEntry { lease, failed, record, summary, expires_at_ms })
 }
 
 impl fmt::Debug for Journal {

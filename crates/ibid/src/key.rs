@@ -215,13 +215,17 @@ pub fn generate_key() -> String {
 /// Derives a key from parts that identify the operation. Equal parts give equal keys, so no two operations may have the
 /// same parts.
 pub fn derive_key(parts: &[&str]) -> String {
+    format_uuid4(*framed_digest(parts).first_chunk().expect("16 of 32"))
+}
+
+/// Hashes parts, each with its length.
+pub(crate) fn framed_digest(parts: &[&str]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    let digest = hash.finalize();
-    format_uuid4(digest[..16].try_into().expect("16 of 32"))
+    hash.finalize().into()
 }
 
 fn format_uuid4(bytes: [u8; 16]) -> String {

@@ -47,7 +47,7 @@ pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&P
 impl LabelText {
     /// Decodes a label. Returns `None` if it has another version or is sealed.
     pub fn decode(label: &Bytes) -> Option<Self> {
-        let mut reader = ByteReader::new(label.clone());
+        let mut reader = ByteReader(label.clone());
         if reader.u8()? != LABEL_VERSION {
             return None;
         }

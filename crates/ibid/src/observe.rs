@@ -50,13 +50,7 @@ impl StoreCall {
 
     /// The name for metric labels and logs.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Claim => "claim",
-            Self::Extend => "extend",
-            Self::Settle => "settle",
-            Self::Wait => "wait",
-            Self::Get => "get",
-        }
+        ["claim", "extend", "settle", "wait", "get"][self as usize]
     }
 }
 
@@ -134,20 +128,10 @@ pub enum EngineEvent<'a> {
     ClaimLost(&'a Address),
     /// A holder found its entry missing and restored it: the store had lost it.
     EntryRestored(&'a Address),
-    /// A store call failed.
-    StoreFailed {
-        /// The name of the call.
-        call: &'static str,
-        /// The error of the store.
-        error: &'a StoreError,
-    },
-    /// One of two stores was unreachable, and the other one decided.
-    Fallback {
-        /// The name of the call.
-        call: &'static str,
-        /// The error of the unreachable store.
-        error: &'a StoreError,
-    },
+    /// A store call with this name failed.
+    StoreFailed(&'static str, &'a StoreError),
+    /// One of two stores was unreachable in a call with this name, and the other one decided.
+    Fallback(&'static str, &'a StoreError),
     /// The front store granted a claim without the authority. Until the authority is back, another gateway may run the
     /// same operation.
     FrontOnlyClaim(&'a Address),
@@ -221,8 +205,8 @@ impl fmt::Display for EngineEvent<'_> {
                 let at = crate::mask(&address.to_string());
                 return write!(f, "{at}: the answer came after timeout; {}", outcome.name());
             }
-            Self::StoreFailed { call, error } => return write!(f, "{call}: {error}"),
-            Self::Fallback { call, error } => return write!(f, "{call}: decided by the fallback store: {error}"),
+            Self::StoreFailed(call, error) => return write!(f, "{call}: {error}"),
+            Self::Fallback(call, error) => return write!(f, "{call}: decided by the fallback store: {error}"),
             Self::JournalFailed(why) => return write!(f, "the journal could not be written: {why}"),
             Self::UncoveredKey { method, path } => {
                 let what = "a request carried a key, but no policy covers it; it is not protected";

@@ -40,7 +40,6 @@ impl Protocol {
     }
 }
 
-/// The rules of one protocol.
 pub(crate) trait ProtocolRules: Send + Sync {
     /// Whether cookies, probes and [`HandlerClaim`](crate::http::HandlerClaim)s work, and a connection can be closed.
     fn is_plain_http(&self) -> bool;
@@ -73,7 +72,6 @@ pub(crate) trait ProtocolRules: Send + Sync {
     /// Builds a response for an error outside of the refusal table.
     fn fail(&self, status: StatusCode, detail: &str, context: &RequestContext) -> Response<WholeBody>;
 
-    /// Builds the response from a record.
     fn replay(&self, record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody>;
 }
 
@@ -91,7 +89,6 @@ pub(crate) struct AppReply<'a> {
 
 /// What a reply means for its operation.
 pub(crate) enum ReplyMeaning {
-    /// The answer is remembered.
     Remember(CompletedAnswer),
     /// The answer is not remembered, and the operation may run again.
     Release,

@@ -18,15 +18,14 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
-use self::{
-    buckets::RateBuckets,
-    reservations::{Allowance, QuotaReservations},
+use self::reservations::{Allowance, QuotaReservations};
+use crate::{
+    key::framed_digest,
+    store::{Address, Counters, InMemoryCounters, Store, Tags, counters::BoundedTable},
 };
-use crate::store::{Address, Counters, InMemoryCounters, Store, Tags};
 
-mod buckets;
 mod reservations;
 
 /// The maximum number of new keys in one reservation.
@@ -109,7 +108,7 @@ impl Quota {
     pub(crate) async fn check(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         self.rates.lock().take(&rate_counter(tags), false)?;
         self.check_allowance(&self.new_bytes, store, &bytes_counter(tags)).await?;
-        self.check_allowance(&self.new_keys, store, &counter_address(&[tags.tenant()])).await
+        self.check_allowance(&self.new_keys, store, &keys_counter(tags)).await
     }
 
     async fn check_allowance(
@@ -134,7 +133,7 @@ impl Quota {
     pub(crate) async fn spend(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         // The rate first: a token taken in vain is refilled soon.
         self.rates.lock().take(&rate_counter(tags), true)?;
-        let who = counter_address(&[tags.tenant()]);
+        let who = keys_counter(tags);
         for _ in 0..=MAX_RESERVE_ATTEMPTS {
             let room = self.new_keys.lock().check(&who, true);
             match room {
@@ -179,25 +178,71 @@ impl Quota {
     }
 }
 
+/// Rate limits: one token bucket per tenant and user. It refills at the rate and holds one period's tokens.
+///
+/// A bucket is stored as the instant at which it will be full. Instant and rate determine the number of taken tokens.
+/// When the rate changes, the instants are adjusted so that the number of taken tokens stays the same.
+#[derive(Default)]
+struct RateBuckets {
+    rate: Option<QuotaLimit>,
+    /// The rate that `full_at` is based on, kept while no rate is set.
+    computed_with: Option<QuotaLimit>,
+    full_at: BoundedTable<Instant>,
+}
+
+impl RateBuckets {
+    /// Changes the rate. Taken tokens stay taken: a higher rate grants the difference only.
+    fn set(&mut self, rate: Option<QuotaLimit>) {
+        self.rate = rate;
+        let (Some(old), Some(new)) = (self.computed_with, rate) else {
+            self.computed_with = self.computed_with.or(rate);
+            return;
+        };
+        self.computed_with = rate;
+        let now = Instant::now();
+        for full in self.full_at.entries.values_mut() {
+            let missing = full.saturating_duration_since(now).as_secs_f64() / old.per.as_secs_f64();
+            let taken = (missing * old.most as f64).min(new.most as f64);
+            *full = now + new.per.mul_f64(taken / new.most as f64);
+        }
+    }
+
+    /// Takes a token if `spend`, otherwise only checks. `Err` contains the time until one is available.
+    fn take(&mut self, who: &Address, spend: bool) -> Result<(), Duration> {
+        let Some(rate) = self.rate else { return Ok(()) };
+        let one = rate.per.div_f64(rate.most as f64);
+        let now = Instant::now();
+        let who = self.full_at.slot_for(who, now, |full| *full <= now);
+        let full = self.full_at.entries.get(&who).copied().unwrap_or(now).max(now) + one;
+        if full > now + rate.per {
+            return Err(full - now - rate.per);
+        }
+        if spend {
+            self.full_at.entries.insert(who, full);
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.full_at.entries.len()
+    }
+}
+
 fn clamped(limit: QuotaLimit) -> QuotaLimit {
     QuotaLimit { most: limit.most.max(1), per: limit.per.min(MAX_PERIOD) }
 }
 
 fn rate_counter(tags: &Tags) -> Address {
-    counter_address(&[tags.tenant(), tags.user()])
+    Address(framed_digest(&[tags.tenant(), tags.user()]))
 }
 
 fn bytes_counter(tags: &Tags) -> Address {
-    counter_address(&["bytes", "", tags.tenant()])
+    Address(framed_digest(&["bytes", "", tags.tenant()]))
 }
 
-fn counter_address(parts: &[&str]) -> Address {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    Address(hash.finalize().into())
+fn keys_counter(tags: &Tags) -> Address {
+    Address(framed_digest(&[tags.tenant()]))
 }
 
 impl fmt::Debug for Quota {

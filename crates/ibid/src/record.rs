@@ -88,20 +88,16 @@ pub enum RecordError {
 impl Record {
     /// Encodes the record, uncompressed.
     pub fn encode(&self) -> Bytes {
-        let body = match &self.body {
-            RecordBody::Whole(body) => body.len() + 4,
-            RecordBody::Digest { .. } => 40,
-            RecordBody::None => 0,
+        let (kind, body) = match &self.body {
+            RecordBody::Whole(body) => (0, body.len() + 4),
+            RecordBody::Digest { .. } => (1, 40),
+            RecordBody::None => (2, 0),
         };
         let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
         let mut out =
             BytesMut::with_capacity(24 + headers_size(&self.headers) + body + headers_size(&self.trailers) + cookies);
         out.put_u8(if cookies == 0 { VERSION_WITHOUT_COOKIES } else { VERSION_WITH_COOKIES });
-        out.put_u8(match self.body {
-            RecordBody::Whole(_) => 0,
-            RecordBody::Digest { .. } => 1,
-            RecordBody::None => 2,
-        });
+        out.put_u8(kind);
         out.put_u16_le(self.status.as_u16());
         out.put_u64_le(self.requested_at_ms);
         out.put_u64_le(self.completed_at_ms);
@@ -128,7 +124,7 @@ impl Record {
     /// If the bytes are damaged or of a later version. Never answer from such a record.
     pub fn decode(bytes: Bytes) -> Result<Self, RecordError> {
         let content = wire::verify_checksum(bytes).ok_or(RecordError::Checksum)?;
-        let mut reader = ByteReader::new(content);
+        let mut reader = ByteReader(content);
         match reader.u8() {
             Some(version @ (VERSION_WITHOUT_COOKIES | VERSION_WITH_COOKIES)) => {
                 read_record(version, &mut reader).ok_or(RecordError::Malformed)
@@ -161,7 +157,7 @@ pub(crate) fn decompress(record: Bytes) -> Bytes {
         return record;
     }
     let inside = wire::verify_checksum(record.clone()).and_then(|content| {
-        let mut reader = ByteReader::new(content);
+        let mut reader = ByteReader(content);
         reader.u8().and_then(|_| decompress_rest(reader))
     });
     inside.unwrap_or(record)
@@ -170,9 +166,7 @@ pub(crate) fn decompress(record: Bytes) -> Bytes {
 /// The uncompressed length of a record, as its bytes declare it. The value is not verified.
 pub(crate) fn decompressed_length(record: &[u8]) -> usize {
     match record {
-        [VERSION_COMPRESSED, length @ ..] if length.len() >= 4 => {
-            u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize
-        }
+        [VERSION_COMPRESSED, a, b, c, d, ..] => u32::from_le_bytes([*a, *b, *c, *d]) as usize,
         record => record.len(),
     }
 }
@@ -180,7 +174,7 @@ pub(crate) fn decompressed_length(record: &[u8]) -> usize {
 /// Decompresses what follows the version. The result must not be compressed itself.
 fn decompress_rest(mut reader: ByteReader) -> Option<Bytes> {
     let length = reader.u32()? as usize;
-    let small = reader.rest();
+    let small = reader.0;
     if length / MAX_COMPRESSION_RATIO > small.len() {
         return None;
     }
@@ -202,7 +196,7 @@ fn read_record(version: u8, reader: &mut ByteReader) -> Option<Record> {
     let trailers = read_headers(reader)?;
     let count = if version == VERSION_WITHOUT_COOKIES { 0 } else { reader.u16()? };
     let cookies = (0..count).map(|_| reader.array()).collect::<Option<_>>()?;
-    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
+    reader.0.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
 }
 
 fn headers_size(headers: &HeaderMap) -> usize {

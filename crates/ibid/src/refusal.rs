@@ -8,29 +8,6 @@ use http::StatusCode;
 
 use crate::grpc::GrpcStatusCode;
 
-/// Why a request was refused. The variants are ordered by precedence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)]
-pub enum RefusalReason {
-    KeyMissing,
-    KeyInvalid,
-    ScopeMissing,
-    RequestAmbiguous,
-    IdentityInvalid,
-    ScopeRefused,
-    BodyTooLarge,
-    StoreUnavailable,
-    Overloaded,
-    KeyReused,
-    MethodUnknown,
-    InProgress,
-    OutcomeUnknown,
-    QuotaExceeded,
-    UpstreamUnreachable,
-    UpstreamLost,
-    UpstreamTimeout,
-}
-
 /// The refusal of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
@@ -52,60 +29,55 @@ struct ReasonInfo {
     help: &'static str,
 }
 
-#[rustfmt::skip]
-const REASONS: [ReasonInfo; 17] = [
-    ReasonInfo { reason: RefusalReason::KeyMissing, name: "key-missing", http: 400, grpc: GrpcStatusCode::InvalidArgument,
-          title: "An idempotency key is required",
-          help: "Send a key of your own with the request, a fresh one per operation, and the same one on every retry." },
-    ReasonInfo { reason: RefusalReason::KeyInvalid, name: "key-invalid", http: 400, grpc: GrpcStatusCode::InvalidArgument,
-          title: "The idempotency key is not valid here",
-          help: "The detail says which rule the key breaks. Send one key, in the form that this route asks for." },
-    ReasonInfo { reason: RefusalReason::ScopeMissing, name: "scope-missing", http: 400, grpc: GrpcStatusCode::InvalidArgument,
-          title: "The request does not say whose key this is",
-          help: "Keys belong to a caller. The detail names the header, cookie or claim that says who is calling." },
-    ReasonInfo { reason: RefusalReason::RequestAmbiguous, name: "request-ambiguous", http: 400, grpc: GrpcStatusCode::InvalidArgument,
-          title: "The request can be read in more than one way",
-          help: "A header is repeated or has a twin, or the path could be understood differently by the app. Send it once, plainly." },
-    ReasonInfo { reason: RefusalReason::IdentityInvalid, name: "identity-invalid", http: 401, grpc: GrpcStatusCode::Unauthenticated,
-          title: "The caller's identity could not be verified",
-          help: "A token or a signature does not hold. Get a new token, or sign anew with the current secret, and send the request again with the same key." },
-    ReasonInfo { reason: RefusalReason::ScopeRefused, name: "scope-refused", http: 403, grpc: GrpcStatusCode::PermissionDenied,
-          title: "The caller may not name this scope",
-          help: "A header that says whose key this is is believed only from trusted proxies, and a key that names a user is good for that user only." },
-    ReasonInfo { reason: RefusalReason::BodyTooLarge, name: "body-too-large", http: 413, grpc: GrpcStatusCode::ResourceExhausted,
-          title: "The body is too large to be protected",
-          help: "Send a smaller body, or ask the operator to raise max_request for this route." },
-    ReasonInfo { reason: RefusalReason::StoreUnavailable, name: "store-unavailable", http: 503, grpc: GrpcStatusCode::Unavailable,
-          title: "Requests cannot be remembered at the moment",
-          help: "Try again with the same key after the time in Retry-After." },
-    ReasonInfo { reason: RefusalReason::Overloaded, name: "overloaded", http: 503, grpc: GrpcStatusCode::Unavailable,
-          title: "Too many requests are running",
-          help: "Nothing was executed. Try again with the same key after the time in Retry-After." },
-    ReasonInfo { reason: RefusalReason::KeyReused, name: "key-reused", http: 422, grpc: GrpcStatusCode::InvalidArgument,
-          title: "The key was used for a different request",
-          help: "A key names one operation. Send the first request unchanged, or use a fresh key for a new operation." },
-    ReasonInfo { reason: RefusalReason::MethodUnknown, name: "method-unknown", http: 400, grpc: GrpcStatusCode::FailedPrecondition,
-          title: "It is not known whether this gRPC method is unary",
-          help: "Only unary methods can be protected, and a call that may be a stream is never buffered. Nothing was executed. Call it without a key, or ask the operator to name the method in a route or to provide descriptors." },
-    ReasonInfo { reason: RefusalReason::InProgress, name: "in-progress", http: 409, grpc: GrpcStatusCode::Aborted,
-          title: "A request with this key is still running",
-          help: "Try again with the same key after the time in Retry-After: you will get the first request's answer." },
-    ReasonInfo { reason: RefusalReason::OutcomeUnknown, name: "outcome-unknown", http: 409, grpc: GrpcStatusCode::FailedPrecondition,
-          title: "It is not known whether the operation happened",
-          help: "The operation was started and its end was never seen. Do not retry blindly with a fresh key: look up whether it happened, or ask the operator to resolve it." },
-    ReasonInfo { reason: RefusalReason::QuotaExceeded, name: "quota-exceeded", http: 429, grpc: GrpcStatusCode::ResourceExhausted,
-          title: "Too many new keys",
-          help: "Retries of known keys are still answered. Send new operations after the time in Retry-After." },
-    ReasonInfo { reason: RefusalReason::UpstreamUnreachable, name: "upstream-unreachable", http: 502, grpc: GrpcStatusCode::Unavailable,
-          title: "The app could not be reached",
-          help: "Nothing was sent to the app. Try again with the same key." },
-    ReasonInfo { reason: RefusalReason::UpstreamLost, name: "upstream-lost", http: 502, grpc: GrpcStatusCode::Unknown,
-          title: "The app's answer was lost",
-          help: "The request was sent and may have been executed. A retry with the same key does not execute it a second time unless the route allows it." },
-    ReasonInfo { reason: RefusalReason::UpstreamTimeout, name: "upstream-timeout", http: 504, grpc: GrpcStatusCode::DeadlineExceeded,
-          title: "The app did not answer in time",
-          help: "The request was sent and may still be executed. A retry with the same key does not execute it a second time unless the route allows it." },
-];
+macro_rules! reasons {
+    ($($reason:ident, $name:literal, $http:literal, $grpc:ident, $title:literal, $help:literal;)+) => {
+        /// Why a request was refused. The variants are ordered by precedence.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)]
+        pub enum RefusalReason { $($reason),+ }
+
+        const REASONS: &[ReasonInfo] = &[$(ReasonInfo {
+            reason: RefusalReason::$reason, name: $name, http: $http, grpc: GrpcStatusCode::$grpc, title: $title, help: $help,
+        }),+];
+    };
+}
+
+reasons! {
+    KeyMissing, "key-missing", 400, InvalidArgument, "An idempotency key is required",
+        "Send a key of your own with the request, a fresh one per operation, and the same one on every retry.";
+    KeyInvalid, "key-invalid", 400, InvalidArgument, "The idempotency key is not valid here",
+        "The detail says which rule the key breaks. Send one key, in the form that this route asks for.";
+    ScopeMissing, "scope-missing", 400, InvalidArgument, "The request does not say whose key this is",
+        "Keys belong to a caller. The detail names the header, cookie or claim that says who is calling.";
+    RequestAmbiguous, "request-ambiguous", 400, InvalidArgument, "The request can be read in more than one way",
+        "A header is repeated or has a twin, or the path could be understood differently by the app. Send it once, plainly.";
+    IdentityInvalid, "identity-invalid", 401, Unauthenticated, "The caller's identity could not be verified",
+        "A token or a signature does not hold. Get a new token, or sign anew with the current secret, and send the request again with the same key.";
+    ScopeRefused, "scope-refused", 403, PermissionDenied, "The caller may not name this scope",
+        "A header that says whose key this is is believed only from trusted proxies, and a key that names a user is good for that user only.";
+    BodyTooLarge, "body-too-large", 413, ResourceExhausted, "The body is too large to be protected",
+        "Send a smaller body, or ask the operator to raise max_request for this route.";
+    StoreUnavailable, "store-unavailable", 503, Unavailable, "Requests cannot be remembered at the moment",
+        "Try again with the same key after the time in Retry-After.";
+    Overloaded, "overloaded", 503, Unavailable, "Too many requests are running",
+        "Nothing was executed. Try again with the same key after the time in Retry-After.";
+    KeyReused, "key-reused", 422, InvalidArgument, "The key was used for a different request",
+        "A key names one operation. Send the first request unchanged, or use a fresh key for a new operation.";
+    MethodUnknown, "method-unknown", 400, FailedPrecondition, "It is not known whether this gRPC method is unary",
+        "Only unary methods can be protected, and a call that may be a stream is never buffered. Nothing was executed. Call it without a key, or ask the operator to name the method in a route or to provide descriptors.";
+    InProgress, "in-progress", 409, Aborted, "A request with this key is still running",
+        "Try again with the same key after the time in Retry-After: you will get the first request's answer.";
+    OutcomeUnknown, "outcome-unknown", 409, FailedPrecondition, "It is not known whether the operation happened",
+        "The operation was started and its end was never seen. Do not retry blindly with a fresh key: look up whether it happened, or ask the operator to resolve it.";
+    QuotaExceeded, "quota-exceeded", 429, ResourceExhausted, "Too many new keys",
+        "Retries of known keys are still answered. Send new operations after the time in Retry-After.";
+    UpstreamUnreachable, "upstream-unreachable", 502, Unavailable, "The app could not be reached",
+        "Nothing was sent to the app. Try again with the same key.";
+    UpstreamLost, "upstream-lost", 502, Unknown, "The app's answer was lost",
+        "The request was sent and may have been executed. A retry with the same key does not execute it a second time unless the route allows it.";
+    UpstreamTimeout, "upstream-timeout", 504, DeadlineExceeded, "The app did not answer in time",
+        "The request was sent and may still be executed. A retry with the same key does not execute it a second time unless the route allows it.";
+}
 
 impl RefusalReason {
     /// The number of reasons.

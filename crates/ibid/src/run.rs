@@ -1,6 +1,6 @@
 //! Idempotency for handlers without a layer.
 
-use std::{error::Error, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
@@ -17,7 +17,7 @@ use crate::{
     policy::{CheckedPolicy, InvalidPolicy, LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::Scope,
-    store::{ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, Store, Tags, key_hash},
+    store::{ClaimRequest, Fingerprint, Lease, Store, Tags, key_hash},
     time::now_ms,
 };
 
@@ -38,17 +38,21 @@ pub enum RunResult {
 }
 
 /// Why [`run`] has no result.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<E> {
     /// The operation failed. The failure is not remembered: the next call runs the operation again.
-    Failed(E),
+    #[error("the operation failed: {0}")]
+    Failed(#[source] E),
     /// The operation was not run, or its outcome is unknown; the refusal says which.
+    #[error("{0}")]
     Refused(Refusal),
     /// The policy is invalid. Nothing was run.
-    Policy(InvalidPolicy),
+    #[error("the policy cannot be used: {0}")]
+    Policy(#[source] InvalidPolicy),
     /// The operation panicked or was cancelled. Its outcome is recorded as unknown.
-    Aborted(JoinError),
+    #[error("the operation was aborted: {0}")]
+    Aborted(#[source] JoinError),
 }
 
 /// Runs an operation at most once per key and scope, and remembers its result.
@@ -92,16 +96,9 @@ where
         .into_string();
     let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
     let shown = if policy.label.key == LabelKeyDisplay::Clear { key.clone() } else { mask(&key) };
-    let ask = ClaimRequest {
-        address: scope.address(&key, own_entry, None),
-        token: ClaimToken::mint(),
-        fingerprint,
-        tags: Tags::from_parts(["", "", "run", &shown, &key_hash(&key)]),
-        label: Bytes::new(),
-        lease: policy.lease,
-        ttl: policy.ttl,
-        take_over: None,
-    };
+    let (address, tags) =
+        (scope.address(&key, own_entry, None), Tags::from_parts(["", "", "run", &shown, &key_hash(&key)]));
+    let ask = ClaimRequest::new(address, fingerprint, tags, Bytes::new(), policy.terms());
     let engine = Engine::new(store.clone());
     if policy.mode == PolicyMode::Shadow {
         return run_in_shadow(&engine, policy, ask, operation).await;
@@ -126,14 +123,7 @@ where
         Ok(()) = is_late => return late(),
     };
     match ended.map_err(RunError::Aborted)? {
-        Decision::Ran(
-            Ok(bytes),
-            StoredAs::Recorded
-            | StoredAs::Unprotected
-            | StoredAs::Pending
-            | StoredAs::FrontOnly
-            | StoredAs::NotRecorded,
-        ) => Ok(RunResult::First(bytes)),
+        Decision::Ran(Ok(bytes), stored) if stored != StoredAs::OutcomeUnknown => Ok(RunResult::First(bytes)),
         Decision::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
         Decision::Ran(_, _) => late(),
         Decision::Replay(finished, _) => Ok(RunResult::Replayed(finished.record)),
@@ -155,10 +145,8 @@ where
     let observation = engine.observe(*policy.terms(), ask, by_version, None, |_| {});
     match tokio::spawn(operation(1)).await.map_err(RunError::Aborted)? {
         Ok(bytes) => {
-            let outline =
-                RecordSummary { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
-            let record = Bytes::copy_from_slice(&bytes);
-            observation.end(ShadowRunOutcome::Complete(CompletedAnswer { failed: false, record, summary: outline }));
+            let answer = CompletedAnswer::of_bytes(&bytes, false, requested_at_ms, started);
+            observation.end(ShadowRunOutcome::Complete(answer));
             Ok(RunResult::First(bytes))
         }
         Err(error) => {
@@ -203,10 +191,8 @@ where
             Err(_) => RunOutcome::Park(Err(None), by),
             Ok(Err(error)) => RunOutcome::Release(Err(Some(error))),
             Ok(Ok(bytes)) => {
-                let outline =
-                    RecordSummary { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
-                let record = Bytes::copy_from_slice(&bytes);
-                RunOutcome::Complete(Ok(bytes), CompletedAnswer { failed: false, record, summary: outline })
+                let answer = CompletedAnswer::of_bytes(&bytes, false, requested_at_ms, started);
+                RunOutcome::Complete(Ok(bytes), answer)
             }
         }
     }
@@ -228,34 +214,12 @@ impl RunKey {
 
 impl From<&str> for RunKey {
     fn from(key: &str) -> Self {
-        Self { key: key.into(), fingerprint: Fingerprint::NONE }
+        key.to_owned().into()
     }
 }
 
 impl From<String> for RunKey {
     fn from(key: String) -> Self {
         Self { key, fingerprint: Fingerprint::NONE }
-    }
-}
-
-impl<E: fmt::Display> fmt::Display for RunError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(error) => write!(f, "the operation failed: {error}"),
-            Self::Refused(refusal) => refusal.fmt(f),
-            Self::Policy(why) => write!(f, "the policy cannot be used: {why}"),
-            Self::Aborted(error) => write!(f, "the operation was aborted: {error}"),
-        }
-    }
-}
-
-impl<E: Error + 'static> Error for RunError<E> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Failed(error) => Some(error),
-            Self::Refused(_) => None,
-            Self::Policy(why) => Some(why),
-            Self::Aborted(error) => Some(error),
-        }
     }
 }

@@ -211,7 +211,7 @@ impl SettleQueueState {
             (told, given_up)
         };
         if let Err(error) = &answer {
-            self.observer.on_event(&EngineEvent::StoreFailed { call: "settle", error });
+            self.observer.on_event(&EngineEvent::StoreFailed("settle", error));
         }
         if given_up {
             self.observer.on_event(&EngineEvent::SettlementDropped(&lease.request.address));
@@ -236,7 +236,7 @@ impl SettleQueueState {
             let notice = match &told {
                 Ok(SettleOutcome::ClaimLost(_)) => EngineEvent::ClaimLost(at),
                 Ok(_) => EngineEvent::JournalDrained(at),
-                Err(error) => EngineEvent::StoreFailed { call: "settle", error },
+                Err(error) => EngineEvent::StoreFailed("settle", error),
             };
             self.observer.on_event(&notice);
             if let Err(error) = &told
@@ -250,7 +250,8 @@ impl SettleQueueState {
             }
             misses = 0;
             // A retry of the request gets an unexpired answer from the journal, so keep it until it expires.
-            let given_up = told.is_err() && retry.should_give_up() && is_expired(&end);
+            let is_expired = end.ttl() <= Duration::from_millis(1);
+            let given_up = told.is_err() && retry.should_give_up() && is_expired;
             if given_up {
                 self.observer.on_event(&EngineEvent::SettlementDropped(at));
             }
@@ -308,11 +309,6 @@ fn record_bytes(end: &Settlement) -> usize {
         Settlement::Complete { record, .. } => record.len(),
         Settlement::Release | Settlement::Park { .. } => 0,
     }
-}
-
-/// Whether the answer of a journaled settlement has expired.
-fn is_expired(end: &Settlement) -> bool {
-    matches!(end, Settlement::Complete { ttl: keep, .. } if *keep <= Duration::from_millis(1))
 }
 
 /// Replaces a large body with its digest. Returns `None` if there is no large body.

@@ -19,6 +19,7 @@
 //! - **A live entry is never evicted.** A full store refuses new claims.
 
 use std::{
+    error::Error,
     fmt,
     future::Future,
     pin::Pin,
@@ -29,12 +30,13 @@ use std::{
 
 use bytes::Bytes;
 
+use crate::policy::Terms;
+
 pub use self::{
     address_hasher::AddressHashBuilder,
     admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},
     counters::{CounterUsage, Counters, InMemoryCounters},
-    error::{ErrorKind, StoreError},
-    memory::{Memory, MemoryLimits},
+    memory::Memory,
     shared_map::{HolderWaits, SharedMap, SharedValue},
     types::{Address, ClaimToken, Fence, Fingerprint, Tags, key_hash, with_jitter},
 };
@@ -42,7 +44,6 @@ pub use self::{
 mod address_hasher;
 mod admin;
 pub(crate) mod counters;
-mod error;
 mod memory;
 mod shared_map;
 pub mod transitions;
@@ -103,6 +104,14 @@ pub struct ClaimRequest {
     pub ttl: Duration,
     /// Take over this holder if it is still current and its outcome is unknown.
     pub take_over: Option<Fence>,
+}
+
+impl ClaimRequest {
+    /// Creates a request with a new token and no takeover.
+    pub(crate) fn new(address: Address, fingerprint: Fingerprint, tags: Tags, label: Bytes, terms: &Terms) -> Self {
+        let (token, lease, ttl) = (ClaimToken::mint(), terms.lease, terms.ttl);
+        Self { address, token, fingerprint, tags, label, lease, ttl, take_over: None }
+    }
 }
 
 /// A granted claim.
@@ -268,6 +277,50 @@ pub struct Guarantees {
     pub shared: bool,
     /// Weaknesses that start-up found.
     pub warnings: Vec<String>,
+}
+
+/// A failed store call. Its [kind](ErrorKind) tells how the caller may proceed.
+#[derive(Debug, thiserror::Error)]
+#[error("the {store} store {}: {source}", kind.description())]
+#[non_exhaustive]
+pub struct StoreError {
+    /// How the caller may proceed.
+    pub kind: ErrorKind,
+    /// The name of the store.
+    pub store: &'static str,
+    /// The underlying error.
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+/// How a caller may proceed after a failed store call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// Nothing was changed; another store may be tried.
+    NotApplied,
+    /// The call may have been applied. Repeat it at the same store with the same token.
+    Ambiguous,
+    /// The stored data cannot be read and must not be used for an answer.
+    Corrupt,
+    /// The store is reachable and refuses the call: it is full, read-only or of the wrong version.
+    Rejected,
+}
+
+impl ErrorKind {
+    fn description(self) -> &'static str {
+        match self {
+            Self::NotApplied => "did not apply the call",
+            Self::Ambiguous => "gave no answer: the call may have been applied",
+            Self::Corrupt => "holds something unreadable",
+            Self::Rejected => "refused the call",
+        }
+    }
+}
+
+impl StoreError {
+    /// Creates an error of `store`.
+    pub fn new(kind: ErrorKind, store: &'static str, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { kind, store, source: source.into() }
+    }
 }
 
 /// The future of a store call: ready at once for in-process stores, boxed for the others.

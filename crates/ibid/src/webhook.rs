@@ -34,13 +34,11 @@ use subtle::{Choice, ConstantTimeEq};
 
 pub use self::{
     content::SignedContent,
-    encoding::SignatureEncoding,
-    scheme::{CustomWebhookScheme, WebhookScheme},
+    scheme::{CustomWebhookScheme, SignatureEncoding, WebhookScheme},
 };
 use crate::policy::{InvalidSetting, require};
 
 mod content;
-mod encoding;
 mod scheme;
 #[cfg(test)]
 mod tests;

@@ -3,13 +3,9 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Reads fields from the front. Every read returns `None` past the end.
-pub(crate) struct ByteReader(Bytes);
+pub(crate) struct ByteReader(pub(crate) Bytes);
 
 impl ByteReader {
-    pub(crate) fn new(bytes: Bytes) -> Self {
-        Self(bytes)
-    }
-
     pub(crate) fn u8(&mut self) -> Option<u8> {
         self.0.try_get_u8().ok()
     }
@@ -39,14 +35,6 @@ impl ByteReader {
         let length = self.u32()?;
         self.take(length as usize)
     }
-
-    pub(crate) fn rest(self) -> Bytes {
-        self.0
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
@@ -54,7 +42,6 @@ pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// Appends a checksum of all preceding bytes.
 pub(crate) fn append_checksum(mut out: BytesMut) -> Bytes {
     let sum = crc32c::crc32c(&out);
     out.put_u32_le(sum);

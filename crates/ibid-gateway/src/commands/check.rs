@@ -97,7 +97,7 @@ fn print_settings(settings: &GatewaySettings, out: &mut dyn io::Write) -> io::Re
     lines.push(("promise", layout.guarantee_summary()));
     lines.extend(settings.seal.as_ref().map(|seal| ("seal", seal.description())));
     if let Some(file) = &settings.descriptors {
-        let known = settings.routes.unary_methods().paths().count();
+        let known = settings.routes.unary_methods.paths().count();
         let plural = if known == 1 { "" } else { "s" };
         let said = match settings.uses_reflection() {
             true => format!("{file}: upstreams are asked when the gateway starts"),

@@ -86,7 +86,7 @@ fn build_route(
     };
     dials.apply_to(&mut policy);
     apply_webhook_dials(dials, preset, via_policy, &mut policy, place)?;
-    if matches.protocol() == Protocol::Grpc {
+    if matches.protocol == Protocol::Grpc {
         if is_webhook_preset(preset) {
             let what = "is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\"";
             return Err(wrong("preset", &format!("{preset:?} {what}")));
@@ -94,8 +94,8 @@ fn build_route(
         check_unary(matches, unary).map_err(|what| wrong("match", &what))?;
         policy = adapt_for_grpc(policy, dials.key.from.is_some() || via_policy && policy_writes_key);
     }
-    policy.methods = matches.methods().to_vec();
-    check_policy(&policy, matches.protocol(), place)?;
+    policy.methods = matches.methods.clone();
+    check_policy(&policy, matches.protocol, place)?;
     let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.clone()).or(upstream);
     Ok(RouteEntry { upstream, inherits_policy: via_policy, ..RouteEntry::new(matches, policy, preset) })
 }
@@ -126,7 +126,7 @@ fn adapt_for_grpc(policy: Policy, writes_key: bool) -> Policy {
 
 /// Rejects a gRPC route unless its methods can be unary by the descriptors. A streaming call must never be buffered.
 fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), String> {
-    let (pattern, text) = (matches.pattern(), matches.to_string());
+    let (pattern, text) = (&matches.pattern, matches.to_string());
     let Some(unary) = unary else {
         return if pattern.is_single_method() {
             Ok(())
@@ -144,10 +144,10 @@ fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), Stri
     let Some(service) = pattern.service() else { return Ok(()) };
     let mut methods = unary.known_in_service(service).peekable();
     match (methods.peek().is_some(), pattern.is_single_method()) {
-        (true, true) if unary.is_streaming(pattern.text()) => {
+        (true, true) if unary.is_streaming(&pattern.text) => {
             Err(format!("{text:?} is a streaming method by the descriptors; only unary ones can be covered"))
         }
-        (true, true) if methods.any(|path| path == pattern.text()) => Ok(()),
+        (true, true) if methods.any(|path| path == pattern.text) => Ok(()),
         (true, true) => {
             let all: Vec<&str> = unary.known_in_service(service).filter_map(|path| path.rsplit('/').next()).collect();
             Err(format!("{text:?} is not in the descriptors; {service} has {}", all.join(", ")))
@@ -166,8 +166,8 @@ fn preset_policy(preset: &str) -> Policy {
 
 /// Whether two matches are equal, ignoring the order of their methods.
 fn is_same_match(one: &Match, two: &Match) -> bool {
-    let within = |a: &Match, b: &Match| a.methods().iter().all(|method| b.methods().contains(method));
-    one.protocol() == two.protocol() && one.pattern() == two.pattern() && within(one, two) && within(two, one)
+    let within = |a: &Match, b: &Match| a.methods.iter().all(|method| b.methods.contains(method));
+    one.protocol == two.protocol && one.pattern == two.pattern && within(one, two) && within(two, one)
 }
 
 fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), ConfigError> {

@@ -410,7 +410,7 @@ mod tests {
         tell(&metrics, RequestOutcome::Replayed, 3);
         tell(&metrics, RequestOutcome::Refused(RefusalReason::InProgress), 1);
         let error = ibid::store::StoreError::new(ibid::store::ErrorKind::NotApplied, "redis", "gone");
-        metrics.on_event(&EngineEvent::Fallback { call: "claim", error: &error });
+        metrics.on_event(&EngineEvent::Fallback("claim", &error));
         tokio::time::sleep(Duration::from_secs(1)).await;
         let series = history.chart_series(ChartWindow::TenMinutes);
         assert_eq!(series["ran"], json!([0.0, 6.0]));

@@ -4,8 +4,6 @@
 //! that is silent for longer than the limit.
 
 use std::{
-    error::Error,
-    fmt,
     future::{Future, poll_fn},
     pin::Pin,
     sync::{
@@ -17,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use ibid::http::{BoxError, RequestBody};
@@ -31,8 +29,6 @@ pub struct OutgoingBody {
 }
 
 struct TimedBody {
-    /// Read before the request took a connection.
-    first_frame: Option<Frame<Bytes>>,
     progress: Arc<BodyProgress>,
     limit: Duration,
     /// Runs while the client sends nothing.
@@ -49,13 +45,13 @@ pub(super) struct BodyProgress {
     has_timed_out: AtomicBool,
 }
 
-pub(super) enum BodyStartError {
-    TimedOut,
-    Broken,
-}
+/// The status and the detail of the response if the body did not arrive.
+pub(super) type BodyFailure = (StatusCode, &'static str);
+pub(super) const BODY_TIMED_OUT: BodyFailure = (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+const BODY_BROKEN: BodyFailure = (StatusCode::BAD_REQUEST, "the body broke off or is malformed");
 
-/// The client sent no part of the body within the limit.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, thiserror::Error)]
+#[error("the client sent nothing of the body for too long")]
 struct BodyIdleError;
 
 impl OutgoingBody {
@@ -72,31 +68,26 @@ impl OutgoingBody {
     /// Waits for the first frame. From then on, the body must not be silent for longer than `limit`.
     pub(super) async fn wait_for_first_frame(
         mut body: RequestBody<Incoming>, limit: Duration,
-    ) -> Result<(Self, Option<Arc<BodyProgress>>), BodyStartError> {
+    ) -> Result<(Self, Option<Arc<BodyProgress>>), BodyFailure> {
         if body.is_end_stream() {
             return Ok((Self::without_timeout(body), None));
         }
         let first = timeout(limit, poll_fn(|cx| Pin::new(&mut body).poll_frame(cx))).await;
-        let first = match first.map_err(|_| BodyStartError::TimedOut)? {
+        let first = match first.map_err(|_| BODY_TIMED_OUT)? {
             None => return Ok((Self::default(), None)),
-            Some(frame) => frame.map_err(|_| BodyStartError::Broken)?,
+            Some(frame) => frame.map_err(|_| BODY_BROKEN)?,
         };
         let progress = Arc::new(BodyProgress::new());
-        let timed = TimedBody { first_frame: Some(first), progress: progress.clone(), limit, idle_timer: None };
-        Ok((Self { remaining: body, timed: Some(Box::new(timed)) }, Some(progress)))
-    }
-}
-
-impl OutgoingBody {
-    fn first_frame(&self) -> Option<&Frame<Bytes>> {
-        self.timed.as_ref()?.first_frame.as_ref()
+        let timed = TimedBody { progress: progress.clone(), limit, idle_timer: None };
+        Ok((Self { remaining: body.with_first_frame(first), timed: Some(Box::new(timed)) }, Some(progress)))
     }
 }
 
 impl TimedBody {
     fn moved(&mut self) {
-        self.progress.moved();
-        self.progress.awaits_client.store(false, Relaxed);
+        let progress = &self.progress;
+        progress.last_progress_ms.store(progress.since.elapsed().as_millis() as u64, Relaxed);
+        progress.awaits_client.store(false, Relaxed);
         self.idle_timer = None;
     }
 
@@ -112,20 +103,8 @@ impl TimedBody {
 
 impl BodyProgress {
     fn new() -> Self {
-        Self {
-            since: Instant::now(),
-            last_progress_ms: AtomicU64::new(0),
-            awaits_client: AtomicBool::new(false),
-            has_timed_out: AtomicBool::new(false),
-        }
-    }
-
-    fn moved(&self) {
-        self.last_progress_ms.store(self.since.elapsed().as_millis() as u64, Relaxed);
-    }
-
-    fn last_progress(&self) -> Instant {
-        self.since + Duration::from_millis(self.last_progress_ms.load(Relaxed))
+        let (awaits_client, has_timed_out) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { since: Instant::now(), last_progress_ms: AtomicU64::new(0), awaits_client, has_timed_out }
     }
 
     pub(super) fn has_timed_out(&self) -> bool {
@@ -146,7 +125,7 @@ pub(super) async fn wait_for_reply<T>(
         let now = Instant::now();
         due = match progress {
             Some(progress) if progress.awaits_client.load(Relaxed) => now + limit,
-            Some(progress) => progress.last_progress() + limit,
+            Some(progress) => progress.since + Duration::from_millis(progress.last_progress_ms.load(Relaxed)) + limit,
             None => return None,
         };
         if due <= now {
@@ -161,11 +140,7 @@ impl Body for OutgoingBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        let frame = match this.timed.as_mut().and_then(|timed| timed.first_frame.take()) {
-            Some(first) => Poll::Ready(Some(Ok(first))),
-            None => Pin::new(&mut this.remaining).poll_frame(cx),
-        };
-        match (frame, &mut this.timed) {
+        match (Pin::new(&mut this.remaining).poll_frame(cx), &mut this.timed) {
             (Poll::Ready(frame), Some(timed)) => {
                 timed.moved();
                 Poll::Ready(frame)
@@ -176,25 +151,10 @@ impl Body for OutgoingBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first_frame().is_none() && self.remaining.is_end_stream()
+        self.remaining.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let first = self.first_frame().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
-        let rest = self.remaining.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower() + first);
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper + first);
-        }
-        hint
+        self.remaining.size_hint()
     }
 }
-
-impl fmt::Display for BodyIdleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the client sent nothing of the body for too long")
-    }
-}
-
-impl Error for BodyIdleError {}

@@ -6,10 +6,7 @@
 
 use std::{
     future::Future,
-    io,
-    pin::Pin,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -17,9 +14,10 @@ use http::{HeaderMap, HeaderValue, Request, Version, header};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional},
+    io::copy_bidirectional,
     time::{Instant, sleep_until},
 };
+use tokio_util::io::InspectReader;
 
 /// Removes the protocols that are not allowed from the `Upgrade` header. If none is left, the request is an ordinary
 /// one.
@@ -77,8 +75,8 @@ pub(super) async fn copy_both_ways(
 ) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
     let activity = TunnelActivity { since: Instant::now(), last_activity_ms: AtomicU64::new(0) };
-    let mut client = TunnelSide { io: TokioIo::new(client), activity: &activity };
-    let mut upstream = TunnelSide { io: TokioIo::new(upstream), activity: &activity };
+    let mut client = InspectReader::new(TokioIo::new(client), |bytes: &[u8]| activity.record_read(bytes));
+    let mut upstream = InspectReader::new(TokioIo::new(upstream), |bytes: &[u8]| activity.record_read(bytes));
     tokio::select! {
         // An error ends the tunnel like a close: neither side can be informed.
         _ = copy_bidirectional(&mut client, &mut upstream) => {}
@@ -93,6 +91,12 @@ struct TunnelActivity {
 }
 
 impl TunnelActivity {
+    fn record_read(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.last_activity_ms.store(self.since.elapsed().as_millis() as u64, Relaxed);
+        }
+    }
+
     async fn wait_until_idle(&self, limit: Duration) {
         loop {
             let due = self.since + Duration::from_millis(self.last_activity_ms.load(Relaxed)) + limit;
@@ -101,38 +105,6 @@ impl TunnelActivity {
             }
             sleep_until(due).await;
         }
-    }
-}
-
-/// One side of a tunnel. Records when data arrives from it.
-struct TunnelSide<'a, T> {
-    io: T,
-    activity: &'a TunnelActivity,
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for TunnelSide<'_, T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buf.filled().len();
-        let read = Pin::new(&mut this.io).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            this.activity.last_activity_ms.store(this.activity.since.elapsed().as_millis() as u64, Relaxed);
-        }
-        read
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for TunnelSide<'_, T> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 }
 

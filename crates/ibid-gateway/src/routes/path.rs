@@ -65,7 +65,8 @@ pub(super) fn readings(path: &str) -> PathReadings {
     while at < found.len() && found.len() < MAX_READINGS {
         let (path, is_decoded) = found[at].clone();
         let steps = [
-            (percent_decode(&path), true),
+            // Every escape, including escaped slashes.
+            (percent_encoding::percent_decode(&path).collect(), true),
             (backslashes_to_slashes(&path), is_decoded),
             (merge_slashes(&path), is_decoded),
             (strip_parameters(&path), is_decoded),
@@ -94,18 +95,6 @@ fn segments(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 fn is_dot_segment(segment: &[u8]) -> bool {
     matches!(segment, b"." | b"..")
-}
-
-/// Decodes every escape, including escaped slashes.
-fn percent_decode(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let [first, after @ ..] = rest {
-        let byte = decode_escape(rest);
-        out.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { &rest[3..] } else { after };
-    }
-    out
 }
 
 fn backslashes_to_slashes(path: &[u8]) -> Vec<u8> {

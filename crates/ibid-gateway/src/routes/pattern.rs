@@ -10,15 +10,15 @@ use super::path;
 /// The `match` of a route: methods and a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    protocol: Protocol,
-    methods: Vec<Method>,
-    pattern: PathPattern,
+    pub protocol: Protocol,
+    pub methods: Vec<Method>,
+    pub pattern: PathPattern,
 }
 
 /// A path with `:name` for one segment and `*` for the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathPattern {
-    text: String,
+    pub(crate) text: String,
     shape: PatternShape,
     /// Other ways in which an app may [read](path::readings) the pattern.
     alternatives: Vec<PatternShape>,
@@ -57,30 +57,7 @@ impl PathComparison {
     ];
 }
 
-impl Match {
-    pub fn protocol(&self) -> Protocol {
-        self.protocol
-    }
-
-    pub fn methods(&self) -> &[Method] {
-        &self.methods
-    }
-
-    pub fn pattern(&self) -> &PathPattern {
-        &self.pattern
-    }
-}
-
 impl PathPattern {
-    /// `/*`.
-    pub fn all_paths() -> Self {
-        Self {
-            text: "/*".into(),
-            shape: PatternShape { segments: Vec::new(), has_wildcard: true },
-            alternatives: Vec::new(),
-        }
-    }
-
     /// Parses a gRPC pattern: `*`, `shop.Orders/*` or `shop.Orders/Create`.
     fn for_grpc(name: &str) -> Option<Self> {
         let word = |word: &str| {
@@ -95,11 +72,8 @@ impl PathPattern {
             }
             _ => return None,
         };
-        Some(Self {
-            text: format!("/{name}"),
-            shape: PatternShape { segments, has_wildcard: false },
-            alternatives: Vec::new(),
-        })
+        let shape = PatternShape { segments, has_wildcard: false };
+        Some(Self { text: format!("/{name}"), shape, alternatives: Vec::new() })
     }
 
     /// For gRPC: whether the pattern names a single method.
@@ -130,10 +104,6 @@ impl PathPattern {
         self.text.strip_suffix("/*").filter(|bare| !bare.is_empty()).and_then(|bare| bare.parse().ok())
     }
 
-    pub(crate) fn text(&self) -> &str {
-        &self.text
-    }
-
     /// Whether this pattern matches every path that `other` matches.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let (this, other) = (&self.shape, &other.shape);
@@ -143,14 +113,7 @@ impl PathPattern {
         } else {
             !other.has_wildcard && mine == theirs
         };
-        lengths
-            && mine <= theirs
-            && this.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
-                (PatternSegment::Any, PatternSegment::Any) => true,
-                (PatternSegment::Any, PatternSegment::Literal(text)) => !text.is_empty(),
-                (PatternSegment::Literal(_), PatternSegment::Any) => false,
-                (PatternSegment::Literal(a), PatternSegment::Literal(b)) => a == b,
-            })
+        lengths && mine <= theirs && this.zip(other).all(|(mine, theirs)| mine.covers(theirs))
     }
 
     /// Whether some path matches both patterns.
@@ -163,13 +126,7 @@ impl PathPattern {
             (false, true) => theirs < mine,
             (false, false) => mine == theirs,
         };
-        lengths
-            && this.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
-                (PatternSegment::Any, PatternSegment::Any) => true,
-                (PatternSegment::Any, PatternSegment::Literal(text))
-                | (PatternSegment::Literal(text), PatternSegment::Any) => !text.is_empty(),
-                (PatternSegment::Literal(a), PatternSegment::Literal(b)) => a == b,
-            })
+        lengths && this.zip(other).all(|(mine, theirs)| mine.covers(theirs) || theirs.covers(mine))
     }
 }
 
@@ -185,6 +142,10 @@ impl PatternShape {
             if piece.starts_with(b":") { PatternSegment::Any } else { PatternSegment::Literal(piece.to_vec()) }
         };
         Self { segments: pieces.iter().map(segment).collect(), has_wildcard }
+    }
+
+    fn zip<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a PatternSegment, &'a PatternSegment)> {
+        self.segments.iter().zip(&other.segments)
     }
 
     fn matches(&self, path: &[u8], compared: PathComparison) -> bool {
@@ -211,6 +172,16 @@ impl PatternShape {
 }
 
 impl PatternSegment {
+    /// Whether this segment matches everything that `other` matches.
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Any, Self::Any) => true,
+            (Self::Any, Self::Literal(text)) => !text.is_empty(),
+            (Self::Literal(_), Self::Any) => false,
+            (Self::Literal(one), Self::Literal(two)) => one == two,
+        }
+    }
+
     fn matches(&self, given: &[u8], any_case: bool) -> bool {
         match self {
             Self::Literal(text) if any_case => text.eq_ignore_ascii_case(given),
@@ -271,28 +242,19 @@ impl FromStr for PathPattern {
         if readings.has_dot_segments {
             return Err(", its pattern has dot segments, which never match".into());
         }
-        let mut pieces: Vec<&str> = path.split('/').collect();
-        let rest = pieces.last() == Some(&"*");
-        if rest {
-            pieces.pop();
-        }
-        let mut segments = Vec::with_capacity(pieces.len());
-        for piece in pieces {
+        let is_name =
+            |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        for piece in path.strip_suffix("/*").unwrap_or(if path == "*" { "" } else { path }).split('/') {
             if piece.contains('*') {
                 return Err(", \"*\" stands only for the whole rest, at the end".into());
             }
-            segments.push(match piece.strip_prefix(':') {
-                Some(name)
-                    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') =>
-                {
-                    return Err(format!(", {piece:?} is no \":name\" (letters, digits and _)"));
-                }
-                Some(_) => PatternSegment::Any,
-                None => PatternSegment::Literal(path::normalise(piece).into_owned().into_bytes()),
-            });
+            if piece.strip_prefix(':').is_some_and(|name| !is_name(name)) {
+                return Err(format!(", {piece:?} is no \":name\" (letters, digits and _)"));
+            }
         }
-        let others = readings.paths[1..].iter().map(|reading| PatternShape::parse(reading)).collect();
-        Ok(Self { text: text.into(), shape: PatternShape { segments, has_wildcard: rest }, alternatives: others })
+        let mut shapes = readings.paths.iter().map(|reading| PatternShape::parse(reading));
+        let shape = shapes.next().expect("the path itself is a reading");
+        Ok(Self { text: text.into(), shape, alternatives: shapes.collect() })
     }
 }
 
@@ -391,9 +353,9 @@ mod tests {
             ("grpc *", &["/a.B/C"], &["/a.B", "/a.B/C/D", "/"]),
         ] {
             let found: Match = text.parse().unwrap();
-            assert_eq!((found.protocol(), found.to_string().as_str()), (Protocol::Grpc, text));
-            matching.iter().for_each(|path| assert!(found.pattern().matches(path), "{text} {path}"));
-            other.iter().for_each(|path| assert!(!found.pattern().matches(path), "{text} {path}"));
+            assert_eq!((found.protocol, found.to_string().as_str()), (Protocol::Grpc, text));
+            matching.iter().for_each(|path| assert!(found.pattern.matches(path), "{text} {path}"));
+            other.iter().for_each(|path| assert!(!found.pattern.matches(path), "{text} {path}"));
         }
         for text in
             ["grpc", "grpc ", "grpc /a.B/C", "grpc a.B", "grpc a.B/", "grpc a.*/C", "grpc  a.B/C", "grpc a.B/C/D"]

@@ -13,7 +13,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::UpstreamError;
+use super::error::{UpstreamError, error_chain};
 use super::h1_connection::ReturnConnection;
 use super::pool::UnclaimedPermit;
 
@@ -90,7 +90,7 @@ impl Body for UpstreamBody {
             }
             Some(Err(e)) => {
                 self.close_connection();
-                Some(Err(UpstreamError::from_reply_error(&e)))
+                Some(Err(UpstreamError::Reply { reason: error_chain(&e) }))
             }
             // hyper ends an HTTP/2 body without an error on RST_STREAM(NO_ERROR) and GOAWAY(NO_ERROR). That is
             // right for a request body, but it hides an incomplete reply.

@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::socket::UpstreamSocket;
+use super::socket::{UpstreamSocket, WriteProof};
 use super::{SetupError, UpstreamError};
 
 /// How long a DNS answer is used. Short, because names move; a failed connect drops it anyway.
@@ -40,26 +40,15 @@ pub enum UpstreamScheme {
 /// The upstream's address: `http://host:port`, `https://host:port` or `h2c://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamTarget {
-    scheme: UpstreamScheme,
+    pub scheme: UpstreamScheme,
     /// As configured, for `Host` and `:authority` of requests that have none.
-    authority: Authority,
+    pub authority: Authority,
     /// Without the brackets of an IPv6 address.
     host: String,
     port: u16,
 }
 
 impl UpstreamTarget {
-    #[must_use]
-    pub fn scheme(&self) -> UpstreamScheme {
-        self.scheme
-    }
-
-    /// Host and port as configured.
-    #[must_use]
-    pub fn authority(&self) -> &Authority {
-        &self.authority
-    }
-
     pub(super) fn uri_scheme(&self) -> UriScheme {
         if self.scheme == UpstreamScheme::Https { UriScheme::HTTPS } else { UriScheme::HTTP }
     }
@@ -100,10 +89,9 @@ impl FromStr for UpstreamTarget {
     }
 }
 
-/// A new connection whose protocol is known.
 pub(super) enum NewConnection {
-    Plain { wire: UpstreamSocket, h2: bool },
-    Tls { stream: Box<TlsStream<UpstreamSocket>>, h2: bool },
+    Plain(UpstreamSocket),
+    Tls(Box<TlsStream<UpstreamSocket>>),
 }
 
 struct ResolvedAddresses {
@@ -126,14 +114,11 @@ pub(super) struct UpstreamConnector {
 
 impl UpstreamConnector {
     pub(super) fn new(
-        target: UpstreamTarget, timeout: Duration, config: Option<Arc<ClientConfig>>, for_calls: bool,
+        target: UpstreamTarget, timeout: Duration, config: Option<Arc<ClientConfig>>, is_grpc: bool,
     ) -> Result<Self, SetupError> {
         let tls = if target.scheme == UpstreamScheme::Https {
-            let mut config = match config {
-                Some(given) => given,
-                None => Arc::new(native_root_config()?),
-            };
-            if for_calls {
+            let mut config = config.map_or_else(|| native_root_config().map(Arc::new), Ok)?;
+            if is_grpc {
                 Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec()];
             } else if config.alpn_protocols.is_empty() {
                 Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -146,31 +131,29 @@ impl UpstreamConnector {
         } else {
             None
         };
-        Ok(Self {
-            target,
-            timeout,
-            is_grpc: for_calls,
-            tls,
-            dns_cache: Mutex::new(None),
-            next_address: AtomicUsize::new(0),
-        })
+        let (dns_cache, next_address) = (Mutex::default(), AtomicUsize::new(0));
+        Ok(Self { target, timeout, is_grpc, tls, dns_cache, next_address })
     }
 
-    /// Opens a connection. Its socket drops `hold` when it closes, for whatever reason.
-    pub(super) async fn connect(&self, hold: Box<dyn Send>) -> Result<NewConnection, UpstreamError> {
+    /// Opens a connection, and returns whether it speaks HTTP/2. Its socket drops `hold` when it closes, for whatever
+    /// reason.
+    pub(super) async fn connect(
+        &self, hold: Box<dyn Send>,
+    ) -> Result<(NewConnection, Arc<WriteProof>, bool), UpstreamError> {
         let until = tokio::time::Instant::now() + self.timeout;
         let late = |_| UpstreamError::ConnectTimeout { target: self.target.authority.to_string(), after: self.timeout };
         let tcp = self.connect_tcp(until).await?;
         let wire = UpstreamSocket::new(tcp, self.tls.is_some(), hold);
+        let proof = wire.proof.clone();
         let Some((connector, name)) = &self.tls else {
-            return Ok(NewConnection::Plain { wire, h2: self.target.scheme == UpstreamScheme::H2c });
+            return Ok((NewConnection::Plain(wire), proof, self.target.scheme == UpstreamScheme::H2c));
         };
         let stream = tokio::time::timeout_at(until, connector.connect(name.clone(), wire))
             .await
             .map_err(late)?
             .map_err(|e| UpstreamError::Tls { target: self.target.authority.to_string(), reason: e.to_string() })?;
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        Ok(NewConnection::Tls { stream: Box::new(stream), h2 })
+        Ok((NewConnection::Tls(Box::new(stream)), proof, h2))
     }
 
     async fn connect_tcp(&self, until: tokio::time::Instant) -> Result<TcpStream, UpstreamError> {

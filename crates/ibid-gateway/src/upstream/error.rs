@@ -10,49 +10,27 @@ use std::time::Duration;
 pub enum SetupError {
     #[error("upstream {text:?}: {why}")]
     Target { text: String, why: String },
-    /// There is no CA to trust.
     #[error("no usable root certificates on this system: {why}")]
-    Roots {
-        /// The first problem.
-        why: String,
-    },
+    Roots { why: String },
 }
 
 /// The cause of a failure, for operators.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum UpstreamError {
-    /// The name has no address.
     #[error("resolve {host}: {reason}")]
     Resolve { host: String, reason: String },
-    /// No address accepted a connection.
     #[error("connect to {tried}")]
-    Connect {
-        /// Each address with its error.
-        tried: String,
-    },
+    Connect { tried: String },
     /// All connections that this request may use are in use.
     #[error("no connection was free within {after:?}")]
     PoolExhausted { after: Duration },
-    /// The timeout for a connection passed.
     #[error("connect to {target}: no connection within {after:?}")]
-    ConnectTimeout {
-        /// Host and port.
-        target: String,
-        after: Duration,
-    },
+    ConnectTimeout { target: String, after: Duration },
     #[error("TLS with {target}: {reason}")]
-    Tls {
-        /// Host and port.
-        target: String,
-        reason: String,
-    },
+    Tls { target: String, reason: String },
     /// Every connection that was tried had closed before anything was written to it.
     #[error("connection closed before the request was written: {reason}")]
-    Closed {
-        /// The error of the last one.
-        reason: String,
-    },
-    /// HTTP/2: the upstream refused the request without processing it.
+    Closed { reason: String },
     #[error("refused unprocessed by the upstream: {reason}")]
     Refused { reason: String },
     #[error("no complete reply: {reason}")]
@@ -60,12 +38,6 @@ pub enum UpstreamError {
     /// HTTP/2: the stream ended in the middle of the reply.
     #[error("no complete reply: the stream was ended early")]
     Truncated,
-}
-
-impl UpstreamError {
-    pub(super) fn from_reply_error(e: &hyper::Error) -> Self {
-        Self::Reply { reason: error_chain(e) }
-    }
 }
 
 /// Appends the sources: hyper's errors name the cause only there.

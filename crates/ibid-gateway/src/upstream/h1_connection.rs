@@ -99,15 +99,10 @@ impl<B> H1Connection<B> {
         sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle, gate: Arc<ConnectionLimit<B>>,
         pool: Weak<UpstreamPool<B>>,
     ) -> Checkout<B> {
-        let since = Instant::now();
-        let retire = since + gate.idle_timeout;
-        let state = Mutex::new(H1ConnectionState {
-            sender: Some(sender),
-            is_idle: false,
-            is_listed: false,
-            last_used: since,
-            reuse_until: retire,
-        });
+        let last_used = Instant::now();
+        let (sender, reuse_until) = (Some(sender), last_used + gate.idle_timeout);
+        let state = H1ConnectionState { sender, is_idle: false, is_listed: false, last_used, reuse_until };
+        let state = Mutex::new(state);
         Checkout::new(Arc::new(Self { proof, limit: gate, pool, driver, core: cores::index(), state }), false)
     }
 
@@ -161,11 +156,10 @@ impl<B> H1Connection<B> {
     /// Closes the connection if it is idle.
     pub(super) fn evict(&self) -> bool {
         let mut state = self.state.lock();
-        let was_idle = state.is_idle;
-        if was_idle {
+        state.is_idle && {
             state.close();
+            true
         }
-        was_idle
     }
 
     /// Frees the connection for the next exchange.
@@ -259,7 +253,8 @@ type SendResult<B> = Result<http::Response<Incoming>, TrySendError<Request<B>>>;
 pub(super) struct Checkout<B> {
     slot: Option<Arc<H1Connection<B>>>,
     is_sent: bool,
-    is_reused: bool,
+    /// Whether the connection was idle before, so that the upstream may have been about to close it.
+    pub(super) is_reused: bool,
     unclaimed_permit: Option<UnclaimedPermit>,
 }
 
@@ -271,11 +266,6 @@ impl<B> Checkout<B> {
     pub(super) fn with_permit(mut self, share: Option<UnclaimedPermit>) -> Self {
         self.unclaimed_permit = share;
         self
-    }
-
-    /// Whether the connection was idle before, so that the upstream may have been about to close it.
-    pub(super) fn is_reused(&self) -> bool {
-        self.is_reused
     }
 
     fn slot(&self) -> &Arc<H1Connection<B>> {
@@ -314,14 +304,8 @@ impl<B> Checkout<B> {
         reply.await
     }
 
-    /// See [`WriteProof::seal_unwritten`].
-    pub(super) fn never_written(&self) -> bool {
-        self.slot().proof.seal_unwritten()
-    }
-
-    /// Whether a byte of the reply has arrived. See [`WriteProof::has_reply_bytes`].
-    pub(super) fn is_answered(&self) -> bool {
-        self.slot().proof.has_reply_bytes()
+    pub(super) fn proof(&self) -> &WriteProof {
+        &self.slot().proof
     }
 
     /// Hands the connection over to an upgrade, after which it is neither reused nor closed from here.

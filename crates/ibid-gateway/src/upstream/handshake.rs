@@ -9,6 +9,7 @@ use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,9 +20,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
+use tokio_util::io::InspectReader;
 
 use super::BodyError;
-use super::socket::{ReplyDetector, WriteProof};
+use super::socket::WriteProof;
 
 /// Maximum number of headers of a reply. With hyper's default of 100, one more header would make an executed request's
 /// reply unreadable. hyper allocates 64 bytes for each header per reply, so the limit must not be huge either.
@@ -36,7 +38,8 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BodyError>,
 {
-    let io = ReplyDetector::new(io, proof);
+    // Above TLS, because an alert that closes the connection is not a reply.
+    let io = InspectReader::new(io, move |bytes: &[u8]| proof.record_read(bytes));
     let (sender, connection) = http1::Builder::new()
         .max_headers(MAX_REPLY_HEADERS)
         .max_buf_size(MAX_BUFFER_BYTES)
@@ -88,22 +91,12 @@ type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// An executor that captures the first future (hyper's socket task) and spawns the others (one per stream).
 #[derive(Clone, Default)]
-struct CapturingExecutor(Arc<Mutex<CapturedTask>>);
-
-#[derive(Default)]
-enum CapturedTask {
-    #[default]
-    Empty,
-    Task(ConnectionTask),
-    Taken,
-}
+struct CapturingExecutor(Arc<(AtomicBool, Mutex<Option<ConnectionTask>>)>);
 
 impl CapturingExecutor {
     fn take_task(&self) -> Option<ConnectionTask> {
-        match std::mem::replace(&mut *self.0.lock(), CapturedTask::Taken) {
-            CapturedTask::Task(task) => Some(task),
-            _ => None,
-        }
+        self.0.0.store(true, SeqCst);
+        self.0.1.lock().take()
     }
 }
 
@@ -112,12 +105,10 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, future: F) {
-        let mut caught = self.0.lock();
-        if matches!(*caught, CapturedTask::Empty) {
-            *caught = CapturedTask::Task(Box::pin(future));
-        } else {
-            drop(caught);
+        if self.0.0.swap(true, SeqCst) {
             tokio::spawn(future);
+        } else {
+            *self.0.1.lock() = Some(Box::pin(future));
         }
     }
 }

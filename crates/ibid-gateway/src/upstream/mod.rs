@@ -101,6 +101,13 @@ enum AttemptError<B> {
     Final(SendFailure),
 }
 
+impl<B> AttemptError<B> {
+    fn maybe_written(is_final: bool, reason: String) -> Self {
+        let failure = SendFailure::MaybeWritten(UpstreamError::Reply { reason });
+        if is_final { Self::Final(failure) } else { Self::Unanswered(failure) }
+    }
+}
+
 enum SendChannel<B> {
     H1(Checkout<B>),
     H2(H2Connection<B>),
@@ -110,7 +117,7 @@ impl<B> SendChannel<B> {
     /// Whether the upstream may have been about to close the connection.
     fn is_reused(&self) -> bool {
         match self {
-            Self::H1(lease) => lease.is_reused(),
+            Self::H1(lease) => lease.is_reused,
             Self::H2(shared) => shared.is_reused,
         }
     }
@@ -139,7 +146,7 @@ pub struct UpstreamClient<B> {
     host: HeaderValue,
     pool: Arc<UpstreamPool<B>>,
     pool_timeout: Duration,
-    is_grpc: bool,
+    pub is_grpc: bool,
     /// The configured protocol, or the one that ALPN chose last.
     protocol: AtomicU8,
     /// One connection per core, whose runtime drives it. Locked only to clone or replace it.
@@ -159,13 +166,13 @@ where
 {
     /// Opens no connection.
     pub fn new(target: UpstreamTarget, settings: UpstreamSettings) -> Result<Arc<Self>, SetupError> {
-        let speaks = match target.scheme() {
+        let speaks = match target.scheme {
             UpstreamScheme::Http => SPEAKS_H1,
             UpstreamScheme::H2c => SPEAKS_H2,
             UpstreamScheme::Https => SPEAKS_UNKNOWN,
         };
-        let host = HeaderValue::from_str(target.authority().as_str())
-            .map_err(|e| SetupError::Target { text: target.authority().to_string(), why: e.to_string() })?;
+        let host = HeaderValue::from_str(target.authority.as_str())
+            .map_err(|e| SetupError::Target { text: target.authority.to_string(), why: e.to_string() })?;
         Ok(Arc::new(Self {
             connector: UpstreamConnector::new(target, settings.connect_timeout, settings.tls, settings.is_grpc)?,
             host,
@@ -177,11 +184,6 @@ where
             connect_lock: tokio::sync::Mutex::new(None),
             connect_attempts: AtomicU64::new(0),
         }))
-    }
-
-    /// See [`UpstreamSettings::is_grpc`].
-    pub fn is_grpc(&self) -> bool {
-        self.is_grpc
     }
 
     /// Sends `request` and returns the reply's head with a streaming body.
@@ -240,11 +242,13 @@ where
         &self, mut lease: Checkout<B>, mut request: Request<B>, affinity: &Affinity<B>,
     ) -> Result<Response<UpstreamBody>, AttemptError<B>> {
         self.rewrite_for_http1(&mut request);
-        let gone = || UpstreamError::Closed { reason: "found closed".to_owned() };
         let reply = match lease.send(request) {
             // From here to the reply, dropping this future drops the checkout, which closes the connection.
             Ok(reply) => lease.await_reply(pin!(reply)).await,
-            Err(back) => return Err(AttemptError::NotSent(Box::new(back), gone())),
+            Err(back) => {
+                let gone = UpstreamError::Closed { reason: "found closed".to_owned() };
+                return Err(AttemptError::NotSent(Box::new(back), gone));
+            }
         };
         match reply {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -256,22 +260,16 @@ where
                 let limit = body::keep_alive_deadline(response.headers());
                 Ok(response.map(|inner| UpstreamBody::h1(inner, lease.into_connection(), limit)))
             }
-            Err(mut e) => match e.take_message() {
-                Some(back) => {
-                    Err(AttemptError::NotSent(Box::new(back), UpstreamError::Closed { reason: error_chain(e.error()) }))
-                }
-                None if lease.never_written() => {
-                    Err(AttemptError::Unanswered(SendFailure::NeverWritten(UpstreamError::Closed {
-                        reason: error_chain(e.error()),
-                    })))
-                }
-                None if lease.is_answered() => {
-                    Err(AttemptError::Final(SendFailure::MaybeWritten(UpstreamError::from_reply_error(e.error()))))
-                }
-                None => {
-                    Err(AttemptError::Unanswered(SendFailure::MaybeWritten(UpstreamError::from_reply_error(e.error()))))
-                }
-            },
+            Err(mut e) => {
+                let (back, reason) = (e.take_message(), error_chain(e.error()));
+                Err(match back {
+                    Some(back) => AttemptError::NotSent(Box::new(back), UpstreamError::Closed { reason }),
+                    None if lease.proof().seal_unwritten() => {
+                        AttemptError::Unanswered(SendFailure::NeverWritten(UpstreamError::Closed { reason }))
+                    }
+                    None => AttemptError::maybe_written(lease.proof().has_reply_bytes(), reason),
+                })
+            }
         }
     }
 
@@ -283,21 +281,17 @@ where
         let proof = Arc::clone(&shared.proof);
         match self.await_h2_reply(shared, reply).await {
             Ok(response) => Ok(response.map(UpstreamBody::h2)),
-            Err(mut e) => match e.take_message() {
-                Some(back) => {
-                    Err(AttemptError::NotSent(Box::new(back), UpstreamError::Closed { reason: error_chain(e.error()) }))
-                }
-                None if handshake::is_unprocessed(e.error()) => {
-                    Err(AttemptError::Final(SendFailure::NeverWritten(UpstreamError::Refused {
-                        reason: error_chain(e.error()),
-                    })))
-                }
-                // The whole connection ended, not only this stream, and no head had arrived.
-                None if proof.is_unusable() => {
-                    Err(AttemptError::Unanswered(SendFailure::MaybeWritten(UpstreamError::from_reply_error(e.error()))))
-                }
-                None => Err(AttemptError::Final(SendFailure::MaybeWritten(UpstreamError::from_reply_error(e.error())))),
-            },
+            Err(mut e) => {
+                let (back, reason) = (e.take_message(), error_chain(e.error()));
+                Err(match back {
+                    Some(back) => AttemptError::NotSent(Box::new(back), UpstreamError::Closed { reason }),
+                    None if handshake::is_unprocessed(e.error()) => {
+                        AttemptError::Final(SendFailure::NeverWritten(UpstreamError::Refused { reason }))
+                    }
+                    // If the whole connection ended, not only this stream, no head had arrived.
+                    None => AttemptError::maybe_written(!proof.is_unusable(), reason),
+                })
+            }
         }
     }
 
@@ -399,15 +393,11 @@ where
         &self, permit: ConnectionPermit<B>, share: Option<UnclaimedPermit>,
     ) -> Result<SendChannel<B>, UpstreamError> {
         let closed = |e: hyper::Error| UpstreamError::Closed { reason: error_chain(&e) };
-        let line = self.connector.connect(Box::new(permit)).await?;
-        let (proof, h2) = match &line {
-            NewConnection::Plain { wire, h2 } => (wire.proof(), *h2),
-            NewConnection::Tls { stream, h2 } => (stream.get_ref().0.proof(), *h2),
-        };
-        if h2 {
+        let (line, proof, is_h2) = self.connector.connect(Box::new(permit)).await?;
+        if is_h2 {
             let sender = match line {
-                NewConnection::Plain { wire, .. } => handshake::start_h2(wire, !self.is_grpc).await,
-                NewConnection::Tls { stream, .. } => handshake::start_h2(stream, !self.is_grpc).await,
+                NewConnection::Plain(wire) => handshake::start_h2(wire, !self.is_grpc).await,
+                NewConnection::Tls(stream) => handshake::start_h2(stream, !self.is_grpc).await,
             };
             let shared = H2Connection { sender: sender.map_err(closed)?, proof, is_reused: false };
             *self.h2_connections[cores::index()].lock() = Some(shared.clone());
@@ -415,16 +405,14 @@ where
             return Ok(SendChannel::H2(shared));
         }
         if self.is_grpc {
-            let target = self.connector.target.authority().to_string();
-            return Err(UpstreamError::Tls {
-                target,
-                reason: "the app does not speak HTTP/2, which gRPC needs".to_owned(),
-            });
+            let target = self.connector.target.authority.to_string();
+            let reason = "the app does not speak HTTP/2, which gRPC needs".to_owned();
+            return Err(UpstreamError::Tls { target, reason });
         }
         self.protocol.store(SPEAKS_H1, Ordering::Release);
         let (sender, driver) = match line {
-            NewConnection::Plain { wire, .. } => handshake::start_h1(wire, Arc::clone(&proof)).await,
-            NewConnection::Tls { stream, .. } => handshake::start_h1(stream, Arc::clone(&proof)).await,
+            NewConnection::Plain(wire) => handshake::start_h1(wire, proof.clone()).await,
+            NewConnection::Tls(stream) => handshake::start_h1(stream, proof.clone()).await,
         }
         .map_err(closed)?;
         Ok(SendChannel::H1(self.pool.register(sender, proof, driver, share)))
@@ -457,7 +445,7 @@ where
         let authority = host
             .and_then(|h| Authority::try_from(h.as_bytes()).ok())
             .or_else(|| request.uri().authority().cloned())
-            .unwrap_or_else(|| target.authority().clone());
+            .unwrap_or_else(|| target.authority.clone());
         let mut parts = http::uri::Parts::default();
         if request.method() != Method::CONNECT {
             parts.scheme = Some(target.uri_scheme());

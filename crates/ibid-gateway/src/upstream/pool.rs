@@ -115,15 +115,12 @@ pub(super) struct UpstreamPool<B> {
 
 impl<B: Send + 'static> UpstreamPool<B> {
     pub(super) fn new(max: usize, idle_timeout: Duration) -> Arc<Self> {
-        let max = max.max(1);
+        let max_open = max.max(1);
+        let state = Mutex::new(LimitState { open_count: 0, waiters: VecDeque::new() });
+        let limit = ConnectionLimit { max_open, idle_timeout, waiter_count: AtomicUsize::new(0), state };
         Arc::new(Self {
-            limit: Arc::new(ConnectionLimit {
-                max_open: max,
-                idle_timeout,
-                waiter_count: AtomicUsize::new(0),
-                state: Mutex::new(LimitState { open_count: 0, waiters: VecDeque::new() }),
-            }),
-            unclaimed_permits: Arc::new(Semaphore::new((max - max / 4).min(Semaphore::MAX_PERMITS))),
+            limit: Arc::new(limit),
+            unclaimed_permits: Arc::new(Semaphore::new((max_open - max_open / 4).min(Semaphore::MAX_PERMITS))),
             shards: (0..cores::count()).map(|_| Mutex::default()).collect(),
             has_sweeper: AtomicBool::new(false),
         })
@@ -211,8 +208,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
 
     fn take_idle(&self, care: ReusePolicy) -> Option<Checkout<B>> {
         let now = Instant::now();
-        let first = cores::index();
-        let (before, from) = self.shards.split_at(first);
+        let (before, from) = self.shards.split_at(cores::index());
         from.iter().chain(before).find_map(|shard| {
             let mut list = shard.lock();
             let mut unfit = 0;
@@ -236,13 +232,6 @@ impl<B: Send + 'static> UpstreamPool<B> {
         // Lists grow at the end, so the front has roughly been idle for longest.
         self.shards.iter().any(|shard| shard.lock().iter().any(|slot| slot.evict()));
     }
-
-    fn start_sweeper(&self) {
-        let now = Instant::now();
-        for shard in &self.shards {
-            shard.lock().retain(|slot| slot.close_if_expired(now));
-        }
-    }
 }
 
 impl<B> UpstreamPool<B> {
@@ -255,9 +244,8 @@ impl<B> UpstreamPool<B> {
 async fn sweep_periodically<B: Send + 'static>(pool: Weak<UpstreamPool<B>>) {
     loop {
         tokio::time::sleep(IDLE_SWEEP_INTERVAL).await;
-        match pool.upgrade() {
-            Some(pool) => pool.start_sweeper(),
-            None => return,
-        }
+        let Some(pool) = pool.upgrade() else { return };
+        let now = Instant::now();
+        pool.shards.iter().for_each(|shard| shard.lock().retain(|slot| slot.close_if_expired(now)));
     }
 }

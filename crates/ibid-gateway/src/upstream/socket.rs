@@ -59,6 +59,13 @@ impl WriteProof {
         self.has_reply_bytes.load(Ordering::Acquire)
     }
 
+    /// Records that the upstream has begun to reply to an HTTP/1.1 request.
+    pub(super) fn record_read(&self, bytes: &[u8]) {
+        if !bytes.is_empty() && !self.has_reply_bytes() {
+            self.has_reply_bytes.store(true, Ordering::Release);
+        }
+    }
+
     /// Forbids further writes if none began since `arm`. `true` is the proof.
     pub(super) fn seal_unwritten(&self) -> bool {
         self.transition(PHASE_ARMED, PHASE_SEALED) || self.phase.load(Ordering::Acquire) == PHASE_SEALED
@@ -92,60 +99,11 @@ impl WriteProof {
     }
 }
 
-/// Records in the proof that the upstream has begun to reply to an HTTP/1.1 request. It is above TLS, because an
-/// alert that closes the connection is not a reply.
-pub(super) struct ReplyDetector<T> {
-    io: T,
-    proof: Arc<WriteProof>,
-}
-
-impl<T> ReplyDetector<T> {
-    pub(super) fn new(io: T, proof: Arc<WriteProof>) -> Self {
-        Self { io, proof }
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for ReplyDetector<T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buf.filled().len();
-        let read = Pin::new(&mut this.io).poll_read(cx, buf);
-        if buf.filled().len() > before && !this.proof.has_reply_bytes() {
-            this.proof.has_reply_bytes.store(true, Ordering::Release);
-        }
-        read
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for ReplyDetector<T> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
-
 /// A TCP stream that records its writes in a [`WriteProof`].
 pub(super) struct UpstreamSocket {
     // Declared first, hence dropped first: the socket closes before `_permit` lets another one open.
     stream: TcpStream,
-    proof: Arc<WriteProof>,
+    pub(super) proof: Arc<WriteProof>,
     /// The data is encrypted.
     is_tls: bool,
     /// A system call since the request was armed found nothing to read.
@@ -161,19 +119,8 @@ pub(super) struct UpstreamSocket {
 
 impl UpstreamSocket {
     pub(super) fn new(stream: TcpStream, is_tls: bool, hold: Box<dyn Send>) -> Self {
-        Self {
-            stream,
-            proof: Arc::default(),
-            is_tls,
-            is_probed: false,
-            is_first_write: false,
-            is_muted: false,
-            _permit: hold,
-        }
-    }
-
-    pub(super) fn proof(&self) -> Arc<WriteProof> {
-        Arc::clone(&self.proof)
+        let (is_probed, is_first_write, is_muted) = (false, false, false);
+        Self { stream, proof: Arc::default(), is_tls, is_probed, is_first_write, is_muted, _permit: hold }
     }
 
     /// Asks the kernel, not tokio's readiness flags: under load a FIN may have arrived

@@ -101,14 +101,14 @@ impl Embedded {
     ) -> Vec<LogEntry> {
         let mut slots: Vec<IndexSlot> = {
             let shard = self.log.index.shard_by_number(nth);
-            let behind = |slot: &&IndexSlot| from.is_none_or(|from| slot.prefix_bytes()[..] >= from.0[..16]);
+            let behind = |slot: &&IndexSlot| from.is_none_or(|from| slot.prefix[..] >= from.0[..16]);
             let shown = |slot: &&IndexSlot| slot.kind() != LogEntryKind::Released && !slot.has_expired(now);
             let fits = |slot: &&IndexSlot| filter.key_hash.as_deref().is_none_or(|hash| slot.may_match_key_hash(hash));
             shard.slots().filter(behind).filter(shown).filter(fits).copied().collect()
         };
-        slots.sort_unstable_by_key(|slot| *slot.prefix_bytes());
+        slots.sort_unstable_by_key(|slot| slot.prefix);
         let mut entries: Vec<LogEntry> = Vec::new();
-        for same in slots.chunk_by(|a, b| a.prefix_bytes() == b.prefix_bytes()) {
+        for same in slots.chunk_by(|a, b| a.prefix == b.prefix) {
             if entries.len() >= at_most {
                 break;
             }
@@ -127,9 +127,8 @@ impl Embedded {
             return self.log.segments.read(&slot).ok();
         };
         // Memory is more current for running claims: the disk does not show that a restart interrupted them.
-        match self.log.index.shard(&entry.request.address).running_entries.get(&entry.request.address) {
-            Some(running) => Some((**running).clone()),
-            None => Some(entry),
-        }
+        let shard = self.log.index.shard(&entry.request.address);
+        let running = shard.running_entries.get(&entry.request.address);
+        Some(running.map_or(entry, |running| (**running).clone()))
     }
 }

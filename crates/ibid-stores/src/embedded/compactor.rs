@@ -134,9 +134,6 @@ pub(super) struct Compactor {
     unsealed_segment: u32,
 }
 
-/// An entry to move: its slot, and its offset in the batch.
-type MovedEntry = (IndexSlot, usize);
-
 impl Compactor {
     pub(super) fn new(log: Arc<SharedLog>, recovered: &RecoveredLog) -> Self {
         let sequence = recovered.sequences[usize::from(COLD_LANE)] + 1;
@@ -167,11 +164,8 @@ impl Compactor {
                 drop(state);
                 // A failed move is retried later.
                 let _ = self.compact_sparse_segments();
-                let index = self.log.index.bytes();
-                self.write_snapshot_if_due(
-                    index.max(SNAPSHOT_SEGMENT_THRESHOLD * self.log.segments.limits.segment_size),
-                    BACKGROUND_IO_PAUSE,
-                );
+                let least = log.index.bytes().max(SNAPSHOT_SEGMENT_THRESHOLD * log.segments.limits.segment_size);
+                self.write_snapshot_if_due(least, BACKGROUND_IO_PAUSE);
                 state = log.segment_pool.state.lock();
             }
         }
@@ -274,7 +268,8 @@ impl Compactor {
         }
         let most = MAX_MOVE_BATCH_BYTES.min(size / 4);
         let mut batch = vec![0; BATCH_HEADER_LEN];
-        let mut moved: Vec<MovedEntry> = Vec::new();
+        // The slot of each entry, and its offset in the batch.
+        let mut moved: Vec<(IndexSlot, usize)> = Vec::new();
         for (nth, (slot, bytes)) in found.iter().enumerate() {
             moved.push((*slot, batch.len()));
             batch.extend_from_slice(bytes);
@@ -287,7 +282,7 @@ impl Compactor {
         Ok(())
     }
 
-    fn append_moved(&mut self, batch: &mut Vec<u8>, moved: &[MovedEntry]) -> Result<(), SegmentError> {
+    fn append_moved(&mut self, batch: &mut Vec<u8>, moved: &[(IndexSlot, usize)]) -> Result<(), SegmentError> {
         if self.cold_segment.as_ref().is_none_or(|lane| !lane.has_room_for(batch.len())) {
             let segment = self.log.segments.prepare_segment(COLD_LANE, self.log.position(), None)?;
             self.seal_cold_segment();

@@ -55,9 +55,7 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
 /// A directory of the operating system. Created files and directories are accessible to their owner only.
 #[derive(Debug)]
-pub struct Directory {
-    path: PathBuf,
-}
+pub struct Directory(PathBuf);
 
 impl Directory {
     /// Opens the directory, creating it if it is missing.
@@ -72,42 +70,38 @@ impl Directory {
                 File::open(parent)?.sync_all()?;
             }
         }
-        Ok(Self { path })
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+        Ok(Self(path))
     }
 }
 
 impl Disk for Directory {
     fn list(&self) -> io::Result<Vec<String>> {
-        let entries = fs::read_dir(&self.path)?;
+        let entries = fs::read_dir(&self.0)?;
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(self.at(name))?))
+        Ok(Arc::new(OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(self.0.join(name))?))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(OpenOptions::new().read(true).write(true).open(self.at(name))?))
+        Ok(Arc::new(OpenOptions::new().read(true).write(true).open(self.0.join(name))?))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.at(from), self.at(to))
+        fs::rename(self.0.join(from), self.0.join(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.at(name))
+        fs::remove_file(self.0.join(name))
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        File::open(&self.0)?.sync_all()
     }
 
     fn lock(&self) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
-        Ok(Box::new(ProcessLock::acquire_directory(&self.path, "lock")?))
+        Ok(Box::new(ProcessLock::acquire_directory(&self.0, "lock")?))
     }
 }
 

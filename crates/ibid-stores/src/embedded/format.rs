@@ -109,15 +109,8 @@ impl SegmentHeader {
         rest.copy_to_slice(&mut store);
         let id = rest.get_u32_le();
         rest.advance(4);
-        Ok(Self {
-            store,
-            id,
-            size: rest.get_u64_le(),
-            salt: rest.get_u64_le(),
-            sequence: rest.get_u64_le(),
-            clock: rest.get_u64_le(),
-            fence_floor: rest.get_u64_le(),
-        })
+        let [size, salt, sequence, clock, fence_floor] = [(); 5].map(|()| rest.get_u64_le());
+        Ok(Self { store, id, size, salt, sequence, clock, fence_floor })
     }
 }
 
@@ -157,16 +150,11 @@ impl BatchHeader {
             return Err(Corruption::Magic);
         }
         rest.advance(4);
-        let header = Self {
-            length: rest.get_u32_le(),
-            count: rest.get_u32_le(),
-            sequence: rest.get_u64_le(),
-            clock: rest.get_u64_le(),
-            highest_fence: rest.get_u64_le(),
-            lane: rest.get_u8(),
-            is_seal: rest.get_u8() == 1,
-        };
-        if header.lane > COLD_LANE { Err(Corruption::InvalidField) } else { Ok(header) }
+        let [length, count] = [(); 2].map(|()| rest.get_u32_le());
+        let [sequence, clock, highest_fence] = [(); 3].map(|()| rest.get_u64_le());
+        let (lane, is_seal) = (rest.get_u8(), rest.get_u8() == 1);
+        let header = Self { length, count, sequence, clock, highest_fence, lane, is_seal };
+        if lane > COLD_LANE { Err(Corruption::InvalidField) } else { Ok(header) }
     }
 
     /// Checks `batch`, from its first byte to the end of its payload, against the checksum.

@@ -30,7 +30,7 @@ static HASH_BUILDER: LazyLock<AddressHashBuilder> = LazyLock::new(AddressHashBui
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IndexSlot {
-    prefix: [u8; 16],
+    pub(super) prefix: [u8; 16],
     version: [u32; 2],
     /// Never 0.
     pub(super) segment: u32,
@@ -118,10 +118,6 @@ impl IndexSlot {
     /// Returns the slot of the same entry at another position.
     pub(super) fn moved_to(self, segment: u32, offset: u32) -> Self {
         Self { segment, offset, ..self }
-    }
-
-    pub(super) fn prefix_bytes(&self) -> &[u8; 16] {
-        &self.prefix
     }
 }
 

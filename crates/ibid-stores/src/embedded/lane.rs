@@ -29,6 +29,12 @@ pub(super) enum BatchWriteError {
     NotSynced(io::Error),
 }
 
+impl BatchWriteError {
+    pub(super) fn not_written(why: String) -> Self {
+        Self::NotWritten(io::Error::other(why))
+    }
+}
+
 impl LaneTail {
     pub(super) fn new(lane: u8, segment: Arc<LogSegment>, first_sequence: u64) -> Self {
         Self { segment, offset: FIRST_BATCH_OFFSET, lane, first_sequence, is_sealed: false }
@@ -54,20 +60,14 @@ impl LaneTail {
             let crc = salted_crc(salt, &batch[begin + 8..begin + length]);
             batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
         }
-        let header = BatchHeader {
-            length: (length - BATCH_HEADER_LEN) as u32,
-            count,
-            sequence: at.sequence,
-            clock: at.clock,
-            highest_fence: at.highest_fence,
-            lane: self.lane,
-            is_seal: false,
-        };
-        header.write_header(batch, salt);
+        let (LogPosition { sequence, clock, highest_fence }, lane) = (at, self.lane);
+        let payload = (length - BATCH_HEADER_LEN) as u32;
+        BatchHeader { length: payload, count, sequence, clock, highest_fence, lane, is_seal: false }
+            .write_header(batch, salt);
         batch.resize(pad_to_sector(length), 0);
         let written = self.segment.file.write_at(batch, self.offset);
         batch.truncate(length);
-        written.map_err(BatchWriteError::NotWritten)?;
+        written.map_err(|error| BatchWriteError::not_written(format!("the disk refused to write: {error}")))?;
         if synced { self.segment.file.sync_data().map_err(BatchWriteError::NotSynced) } else { Ok(()) }
     }
 

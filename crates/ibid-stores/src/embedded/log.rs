@@ -1,7 +1,7 @@
 //! State shared by the store's threads: callers read it, the writer and the compactor change it.
 //!
-//! Invariant: everything in the index is durable. A caller whose lookup shows that its call changes nothing can answer
-//! from it at once.
+//! Invariants: everything in the index is durable, so a caller whose lookup shows that its call changes nothing can
+//! answer from it at once. The clock's readings never go backwards, across threads and restarts.
 
 use std::{
     fmt, mem,
@@ -9,14 +9,15 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
+    time::{Duration, SystemTime},
 };
 
 use ibid::store::{Address, ErrorKind, StoreError};
+use tokio::time::Instant;
 
 use super::{
-    clock::StoreClock,
     compactor::SegmentPool,
-    entry::LogEntry,
+    entry::{LogEntry, UnixMicros, micros},
     format::MAIN_LANE,
     index::{Index, IndexLookup, IndexSlot},
     recovery::RecoveredLog,
@@ -113,4 +114,57 @@ impl SharedLog {
 
 pub(super) fn store_error(kind: ErrorKind, why: impl Into<String>) -> StoreError {
     StoreError::new(kind, STORE_NAME, why.into())
+}
+
+/// A source of time, as the duration since the Unix epoch.
+#[derive(Clone)]
+pub struct TimeSource(Arc<dyn Fn() -> Duration + Send + Sync>);
+
+impl TimeSource {
+    /// Creates a time source from a function. Callers of the store run it on their own threads.
+    pub fn new(read: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+}
+
+impl Default for TimeSource {
+    /// Wall time at creation, then monotonic time: later steps of the wall clock have no effect.
+    fn default() -> Self {
+        let began_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let began = Instant::now();
+        Self::new(move || began_at + began.elapsed())
+    }
+}
+
+impl fmt::Debug for TimeSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TimeSource")
+    }
+}
+
+/// The store's clock: wall time at opening plus monotonic time, never behind the times in the log. Background threads
+/// use [`StoreClock::latest`]: for them time stands still while no calls arrive, when there is no work anyway.
+#[derive(Debug)]
+pub(super) struct StoreClock {
+    source: TimeSource,
+    /// Added to the source's time, so that time continues from the latest time in the log.
+    offset: UnixMicros,
+    latest: AtomicU64,
+}
+
+impl StoreClock {
+    pub(super) fn new(source: TimeSource, seen: UnixMicros) -> Self {
+        let offset = seen.saturating_sub(micros(source.0()));
+        Self { source, offset, latest: AtomicU64::new(seen) }
+    }
+
+    pub(super) fn now(&self) -> UnixMicros {
+        let now = micros(self.source.0()) + self.offset;
+        self.latest.fetch_max(now, SeqCst).max(now)
+    }
+
+    /// Returns the latest reading, without reading the clock.
+    pub(super) fn latest(&self) -> UnixMicros {
+        self.latest.load(SeqCst)
+    }
 }

@@ -11,14 +11,13 @@ use std::{
 
 use super::{
     Embedded, EmbeddedOptions, OpenError,
-    clock::StoreClock,
     compactor::Compactor,
     disk::{Directory, Disk},
     entry::{EntryPhase, LogEntry, LogEntryKind},
     index::{IndexSlot, SHARD_COUNT},
+    log::StoreClock,
     recover_log,
-    recovery::{RecoveredLog, RecoveryMode},
-    report::StoreReport,
+    recovery::{RecoveredLog, RecoveryMode, StoreReport},
 };
 
 /// The result of [`compact`].
@@ -117,13 +116,8 @@ fn dump_line(entry: &LogEntry) -> String {
         r#"{{"address":"{}","kind":"{kind}","fence":{},"attempt":{},"claimed_us":{},"answers_until_us":{},"dies_at_us":{}"#,
         ask.address, entry.fence, entry.attempt, entry.claimed_at, entry.expires_at, entry.dies_at
     );
-    let tags = [
-        ("tenant", ask.tags.tenant()),
-        ("user", ask.tags.user()),
-        ("endpoint", ask.tags.endpoint()),
-        ("key", ask.tags.key()),
-    ];
-    for (name, value) in tags {
+    let tags = [ask.tags.tenant(), ask.tags.user(), ask.tags.endpoint(), ask.tags.key()];
+    for (name, value) in ["tenant", "user", "endpoint", "key"].into_iter().zip(tags) {
         let _ = write!(line, r#","{name}":"#);
         write_json_string(value, &mut line);
     }

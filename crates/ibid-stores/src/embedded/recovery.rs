@@ -12,9 +12,11 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io,
+    fmt, io,
     sync::{Arc, atomic::Ordering::SeqCst},
 };
+
+use ibid::store::Address;
 
 use super::{
     OpenError,
@@ -22,7 +24,6 @@ use super::{
     entry::{LogEntry, LogEntryKind, UnixMicros},
     format::{Corruption, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, SegmentHeader},
     index::{Index, IndexSlot, SHARD_COUNT},
-    report::StoreReport,
     segment_reader::{ScannedSegment, read_segments},
     segments::{LogPosition, LogSegment, SegmentEnd, UNFINISHED_NAME, file_name, parse_file_name, seal_segment},
     snapshot,
@@ -59,13 +60,9 @@ pub(super) enum RecoveryMode {
 }
 
 impl RecoveredLog {
-    fn new(now: UnixMicros) -> Self {
-        Self { next_id: 1, opened_at: now, ..Self::default() }
-    }
-
     /// Returns the size of the largest segment in bytes.
     pub(super) fn largest_segment(disk: &dyn Disk) -> Result<Option<u64>, OpenError> {
-        let mut found = Self::new(0);
+        let mut found = Self::default();
         found.open_segments(disk)?;
         Ok(found.segments.iter().map(|segment| segment.header.size).max())
     }
@@ -74,7 +71,7 @@ impl RecoveredLog {
     pub(super) fn read(
         disk: &dyn Disk, now: UnixMicros, mode: RecoveryMode,
     ) -> Result<(Self, Vec<UnsealedSegment>), OpenError> {
-        let mut recovered = Self::new(now);
+        let mut recovered = Self { next_id: 1, opened_at: now, ..Self::default() };
         recovered.open_segments(disk)?;
         let by_id: HashMap<u32, Arc<LogSegment>> =
             recovered.segments.iter().map(|segment| (segment.header.id, segment.clone())).collect();
@@ -209,7 +206,7 @@ impl RecoveredLog {
                 }
             }
             let ends = SegmentEnd { last_sequence: this.end.last_sequence + 1, ..this.end };
-            unsealed.push(UnsealedSegment { segment: this.segment.clone(), end: ends });
+            unsealed.push((this.segment.clone(), ends));
         }
         unsealed
     }
@@ -237,28 +234,23 @@ impl RecoveredLog {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct UnsealedSegment {
-    segment: Arc<LogSegment>,
-    /// The end that it will have once sealed.
-    end: SegmentEnd,
-}
+/// A segment, and the end that it will have once sealed.
+type UnsealedSegment = (Arc<LogSegment>, SegmentEnd);
 
 /// Cuts torn ends, quarantines unreadable files, removes unfinished files, and makes the rest durable.
 pub(super) fn repair(disk: &dyn Disk, recovered: &mut RecoveredLog, unsealed: Vec<UnsealedSegment>) -> io::Result<()> {
     for found in recovered.report.found.iter().filter(|found| found.is_whole_file()) {
         disk.rename(&found.file, &format!("{}.quarantined", found.file))?;
     }
-    for unfinished in
-        disk.list()?.iter().filter(|name| [UNFINISHED_NAME, snapshot::UNFINISHED_NAME].contains(&name.as_str()))
-    {
+    let is_unfinished = |name: &&String| [UNFINISHED_NAME, snapshot::UNFINISHED_NAME].contains(&name.as_str());
+    for unfinished in disk.list()?.iter().filter(is_unfinished) {
         disk.remove(unfinished)?;
     }
     for segment in &recovered.segments {
         segment.file.sync_data()?;
     }
     let (clock, highest_fence) = (recovered.last_log_time, recovered.highest_fence);
-    for UnsealedSegment { segment, end } in unsealed {
+    for (segment, end) in unsealed {
         let sequence = end.last_sequence;
         if end.offset + SECTOR_LEN as u64 <= segment.header.size {
             seal_segment(&segment, end, LogPosition { sequence, clock, highest_fence }, true)?;
@@ -267,4 +259,89 @@ pub(super) fn repair(disk: &dyn Disk, recovered: &mut RecoveredLog, unsealed: Ve
         *highest = (*highest).max(sequence);
     }
     disk.sync_dir()
+}
+
+/// The result of reading a store's files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreReport {
+    /// Number of segment files.
+    pub segments: u64,
+    /// Number of segments that were not read, because a snapshot of the index covers them.
+    pub covered: u64,
+    /// Number of valid batches read.
+    pub batches: u64,
+    /// Number of entries in those batches, including dead and superseded ones.
+    pub entries: u64,
+    /// Number of live entries.
+    pub live_entries: u64,
+    /// File and offset where each lane ends without a seal, as after a crash. Not an error.
+    pub unsealed_ends: Vec<(String, u64)>,
+    /// Corrupt data.
+    pub found: Vec<CorruptRange>,
+    /// Claims that were unfinished when the store was closed, and whose ttl ended before it was opened again. The store
+    /// keeps them as outcome unknown, for their lease and ttl from opening on.
+    pub overdue_claims: Vec<Address>,
+}
+
+impl StoreReport {
+    pub(super) fn add_corruption(&mut self, segment: u32, offset: u64, length: Option<u64>, corruption: Corruption) {
+        self.found.push(CorruptRange { file: file_name(segment), offset, length, corruption });
+    }
+
+    /// Adds the findings of another reader.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.batches += other.batches;
+        self.entries += other.entries;
+        self.found.extend(other.found);
+    }
+}
+
+/// A range that cannot be read. It is never served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorruptRange {
+    /// Name of the file.
+    pub file: String,
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// Length in bytes, or `None` if the whole file is quarantined.
+    pub length: Option<u64>,
+    /// The kind of corruption.
+    pub corruption: Corruption,
+}
+
+impl CorruptRange {
+    /// Returns `true` if the whole file is unusable.
+    pub fn is_whole_file(&self) -> bool {
+        self.length.is_none()
+    }
+}
+
+impl fmt::Display for CorruptRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, offset {}: {}", self.file, self.offset, self.corruption)
+    }
+}
+
+impl fmt::Display for StoreReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segments, covered, batches, entries, live_entries, .. } = self;
+        writeln!(
+            f,
+            "{segments} segments ({covered} not read, but known from a snapshot), {batches} batches, {entries} entries, of which {live_entries} count"
+        )?;
+        for (file, offset) in &self.unsealed_ends {
+            writeln!(f, "{file}, offset {offset}: the log ends here, unsealed (as after a crash)")?;
+        }
+        for found in &self.found {
+            writeln!(f, "{found}")?;
+        }
+        if !self.overdue_claims.is_empty() {
+            writeln!(
+                f,
+                "{} claims were unfinished when the store was closed, and their retention has ended since; a start keeps them as outcome unknown",
+                self.overdue_claims.len()
+            )?;
+        }
+        Ok(())
+    }
 }

@@ -21,7 +21,7 @@ use super::{
     entry::{LogEntry, UnixMicros},
     format::{BATCH_HEADER_LEN, BatchHeader, Corruption, FIRST_BATCH_OFFSET, SECTOR_LEN},
     index::{Index, IndexSlot},
-    report::StoreReport,
+    recovery::StoreReport,
     segments::{LogSegment, SegmentEnd},
 };
 
@@ -81,8 +81,7 @@ impl SegmentReader<'_> {
             match scan.next_step()? {
                 ScanStep::Batch(batch) => {
                     self.index_batch(&batch, segment);
-                    let sequence = batch.header.sequence;
-                    let lane = batch.header.lane;
+                    let BatchHeader { sequence, lane, .. } = batch.header;
                     let scanned = scanned.get_or_insert_with(|| ScannedSegment {
                         segment: segment.clone(),
                         end: SegmentEnd { lane, first_sequence: sequence, last_sequence: 0, offset: 0 },
@@ -227,13 +226,10 @@ impl<'a> SegmentScan<'a> {
         let Some(all) = self.read_bytes(at, BATCH_HEADER_LEN + header.length as usize)? else {
             return Ok(Err(Corruption::Length));
         };
-        if let Err(flaw) = header.verify(&all, self.segment.header.salt) {
-            return Ok(Err(flaw));
-        }
-        if self.offset == at && self.sequence.is_some_and(|before| header.sequence != before + 1) {
-            return Ok(Err(Corruption::InvalidField));
-        }
-        Ok(Ok(ScannedBatch { offset: at, header, payload: all.slice(BATCH_HEADER_LEN..) }))
+        let is_next = self.offset != at || self.sequence.is_none_or(|before| header.sequence == before + 1);
+        let verified = header.verify(&all, self.segment.header.salt);
+        let verified = verified.and(if is_next { Ok(()) } else { Err(Corruption::InvalidField) });
+        Ok(verified.map(|()| ScannedBatch { offset: at, header, payload: all.slice(BATCH_HEADER_LEN..) }))
     }
 
     fn read_bytes(&mut self, at: u64, length: usize) -> io::Result<Option<Bytes>> {

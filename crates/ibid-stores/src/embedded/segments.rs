@@ -120,10 +120,6 @@ impl LogSegment {
         self.live_slots.fetch_sub(1, SeqCst);
     }
 
-    pub(super) fn live_bytes(&self) -> u64 {
-        self.live_bytes.load(Relaxed)
-    }
-
     fn is_recyclable(&self) -> bool {
         self.is_closed.load(SeqCst) && self.live_slots.load(SeqCst) == 0
     }
@@ -132,11 +128,8 @@ impl LogSegment {
         let mut bytes = vec![0; slot.length()];
         self.file.read_at(&mut bytes, slot.offset.into())?;
         let IndexSlot { segment, offset, .. } = *slot;
-        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(|corruption| EntryReadError::Corrupt {
-            segment,
-            offset,
-            corruption,
-        })
+        let corrupt = |corruption| EntryReadError::Corrupt { segment, offset, corruption };
+        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(corrupt)
     }
 }
 
@@ -189,19 +182,15 @@ impl SegmentSet {
     }
 
     pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
-        let segment = self.get(slot.segment).ok_or(EntryReadError::Gone(slot.segment))?;
-        segment.read(slot)
-    }
-
-    pub(super) fn get(&self, id: u32) -> Option<Arc<LogSegment>> {
-        self.by_id.read().get(&id).cloned()
+        let segment = self.by_id.read().get(&slot.segment).cloned();
+        segment.ok_or(EntryReadError::Gone(slot.segment))?.read(slot)
     }
 
     /// Returns closed segments with little live data: most of it died, or a restart ended them early.
     pub(super) fn sparse_segments(&self) -> Vec<Arc<LogSegment>> {
         let holds_little = |segment: &LogSegment| {
             let live = segment.live_slots.load(SeqCst) > 0;
-            live && segment.live_bytes() * 4 < segment.header.size - FIRST_BATCH_OFFSET
+            live && segment.live_bytes.load(Relaxed) * 4 < segment.header.size - FIRST_BATCH_OFFSET
         };
         self.closed_segments().into_iter().filter(|segment| holds_little(segment)).collect()
     }
@@ -226,15 +215,10 @@ impl SegmentSet {
     ) -> Result<Arc<LogSegment>, SegmentError> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| io::Error::other(error.to_string()))?;
-        let header = SegmentHeader {
-            store: self.store_id,
-            id: self.next_id.fetch_add(1, SeqCst),
-            size: self.limits.segment_size,
-            salt: u64::from_le_bytes(salt),
-            sequence: so_far.sequence,
-            clock: so_far.clock,
-            fence_floor: so_far.highest_fence,
-        };
+        let LogPosition { sequence, clock, highest_fence: fence_floor } = so_far;
+        let (store, id, size) = (self.store_id, self.next_id.fetch_add(1, SeqCst), self.limits.segment_size);
+        let salt = u64::from_le_bytes(salt);
+        let header = SegmentHeader { store, id, size, salt, sequence, clock, fence_floor };
         while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
             // If removal fails, the next start finds the segment dead, too.
             let _ = self.remove_file(&dead);
@@ -277,11 +261,10 @@ impl SegmentSet {
     fn take_recyclable(&self, such: impl Fn(&LogSegment) -> bool) -> Option<Arc<LogSegment>> {
         let mut by_id = self.by_id.write();
         let is_needed = |proves: u32| proves != 0 && by_id.contains_key(&proves);
-        let dead = by_id
-            .values()
-            .find(|segment| segment.is_recyclable() && such(segment) && !is_needed(segment.proves_end_of.load(SeqCst)))?
-            .header
-            .id;
+        let is_dead = |segment: &&Arc<LogSegment>| {
+            segment.is_recyclable() && such(segment) && !is_needed(segment.proves_end_of.load(SeqCst))
+        };
+        let dead = by_id.values().find(is_dead)?.header.id;
         by_id.remove(&dead)
     }
 

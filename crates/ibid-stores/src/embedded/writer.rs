@@ -78,13 +78,6 @@ struct StagedEntry {
     supersedes: Option<u64>,
 }
 
-enum AppendError {
-    /// The batch is certainly not in the log.
-    NotWritten(String),
-    /// The batch may be in the log.
-    SyncFailed(io::Error),
-}
-
 pub(super) struct LogWriter {
     log: Arc<SharedLog>,
     /// Bounded by the number of callers: each waits for its answer before it calls again.
@@ -146,8 +139,8 @@ impl LogWriter {
         match self.append() {
             Ok(()) => self.publish_entries(),
             // The disk is full: the entries stay where they were found, and replays are served.
-            Err(AppendError::NotWritten(_)) => {}
-            Err(AppendError::SyncFailed(error)) => return Err(error),
+            Err(BatchWriteError::NotWritten(_)) => {}
+            Err(BatchWriteError::NotSynced(error)) => return Err(error),
         }
         self.clear_batch();
         Ok(())
@@ -273,8 +266,8 @@ impl LogWriter {
                 self.publish_entries();
                 self.pending_replies.drain(..).for_each(|waiting| waiting.send(Ok(())));
             }
-            Err(AppendError::NotWritten(why)) => self.fail_pending(ErrorKind::Rejected, &why),
-            Err(AppendError::SyncFailed(error)) => {
+            Err(BatchWriteError::NotWritten(why)) => self.fail_pending(ErrorKind::Rejected, &why.to_string()),
+            Err(BatchWriteError::NotSynced(error)) => {
                 self.log.set_read_only(&error);
                 self.fail_pending(ErrorKind::Ambiguous, &format!("the disk failed to make it durable: {error}"));
             }
@@ -294,12 +287,12 @@ impl LogWriter {
     }
 
     /// Writes and syncs the batch. If that fails, tries once more in another segment.
-    fn append(&mut self) -> Result<(), AppendError> {
+    fn append(&mut self) -> Result<(), BatchWriteError> {
         if self.entry_spans.is_empty() {
             return Ok(());
         }
         if !self.tail.has_room_for(self.batch.len()) {
-            let next = self.log.segment_pool.take().map_err(AppendError::NotWritten)?;
+            let next = self.log.segment_pool.take().map_err(BatchWriteError::not_written)?;
             let is_sealed = self.seal_tail();
             self.tail.continue_in(next, self.sequence, is_sealed);
             self.log.segment_pool.request(false);
@@ -307,7 +300,8 @@ impl LogWriter {
         let span = pad_to_sector(self.batch.len()) as u64;
         // Only entries from larger segments of an earlier start can be too large.
         if !self.tail.has_room_for(self.batch.len()) {
-            return Err(AppendError::NotWritten(format!("a batch of {span} bytes does not fit into a segment")));
+            let why = format!("a batch of {span} bytes does not fit into a segment");
+            return Err(BatchWriteError::not_written(why));
         }
         if let Err(first) = self.append_once() {
             // Without another segment, an incomplete batch counts as absent: the next one overwrites it.
@@ -315,10 +309,9 @@ impl LogWriter {
             self.tail.segment.mark_spoiled(self.tail.offset);
             self.tail.continue_in(next, self.sequence, false);
             self.append_once().map_err(|second| match (first, second) {
-                (AppendError::SyncFailed(error), AppendError::NotWritten(_)) | (_, AppendError::SyncFailed(error)) => {
-                    AppendError::SyncFailed(error)
-                }
-                (AppendError::NotWritten(_), refused) => refused,
+                (BatchWriteError::NotSynced(error), BatchWriteError::NotWritten(_))
+                | (_, BatchWriteError::NotSynced(error)) => BatchWriteError::NotSynced(error),
+                (BatchWriteError::NotWritten(_), refused) => refused,
             })?;
         }
         self.tail.offset += span;
@@ -332,14 +325,9 @@ impl LogWriter {
         Ok(())
     }
 
-    fn append_once(&mut self) -> Result<(), AppendError> {
+    fn append_once(&mut self) -> Result<(), BatchWriteError> {
         let (at, spans) = (self.position(), self.entry_spans.iter().copied());
-        self.tail.write_batch(&mut self.batch, spans, at, self.log.is_synced).map_err(|error| match error {
-            BatchWriteError::NotWritten(error) => {
-                AppendError::NotWritten(format!("the disk refused to write: {error}"))
-            }
-            BatchWriteError::NotSynced(error) => AppendError::SyncFailed(error),
-        })
+        self.tail.write_batch(&mut self.batch, spans, at, self.log.is_synced)
     }
 
     fn position(&self) -> LogPosition {

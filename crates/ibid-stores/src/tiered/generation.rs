@@ -99,9 +99,7 @@ impl GenerationTracker {
             Err(error) => {
                 // Before the first read, other calls report that the authority is unreachable.
                 if read.is_some() {
-                    parts
-                        .observer
-                        .on_event(&ibid::observe::EngineEvent::StoreFailed { call: "generation", error: &error });
+                    parts.observer.on_event(&ibid::observe::EngineEvent::StoreFailed("generation", &error));
                 }
                 if was_blind {
                     self.is_front_unconfirmed.store(true, SeqCst);

@@ -11,7 +11,7 @@ use ibid::{
     Decision, Engine, Operation, Policy, RefusalReason, RunOutcome,
     engine::CompletedAnswer,
     quota::{Quota, QuotaLimit},
-    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, MemoryLimits, Store, Tags},
+    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, Store, Tags},
 };
 use ibid_stores::{
     embedded::{Embedded, EmbeddedOptions},
@@ -125,7 +125,7 @@ fn embedded(max_size: u64) -> (tempfile::TempDir, Arc<dyn Store>) {
 }
 
 fn memory(max_bytes: u64) -> Arc<dyn Store> {
-    Arc::new(Memory::new(MemoryLimits { max_bytes }))
+    Arc::new(Memory::new(max_bytes))
 }
 
 #[tokio::test]

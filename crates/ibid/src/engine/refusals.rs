@@ -6,62 +6,19 @@ use super::RETRY_SOON;
 use crate::refusal::{Refusal, RefusalReason};
 
 pub(super) fn key_reused() -> Refusal {
-    Refusal::new(
-        RefusalReason::KeyReused,
-        "this key was first used for a different request; a new operation needs a fresh key",
-    )
-}
-
-pub(super) fn not_comparable() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "nothing was executed, because this key was recorded by a version that this one cannot compare with; \
-         try again with the same key",
-    )
-    .retry_after(RETRY_SOON)
+    let detail = "this key was first used for a different request; a new operation needs a fresh key";
+    Refusal::new(RefusalReason::KeyReused, detail)
 }
 
 pub(super) fn in_progress(after: Duration) -> Refusal {
-    Refusal::new(
-        RefusalReason::InProgress,
-        "the first request with this key has not ended yet; try again with the same key",
-    )
-    .retry_after(after)
+    let detail = "the first request with this key has not ended yet; try again with the same key";
+    Refusal::new(RefusalReason::InProgress, detail).retry_after(after)
 }
 
 pub(super) fn outcome_unknown() -> Refusal {
-    Refusal::new(
-        RefusalReason::OutcomeUnknown,
-        "an earlier request with this key was started and its end was never seen; \
-         it is not run again until somebody has looked what became of it",
-    )
-}
-
-pub(super) fn rolled_back() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "the operation was rolled back together with the record of its answer, so nothing was executed; \
-         try again with the same key",
-    )
-    .retry_after(RETRY_SOON)
-}
-
-pub(super) fn commit_unknown() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "whether the operation was committed could not be asked; a retry with the same key gets its answer, \
-         or runs it if it was not",
-    )
-    .retry_after(RETRY_SOON)
-}
-
-pub(super) fn not_recorded() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "the operation ran, but its answer could not be recorded yet; \
-         a retry with the same key gets it once it is, and does not run it again",
-    )
-    .retry_after(RETRY_SOON)
+    let detail = "an earlier request with this key was started and its end was never seen; \
+                  it is not run again until somebody has looked what became of it";
+    Refusal::new(RefusalReason::OutcomeUnknown, detail)
 }
 
 pub(super) fn quota_exceeded(after: Duration) -> Refusal {
@@ -70,10 +27,20 @@ pub(super) fn quota_exceeded(after: Duration) -> Refusal {
     Refusal::new(RefusalReason::QuotaExceeded, detail).retry_after(after)
 }
 
-pub(crate) fn store_unavailable() -> Refusal {
-    Refusal::new(
-        RefusalReason::StoreUnavailable,
-        "nothing was executed, because the request could not be remembered; try again with the same key",
-    )
-    .retry_after(RETRY_SOON)
+/// The store cannot help now: a retry may.
+pub(super) fn retry_at_store(detail: &str) -> Refusal {
+    Refusal::new(RefusalReason::StoreUnavailable, detail).retry_after(RETRY_SOON)
 }
+
+pub(crate) fn store_unavailable() -> Refusal {
+    retry_at_store("nothing was executed, because the request could not be remembered; try again with the same key")
+}
+
+pub(super) const NOT_COMPARABLE: &str = "nothing was executed, because this key was recorded by a version that this one cannot compare with; \
+     try again with the same key";
+pub(super) const ROLLED_BACK: &str = "the operation was rolled back together with the record of its answer, so nothing was executed; \
+     try again with the same key";
+pub(super) const COMMIT_UNKNOWN: &str = "whether the operation was committed could not be asked; a retry with the same key gets its answer, \
+     or runs it if it was not";
+pub(super) const NOT_RECORDED: &str = "the operation ran, but its answer could not be recorded yet; \
+     a retry with the same key gets it once it is, and does not run it again";

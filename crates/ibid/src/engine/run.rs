@@ -5,8 +5,10 @@ use std::{future::Future, pin::Pin};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    BeginOutcome, CompletedAnswer, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs,
-    UnknownCause, mismatch, refusals, retry_delay, stored_fingerprint,
+    BeginOutcome, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs, UnknownCause,
+    mismatch,
+    refusals::{self, COMMIT_UNKNOWN, NOT_RECORDED, ROLLED_BACK, retry_at_store},
+    retry_delay, stored_fingerprint,
 };
 use crate::{
     observe::{EngineEvent, StoreCall},
@@ -130,9 +132,9 @@ impl Engine {
         let unknown_ttl = policy.ttl.saturating_sub(now - run.claimed_at).max(policy.lease);
         let park = |cause: UnknownCause| Settlement::Park { ttl: unknown_ttl, retry_in: cause.retry_in(policy) };
         let (settlement, ending) = match outcome {
-            RunOutcome::Complete(answer, CompletedAnswer { failed, record, summary }) => {
+            RunOutcome::Complete(answer, completed) => {
                 let stored = if lease.front_only { StoredAs::Unprotected } else { StoredAs::Recorded };
-                (Settlement::Complete { failed, record, summary, ttl: policy.ttl }, Ending::Answer(answer, stored))
+                (completed.into_settlement(policy.ttl), Ending::Answer(answer, stored))
             }
             RunOutcome::Release(answer) => (Settlement::Release, Ending::Answer(answer, StoredAs::NotRecorded)),
             RunOutcome::NotStarted(refusal) => (Settlement::Release, Ending::Refused(refusal)),
@@ -164,7 +166,7 @@ impl Engine {
             },
             (Ok(_), Ending::Answer(answer, stored)) => Decision::Ran(answer, stored),
             (Ok(_), Ending::Delegated(answer, on_rollback)) => match on_rollback {
-                OnRollback::Refuse => Decision::Refused(refusals::rolled_back()),
+                OnRollback::Refuse => Decision::Refused(retry_at_store(ROLLED_BACK)),
                 OnRollback::Release => Decision::Ran(answer, StoredAs::NotRecorded),
                 OnRollback::Park(_) => Decision::Ran(answer, StoredAs::OutcomeUnknown),
             },
@@ -176,7 +178,7 @@ impl Engine {
                 match ending {
                     Ending::Answer(answer, stored) => Decision::Ran(answer, stored),
                     Ending::Refused(refusal) => Decision::Refused(refusal),
-                    Ending::Delegated(..) => Decision::Refused(refusals::commit_unknown()),
+                    Ending::Delegated(..) => Decision::Refused(retry_at_store(COMMIT_UNKNOWN)),
                 }
             }
             (Ok(_), Ending::Refused(refusal)) => Decision::Refused(refusal),
@@ -200,7 +202,7 @@ impl Engine {
             }
         }
         self.settle_queue.push(lease.clone(), settlement);
-        Decision::Refused(refusals::not_recorded())
+        Decision::Refused(retry_at_store(NOT_RECORDED))
     }
 
     /// Decides what the caller gets after its claim was lost: the recorded answer, never its own response. If the
@@ -232,19 +234,15 @@ impl Engine {
             asked += 1;
             let answer = self.store.settle(lease, end).await;
             self.observer.on_store_call(StoreCall::Settle, sent.elapsed());
-            match answer {
-                Ok(held) => {
-                    if held == SettleOutcome::Restored {
-                        self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
-                    }
-                    return Ok(held);
+            match &answer {
+                Ok(SettleOutcome::Restored) => {
+                    self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
                 }
-                Err(error) => {
-                    self.report_store_failure("settle", &error);
-                    if asked == MAX_STORE_ATTEMPTS {
-                        return Err(error);
-                    }
-                }
+                Ok(_) => {}
+                Err(error) => self.report_store_failure("settle", error),
+            }
+            if answer.is_ok() || asked == MAX_STORE_ATTEMPTS {
+                return answer;
             }
             sleep(retry_delay(asked)).await;
             sent = Instant::now();

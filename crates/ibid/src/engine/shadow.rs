@@ -102,7 +102,7 @@ impl Engine {
         by_version: impl Fn(u8) -> Option<Fingerprint> + Send + Sync + 'static, slot: Option<RunSlot>,
         report: impl FnOnce(ShadowResult) + Send + 'static,
     ) -> ShadowClaim {
-        let (sender, ended) = oneshot::channel();
+        let (outcome_sender, ended) = oneshot::channel();
         let (engine, run, recording) = (self.clone(), (ask.address, ask.token), self.shadow_recordings.clone());
         let before = recording.runs_at(&ask.address);
         self.running.detach(UnderRequestId::current(async move {
@@ -112,7 +112,7 @@ impl Engine {
             report(observed);
             drop(slot);
         }));
-        ShadowClaim { outcome_sender: sender, run, recording }
+        ShadowClaim { outcome_sender, run, recording }
     }
 
     async fn run_shadow_claim(
@@ -153,15 +153,7 @@ impl Engine {
         }
         // Claims once more if an operator forgot the claim before its response arrived.
         for _ in 0..2 {
-            let (claim, doubtful) = self.claim(&ask, Instant::now()).await;
-            if doubtful
-                && !matches!(
-                    claim,
-                    Ok(ClaimOutcome::Granted(_) | ClaimOutcome::Completed(_) | ClaimOutcome::TokenSpent)
-                )
-            {
-                self.settle_queue.push(Lease::unseen(&ask), Settlement::Release);
-            }
+            let (claim, _) = self.claim(&ask, Instant::now()).await;
             let Ok(claim) = claim else { return refusal(RefusalReason::StoreUnavailable) };
             if let Some(stored) = stored_fingerprint(&claim) {
                 compare(&ask, stored)?;
@@ -187,20 +179,16 @@ impl Engine {
         &self, policy: &Terms, lease: &Lease, finish: Option<ShadowRunOutcome>,
     ) -> RequestOutcome {
         let (end, outcome) = match finish {
-            Some(ShadowRunOutcome::Complete(CompletedAnswer { failed, record, summary })) => {
+            Some(ShadowRunOutcome::Complete(answer)) => {
                 let stored = if lease.front_only { RequestOutcome::Degraded } else { RequestOutcome::Executed };
-                (Settlement::Complete { failed, record, summary, ttl: policy.ttl }, stored)
+                (answer.into_settlement(policy.ttl), stored)
             }
             Some(ShadowRunOutcome::Release) => (Settlement::Release, RequestOutcome::Released),
-            // The run was abandoned and may still be going on.
-            None => (
-                Settlement::Park { ttl: policy.ttl.max(policy.lease), retry_in: policy.lease },
-                RequestOutcome::Unknown,
-            ),
-            Some(ShadowRunOutcome::Park) => (
-                Settlement::Park { ttl: policy.ttl.max(policy.lease), retry_in: Duration::ZERO },
-                RequestOutcome::Unknown,
-            ),
+            abandoned_or_parked => {
+                // An abandoned run may still be going on.
+                let retry_in = if abandoned_or_parked.is_none() { policy.lease } else { Duration::ZERO };
+                (Settlement::Park { ttl: policy.ttl.max(policy.lease), retry_in }, RequestOutcome::Unknown)
+            }
         };
         let settled = self.settle(lease, &end, Instant::now()).await;
         if let Settlement::Complete { record, .. } = &end {

@@ -7,29 +7,6 @@ use crate::policy::{Policy, Remember};
 /// Separates gRPC codes from HTTP statuses (three digits) if both share a field.
 const GRPC_SUMMARY_OFFSET: u16 = 1000;
 
-/// A gRPC status code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)]
-pub enum GrpcStatusCode {
-    Ok,
-    Cancelled,
-    Unknown,
-    InvalidArgument,
-    DeadlineExceeded,
-    NotFound,
-    AlreadyExists,
-    PermissionDenied,
-    ResourceExhausted,
-    FailedPrecondition,
-    Aborted,
-    OutOfRange,
-    Unimplemented,
-    Internal,
-    Unavailable,
-    DataLoss,
-    Unauthenticated,
-}
-
 struct CodeInfo {
     code: GrpcStatusCode,
     name: &'static str,
@@ -39,27 +16,39 @@ struct CodeInfo {
     outcome: CallOutcome,
 }
 
-#[rustfmt::skip]
-const CODES: [CodeInfo; 17] = [
-    CodeInfo { code: GrpcStatusCode::Ok,                 name: "OK",                  http: 200, outcome: CallOutcome::Remembered },
-    CodeInfo { code: GrpcStatusCode::Cancelled,          name: "CANCELLED",           http: 499, outcome: CallOutcome::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::Unknown,            name: "UNKNOWN",             http: 500, outcome: CallOutcome::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::InvalidArgument,    name: "INVALID_ARGUMENT",    http: 400, outcome: CallOutcome::Remembered },
-    CodeInfo { code: GrpcStatusCode::DeadlineExceeded,   name: "DEADLINE_EXCEEDED",   http: 504, outcome: CallOutcome::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::NotFound,           name: "NOT_FOUND",           http: 404, outcome: CallOutcome::Remembered },
-    CodeInfo { code: GrpcStatusCode::AlreadyExists,      name: "ALREADY_EXISTS",      http: 409, outcome: CallOutcome::Remembered },
-    CodeInfo { code: GrpcStatusCode::PermissionDenied,   name: "PERMISSION_DENIED",   http: 403, outcome: CallOutcome::Released },
-    CodeInfo { code: GrpcStatusCode::ResourceExhausted,  name: "RESOURCE_EXHAUSTED",  http: 429, outcome: CallOutcome::Released },
-    CodeInfo { code: GrpcStatusCode::FailedPrecondition, name: "FAILED_PRECONDITION", http: 400, outcome: CallOutcome::Remembered },
-    CodeInfo { code: GrpcStatusCode::Aborted,            name: "ABORTED",             http: 409, outcome: CallOutcome::Released },
-    CodeInfo { code: GrpcStatusCode::OutOfRange,         name: "OUT_OF_RANGE",        http: 400, outcome: CallOutcome::Remembered },
+macro_rules! codes {
+    ($($code:ident $name:literal $http:literal $outcome:ident,)+) => {
+        /// A gRPC status code.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)]
+        pub enum GrpcStatusCode { $($code),+ }
+
+        const CODES: &[CodeInfo] = &[$(CodeInfo {
+            code: GrpcStatusCode::$code, name: $name, http: $http, outcome: CallOutcome::$outcome,
+        }),+];
+    };
+}
+
+codes! {
+    Ok                 "OK"                  200 Remembered,
+    Cancelled          "CANCELLED"           499 OutcomeUnknown,
+    Unknown            "UNKNOWN"             500 OutcomeUnknown,
+    InvalidArgument    "INVALID_ARGUMENT"    400 Remembered,
+    DeadlineExceeded   "DEADLINE_EXCEEDED"   504 OutcomeUnknown,
+    NotFound           "NOT_FOUND"           404 Remembered,
+    AlreadyExists      "ALREADY_EXISTS"      409 Remembered,
+    PermissionDenied   "PERMISSION_DENIED"   403 Released,
+    ResourceExhausted  "RESOURCE_EXHAUSTED"  429 Released,
+    FailedPrecondition "FAILED_PRECONDITION" 400 Remembered,
+    Aborted            "ABORTED"             409 Released,
+    OutOfRange         "OUT_OF_RANGE"        400 Remembered,
     // The call did not run; the next release of the server may support it.
-    CodeInfo { code: GrpcStatusCode::Unimplemented,      name: "UNIMPLEMENTED",       http: 501, outcome: CallOutcome::Released },
-    CodeInfo { code: GrpcStatusCode::Internal,           name: "INTERNAL",            http: 500, outcome: CallOutcome::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::Unavailable,        name: "UNAVAILABLE",         http: 503, outcome: CallOutcome::Released },
-    CodeInfo { code: GrpcStatusCode::DataLoss,           name: "DATA_LOSS",           http: 500, outcome: CallOutcome::OutcomeUnknown },
-    CodeInfo { code: GrpcStatusCode::Unauthenticated,    name: "UNAUTHENTICATED",     http: 401, outcome: CallOutcome::Released },
-];
+    Unimplemented      "UNIMPLEMENTED"       501 Released,
+    Internal           "INTERNAL"            500 OutcomeUnknown,
+    Unavailable        "UNAVAILABLE"         503 Released,
+    DataLoss           "DATA_LOSS"           500 OutcomeUnknown,
+    Unauthenticated    "UNAUTHENTICATED"     401 Released,
+}
 
 impl GrpcStatusCode {
     /// All codes, by number.

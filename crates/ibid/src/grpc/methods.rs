@@ -106,9 +106,8 @@ impl UnaryMethods {
                     match self.methods.get_mut(&path) {
                         None => return Err(MethodNameError(format!("{name:?} is not known"))),
                         Some(MethodKind::Streaming) => {
-                            return Err(MethodNameError(format!(
-                                "{name:?} is a streaming method; only unary ones are covered"
-                            )));
+                            let why = format!("{name:?} is a streaming method; only unary ones are covered");
+                            return Err(MethodNameError(why));
                         }
                         // A method without side effects is covered if it is named explicitly.
                         Some(kind) => *kind = MethodKind::Covered,
@@ -180,11 +179,9 @@ fn method_path(name: &str) -> Result<String, String> {
             && word.bytes().next().is_some_and(|first| !first.is_ascii_digit())
     };
     let fits = bare.split_once('/').is_some_and(|(service, method)| service.split('.').all(word) && word(method));
-    if fits {
-        Ok(format!("/{bare}"))
-    } else {
-        Err(format!("{name:?} is no gRPC method; write package.Service/Method, such as \"shop.Orders/Create\""))
-    }
+    fits.then(|| format!("/{bare}")).ok_or_else(|| {
+        format!("{name:?} is no gRPC method; write package.Service/Method, such as \"shop.Orders/Create\"")
+    })
 }
 
 fn method_kind(method: &MethodDescriptorProto, package: &str) -> MethodKind {

@@ -6,13 +6,14 @@
 
 use std::time::Duration;
 
+use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
-
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 use prost_types::Any;
 
 use super::{
-    GrpcStatusCode, header_encoding,
+    GrpcStatusCode,
     messages::{BadRequest, ErrorInfo, FieldViolation, RetryInfo, RpcStatus},
 };
 use crate::{
@@ -82,9 +83,20 @@ fn trailers_only(code: GrpcStatusCode, message: &str, details: Vec<Any>) -> Resp
     let mut headers = HeaderMap::with_capacity(5);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(STATUS, u16::from(code.number()).into());
-    headers.insert(MESSAGE, value(header_encoding::percent_encode(message)));
-    headers.insert(DETAILS, value(header_encoding::base64_encode(&status.encode_to_vec())));
+    headers.insert(MESSAGE, value(percent_encode(message)));
+    headers.insert(DETAILS, value(base64_encode(&status.encode_to_vec())));
     whole_response(StatusCode::OK, headers, "", None)
+}
+
+/// Encodes `grpc-message`: visible ASCII except `%` stays, everything else is escaped as UTF-8 bytes.
+fn percent_encode(text: &str) -> String {
+    const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+    utf8_percent_encode(text, ESCAPED).to_string()
+}
+
+/// Encodes a `-bin` header: standard base64 without padding, as the protocol requires.
+fn base64_encode(bytes: &[u8]) -> String {
+    BASE64_NOPAD.encode(bytes)
 }
 
 fn any(name: &str, message: &impl Message) -> Any {
@@ -142,7 +154,7 @@ mod tests {
         let bytes = "CAoSBmzDpHVmdBp+Cih0eXBlLmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuRXJyb3JJbmZvElIKC0lOX1BST0dSRVNTEgRp\
              YmlkGg8KA2tleRIIYWIqKioqeXoaLAoEdHlwZRIkLy53ZWxsLWtub3duL2lkZW1wb3RlbmN5I2luLXByb2dyZXNzGjYKKHR5\
              cGUuZ29vZ2xlYXBpcy5jb20vZ29vZ2xlLnJwYy5SZXRyeUluZm8SCgoICAEQgMq17gE";
-        assert_eq!(header_encoding::base64_encode(&status.encode_to_vec()), bytes);
+        assert_eq!(base64_encode(&status.encode_to_vec()), bytes);
         assert_eq!(value(&answer, "grpc-status-details-bin"), Some(bytes));
     }
 
@@ -162,7 +174,7 @@ mod tests {
         let bytes = "CAMSBm5vIGtleRptCih0eXBlLmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuRXJyb3JJbmZvEkEKC0tFWV9NSVNTSU5HEgRp\
              YmlkGiwKBHR5cGUSJC8ud2VsbC1rbm93bi9pZGVtcG90ZW5jeSNrZXktbWlzc2luZxpKCil0eXBlLmdvb2dsZWFwaXMuY29t\
              L2dvb2dsZS5ycGMuQmFkUmVxdWVzdBIdChsKEXgtaWRlbXBvdGVuY3kta2V5EgZubyBrZXk";
-        assert_eq!(header_encoding::base64_encode(&status.encode_to_vec()), bytes);
+        assert_eq!(base64_encode(&status.encode_to_vec()), bytes);
         assert_eq!(value(&answer, "grpc-status-details-bin"), Some(bytes));
     }
 
@@ -187,5 +199,35 @@ mod tests {
             assert_eq!(value(&answer, "grpc-status"), Some(code));
             assert_eq!(value(&answer, "grpc-message"), Some("why"));
         }
+    }
+
+    #[test]
+    fn messages_are_encoded_byte_by_byte() {
+        for (text, encoded) in [
+            ("plain text, 100 times", "plain text, 100 times"),
+            ("100%", "100%25"),
+            ("a\nb\tc", "a%0Ab%09c"),
+            ("café ☕", "caf%C3%A9 %E2%98%95"),
+            ("~\u{7f}", "~%7F"),
+            ("", ""),
+        ] {
+            assert_eq!(percent_encode(text), encoded);
+        }
+    }
+
+    #[test]
+    fn base64_is_that_of_rfc_4648_without_padding() {
+        for (bytes, encoded) in [
+            ("", ""),
+            ("f", "Zg"),
+            ("fo", "Zm8"),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg"),
+            ("fooba", "Zm9vYmE"),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64_encode(bytes.as_bytes()), encoded);
+        }
+        assert_eq!(base64_encode(&[0xff, 0xef, 0xfe]), "/+/+");
     }
 }

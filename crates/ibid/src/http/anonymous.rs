@@ -15,12 +15,12 @@ use tokio::time::Instant;
 
 use super::LayerState;
 use crate::{
-    engine::{Engine, store_unavailable},
+    engine::{CompletedAnswer, Engine, store_unavailable},
     policy::Policy,
     record::{Record, RecordBody},
     refusal::Refusal,
     scope::{AddressSecret, CallerKind, cookies, cookies_only, cookies_set},
-    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, RecordSummary, Settlement, Tags},
+    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Tags},
     time::now_ms,
 };
 
@@ -44,18 +44,15 @@ impl AnonymousCaller {
             return None;
         }
         // Must outlive the answer itself, which is settled a little later.
-        let keep = policy.ttl.saturating_add(policy.lease);
-        Some(Self {
-            request: ClaimRequest { ttl: keep, ..ask.clone() },
-            secret: secret.cloned(),
-            unrecorded_cookies: Mutex::new(None),
-        })
+        let request = ClaimRequest { ttl: policy.ttl.saturating_add(policy.lease), ..ask.clone() };
+        Some(Self { request, secret: secret.cloned(), unrecorded_cookies: Mutex::default() })
     }
 
     /// Hashes the cookies that a response sets. They count as unrecorded until [`mark_recorded`](Self::mark_recorded).
     pub(super) fn cookies_set_by(&self, answer: &Parts) -> Vec<[u8; 32]> {
         let set = cookies_set(&answer.headers).take(MAX_RECORDED_COOKIES);
-        let set: Vec<_> = set.map(|(name, value)| self.hashed(name, value)).collect();
+        let (at, secret) = (&self.request.address, self.secret.as_ref());
+        let set: Vec<_> = set.map(|(name, value)| hashed(at, name, value, secret)).collect();
         if !set.is_empty() {
             *self.unrecorded_cookies.lock() = Some((answer.status, set.clone()));
         }
@@ -91,28 +88,11 @@ impl AnonymousCaller {
             ..self.request.clone()
         });
         let ClaimOutcome::Granted(lease) = engine.store().claim(&ask).await.ok()? else { return None };
-        let now = now_ms();
-        let record = Record {
-            status,
-            requested_at_ms: now,
-            completed_at_ms: now,
-            headers: HeaderMap::new(),
-            body: RecordBody::None,
-            trailers: HeaderMap::new(),
-            cookies: Vec::new(),
-        };
-        let summary = RecordSummary {
-            status: status.as_u16(),
-            requested_at_ms: now,
-            completed_at_ms: now,
-            took: started.elapsed(),
-        };
-        let end = Settlement::Complete { failed: false, record: record.encode(), summary, ttl: ask.ttl };
+        let (requested_at_ms, headers, trailers, cookies) = (now_ms(), HeaderMap::new(), HeaderMap::new(), Vec::new());
+        let (completed_at_ms, body) = (requested_at_ms, RecordBody::None);
+        let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
+        let end = CompletedAnswer::new(&record, status.as_u16(), false, started).into_settlement(ask.ttl);
         engine.store().settle(&lease, &end).await.ok().map(drop)
-    }
-
-    fn hashed(&self, name: &[u8], value: &[u8]) -> [u8; 32] {
-        hashed(&self.request.address, name, value, self.secret.as_ref())
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -55,9 +54,16 @@ impl<B> RequestBody<B> {
         let first = Some(first).filter(|first| !first.is_empty());
         Self { first, untouched: None, rest: Some(rest), trailers: None }
     }
-}
 
-impl<B> RequestBody<B> {
+    /// Puts a frame back that was read from this body.
+    pub fn with_first_frame(self, frame: Frame<Bytes>) -> Self {
+        match frame.into_data() {
+            Ok(data) => Self { first: Some(data), ..self },
+            // Nothing follows the trailers.
+            Err(frame) => Self::whole(Bytes::new(), frame.into_trailers().ok()),
+        }
+    }
+
     fn untouched_body(&self) -> Option<&B> {
         self.untouched.as_ref().or(self.rest.as_deref())
     }
@@ -99,14 +105,8 @@ where
             // No exact size: HTTP/1.1 can send trailers only after a chunked body.
             return SizeHint::default();
         }
-        let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
         let rest = self.untouched_body().map_or(SizeHint::with_exact(0), Body::size_hint);
-        let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower() + first);
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper + first);
-        }
-        hint
+        size_hint_with(self.first.as_ref(), &rest)
     }
 }
 
@@ -153,7 +153,8 @@ pub(crate) enum StreamChunk {
 }
 
 /// The response was truncated: its end was lost, or must not be sent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the answer broke off")]
 pub struct TruncatedResponse;
 
 impl<B> ResponseBody<B> {
@@ -205,10 +206,7 @@ impl<B> ResponseBody<B> {
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
             ResponseBodyKind::Whole { trailers, .. } => trailers.as_ref(),
-            ResponseBodyKind::Untouched { .. }
-            | ResponseBodyKind::Streamed { .. }
-            | ResponseBodyKind::Tapped { .. }
-            | ResponseBodyKind::Begun { .. } => None,
+            _ => None,
         }
     }
 
@@ -292,21 +290,22 @@ where
             ResponseBodyKind::Untouched { body } | ResponseBodyKind::Tapped { body, .. } => body.size_hint(),
             // No exact size with trailers: HTTP/1.1 can send them only after a chunked body.
             ResponseBodyKind::Whole { trailers: Some(_), .. } => SizeHint::default(),
-            ResponseBodyKind::Whole { data, .. } => {
-                SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64))
-            }
+            ResponseBodyKind::Whole { data, .. } => size_hint_with(data.as_ref(), &SizeHint::with_exact(0)),
             ResponseBodyKind::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
-            ResponseBodyKind::Begun { first, rest, .. } => {
-                let (first, rest) = (first.as_ref().map_or(0, |first| first.len() as u64), rest.size_hint());
-                let mut hint = SizeHint::new();
-                hint.set_lower(rest.lower() + first);
-                if let Some(upper) = rest.upper() {
-                    hint.set_upper(upper + first);
-                }
-                hint
-            }
+            ResponseBodyKind::Begun { first, rest, .. } => size_hint_with(first.as_ref(), &rest.size_hint()),
         }
     }
+}
+
+/// The size of bytes that were read, and of the rest.
+fn size_hint_with(first: Option<&Bytes>, rest: &SizeHint) -> SizeHint {
+    let first = first.map_or(0, |first| first.len() as u64);
+    let mut hint = SizeHint::new();
+    hint.set_lower(rest.lower() + first);
+    if let Some(upper) = rest.upper() {
+        hint.set_upper(upper + first);
+    }
+    hint
 }
 
 /// Takes the next chunk of a complete body. The memory is released with the last chunk.
@@ -323,21 +322,11 @@ fn next_chunk(data: &mut Option<Bytes>, held: &mut Option<TransferReservation>) 
     Some(last)
 }
 
-fn poll_inner<B>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>
+pub(super) fn poll_inner<B>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
     let frame = ready!(body.poll_frame(cx));
-    Poll::Ready(frame.map(|frame| match frame {
-        Ok(frame) => Ok(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
-        Err(error) => Err(error.into()),
-    }))
+    let whole = |frame: Frame<B::Data>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
+    Poll::Ready(frame.map(|frame| frame.map(whole).map_err(Into::into)))
 }
-
-impl fmt::Display for TruncatedResponse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the answer broke off")
-    }
-}
-
-impl Error for TruncatedResponse {}

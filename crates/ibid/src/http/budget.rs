@@ -8,6 +8,7 @@
 //! that ran are counted, never refused.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
     sync::{
@@ -21,10 +22,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{
-    RequestSender,
-    connection::{PeerConnection, ResponseAbort},
-};
+use super::context::{PeerConnection, RequestSender, ResponseAbort};
 use crate::scope::TrustedProxies;
 
 /// The minimum size of a transfer that waits for its client, in bytes: about what its task needs.
@@ -46,11 +44,11 @@ const MAX_BACKOFF: Duration = Duration::from_millis(320);
 
 /// The memory budget. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct MemoryBudget(Arc<MemoryBudgetState>);
+pub(crate) struct MemoryBudget(pub(super) Arc<MemoryBudgetState>);
 
 #[derive(Debug)]
-struct MemoryBudgetState {
-    limit: u64,
+pub(super) struct MemoryBudgetState {
+    pub(super) limit: u64,
     used: AtomicU64,
     trusted: TrustedProxies,
     /// The transfers that can be evicted.
@@ -118,13 +116,9 @@ struct TransferState {
     previous_window_bytes: u64,
 }
 
-/// The eviction order: the slowest first, and of equally slow transfers the largest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct EvictionRank {
-    /// The binary logarithm of the bytes per second.
-    rate_log2: u32,
-    held_bytes: std::cmp::Reverse<u64>,
-}
+/// The eviction order: the slowest first, by the binary logarithm of the bytes per second, and of equally slow
+/// transfers the largest.
+type EvictionRank = (u32, Reverse<u64>);
 
 /// The budget is exhausted, or the transfer was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,18 +126,9 @@ pub(crate) struct BudgetExhausted;
 
 impl MemoryBudget {
     pub(crate) fn new(limit: u64, trusted: TrustedProxies) -> Self {
-        Self(Arc::new(MemoryBudgetState {
-            limit,
-            used: AtomicU64::new(0),
-            trusted,
-            transfers: Mutex::default(),
-            addresses: Mutex::default(),
-            wait_queue: tokio::sync::Mutex::default(),
-        }))
-    }
-
-    pub(crate) fn limit(&self) -> u64 {
-        self.0.limit
+        let (used, transfers, addresses) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
+        let wait_queue = tokio::sync::Mutex::default();
+        Self(Arc::new(MemoryBudgetState { limit, used, trusted, transfers, addresses, wait_queue }))
     }
 
     /// Reserves memory that belongs to no client.
@@ -161,26 +146,15 @@ impl MemoryBudget {
         self.begin_transfer(client, true)
     }
 
-    fn begin_transfer(&self, client: &BudgetClient, is_answer: bool) -> TransferReservation {
+    fn begin_transfer(&self, client: &BudgetClient, is_response: bool) -> TransferReservation {
         let bounded = client.address.filter(|address| !self.0.trusted.trusts(Some(*address)));
         let address = bounded.map(|address| self.0.account(address));
         let connection = client.connection.as_ref().map(|connection| connection.0.clone());
         let mut transfers = self.0.transfers.lock();
         transfers.next_id += 1;
-        let (id, now) = (transfers.next_id, Instant::now());
-        let state = TransferState {
-            held_bytes: 0,
-            evicted: false,
-            waker: None,
-            began_at: now,
-            window_start: now,
-            window_bytes: 0,
-            previous_window_bytes: 0,
-        };
-        let cut = client.abort.clone().filter(|_| is_answer);
-        let (budget, state) = (self.0.clone(), Mutex::new(state));
-        let transfer =
-            Arc::new(Transfer { budget, id, connection, address, is_response: is_answer, abort: cut, state });
+        let (budget, id, state) = (self.0.clone(), transfers.next_id, Mutex::new(TransferState::new(Instant::now())));
+        let abort = client.abort.clone().filter(|_| is_response);
+        let transfer = Arc::new(Transfer { budget, id, connection, address, is_response, abort, state });
         transfers.by_id.insert(id, transfer.clone());
         TransferReservation(transfer)
     }
@@ -220,10 +194,6 @@ impl MemoryBudgetState {
         true
     }
 
-    fn release(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Relaxed);
-    }
-
     /// The account of a client address. An IPv6 client is identified by its /64.
     fn account(&self, address: IpAddr) -> Arc<MemoryAccount> {
         let address = match address.to_canonical() {
@@ -249,18 +219,10 @@ impl MemoryAccount {
     fn try_take(&self, bytes: u64, own: u64, bound: u64) -> bool {
         let before = self.used.fetch_add(bytes, Relaxed);
         if before + bytes > bound && before > own {
-            self.subtract(bytes);
+            self.used.fetch_sub(bytes, Relaxed);
             return false;
         }
         true
-    }
-
-    fn add(&self, bytes: u64) {
-        self.used.fetch_add(bytes, Relaxed);
-    }
-
-    fn subtract(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Relaxed);
     }
 }
 
@@ -293,7 +255,7 @@ impl MemoryReservation {
 
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        self.budget.release(self.bytes);
+        self.budget.used.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -325,7 +287,6 @@ impl TransferReservation {
         self.0.release(&mut state, bytes);
     }
 
-    /// Records received bytes.
     pub(crate) fn record_progress(&self, bytes: u64) {
         self.0.state.lock().record_progress(bytes);
     }
@@ -379,18 +340,13 @@ impl InFlightCounter {
 }
 
 impl Transfer {
-    fn connection_bound(&self) -> u64 {
-        self.budget.limit / 8
-    }
-
-    fn address_bound(&self) -> u64 {
-        self.budget.limit / 4
+    fn accounts(&self) -> impl Iterator<Item = &Arc<MemoryAccount>> {
+        self.connection.iter().chain(&self.address)
     }
 
     /// Whether the client uses a large share.
     fn is_heavy(&self) -> bool {
-        let accounts = self.connection.iter().chain(&self.address);
-        accounts.into_iter().any(|account| account.used.load(Relaxed) > self.budget.limit / 64)
+        self.accounts().any(|account| account.used.load(Relaxed) > self.budget.limit / 64)
     }
 
     /// `Err(None)` if the transfer was evicted, otherwise the bound that was reached.
@@ -400,13 +356,18 @@ impl Transfer {
             return Err(None);
         }
         let (own, more) = (state.held_bytes, bytes.saturating_sub(state.held_bytes));
-        if self.connection.as_ref().is_some_and(|account| !account.try_take(more, own, self.connection_bound())) {
+        let fits = |account: &Option<Arc<MemoryAccount>>, bound: u64| {
+            account.as_ref().is_none_or(|account| account.try_take(more, own, bound))
+        };
+        let give_back = |account: &Option<Arc<MemoryAccount>>| {
+            if let Some(account) = account {
+                account.used.fetch_sub(more, Relaxed);
+            }
+        };
+        if !fits(&self.connection, self.budget.limit / 8) {
             return Err(Some(BudgetBound::Connection));
         }
-        let give_back = |account: &Option<Arc<MemoryAccount>>| {
-            account.iter().for_each(|account| account.subtract(more));
-        };
-        if self.address.as_ref().is_some_and(|account| !account.try_take(more, own, self.address_bound())) {
+        if !fits(&self.address, self.budget.limit / 4) {
             give_back(&self.connection);
             return Err(Some(BudgetBound::Address));
         }
@@ -423,15 +384,19 @@ impl Transfer {
         let mut state = self.state.lock();
         if !state.evicted {
             self.budget.used.fetch_add(bytes, Relaxed);
-            self.connection.iter().chain(&self.address).for_each(|account| account.add(bytes));
+            for account in self.accounts() {
+                account.used.fetch_add(bytes, Relaxed);
+            }
             state.held_bytes += bytes;
         }
     }
 
     fn release(&self, state: &mut TransferState, bytes: u64) {
-        self.connection.iter().chain(&self.address).for_each(|account| account.subtract(bytes));
+        for account in self.accounts() {
+            account.used.fetch_sub(bytes, Relaxed);
+        }
         state.held_bytes -= bytes;
-        self.budget.release(bytes);
+        self.budget.used.fetch_sub(bytes, Relaxed);
     }
 
     fn unregister(&self) {
@@ -444,8 +409,7 @@ impl Transfer {
         let is_same = |ours: &Option<Arc<MemoryAccount>>, theirs: &Option<Arc<MemoryAccount>>| {
             ours.as_ref().zip(theirs.as_ref()).is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
         };
-        let newcomer =
-            EvictionRank { rate_log2: log2_ceil(SAFE_BYTES_PER_SECOND), held_bytes: std::cmp::Reverse(u64::MAX) };
+        let newcomer = (log2_ceil(SAFE_BYTES_PER_SECOND), Reverse(u64::MAX));
         let own_rank = self.state.lock().rank(now, EVICTION_GRACE).unwrap_or(newcomer);
         let is_light = !self.is_heavy();
         if self.is_response && !is_light && at_bound == BudgetBound::Budget {
@@ -489,9 +453,7 @@ impl Transfer {
         drop(state);
         self.unregister();
         waker.into_iter().for_each(Waker::wake);
-        if let Some(cut) = &self.abort {
-            cut.cut();
-        }
+        self.abort.iter().for_each(ResponseAbort::cut);
         held
     }
 }
@@ -505,6 +467,12 @@ enum BudgetBound {
 }
 
 impl TransferState {
+    fn new(began_at: Instant) -> Self {
+        let (held_bytes, window_bytes, previous_window_bytes) = (0, 0, 0);
+        let (evicted, waker, window_start) = (false, None, began_at);
+        Self { held_bytes, evicted, waker, began_at, window_start, window_bytes, previous_window_bytes }
+    }
+
     fn record_progress(&mut self, bytes: u64) {
         self.advance_window(Instant::now());
         self.window_bytes += bytes;
@@ -527,7 +495,7 @@ impl TransferState {
         self.advance_window(now);
         let span = (RATE_WINDOW + now.saturating_duration_since(self.window_start)).as_secs().max(1);
         let speed = log2_ceil((self.window_bytes + self.previous_window_bytes) / span);
-        Some(EvictionRank { rate_log2: speed, held_bytes: std::cmp::Reverse(self.held_bytes) })
+        Some((speed, Reverse(self.held_bytes)))
     }
 }
 

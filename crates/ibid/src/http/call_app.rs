@@ -1,29 +1,34 @@
 //! Calls the app for a claimed request, within its time limits, and reads its reply to the end.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::Body;
+use parking_lot::Mutex;
 use pin_project_lite::pin_project;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::{
     LayerState,
     anonymous::AnonymousCaller,
-    app::{App, AppCall, AppError, DispatchOutcome, RunInfo, SendState},
+    app::{App, AppCall, AppError, DispatchOutcome, HandlerClaim, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody},
     budget::MemoryReservation,
-    client_response,
     context::RequestContext,
     exchange::{Exchange, WholeRequest},
     future::WorkState,
-    handler_claim::HandlerClaim,
     inner_response::{self, BufferedBody, ResponseStream, StreamTail},
     rules,
 };
@@ -42,7 +47,7 @@ pub(super) enum AppResponse<RB> {
     /// The whole response, unmodified, and its bytes for the envelope.
     Whole(Response<ResponseBody<RB>>, Bytes),
     /// The end of a streamed response. The rest was already sent.
-    Tail(StreamTail),
+    Tail(StatusCode, StreamTail),
     /// A refusal after the run.
     Refused(Refusal),
     Panicked,
@@ -70,17 +75,9 @@ impl Exchange {
     {
         let Self { shared, context, run, handler_claim, anonymous, buffers, request, .. } = self;
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
-        let mut call = Run {
-            shared,
-            context,
-            handler_claim: handler_claim.as_ref(),
-            anonymous: anonymous.as_ref(),
-            buffers,
-            info,
-            started: Instant::now(),
-        };
+        let (handler_claim, anonymous, started) = (handler_claim.as_ref(), anonymous.as_ref(), Instant::now());
+        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, started };
         let request = call.prepare_request(request.take().expect("an operation runs once"));
-        let started = call.started;
         let work = pin!(async {
             match call.send(app, request, state).await {
                 Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
@@ -186,18 +183,12 @@ impl Run<'_> {
                     Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
                         return lost("the app's answer broke off");
                     }
-                    Ok((record, tail)) => (record, tail.trailers().cloned(), AppResponse::Tail(tail)),
+                    Ok((record, tail)) => (record, tail.trailers.clone(), AppResponse::Tail(parts.status, tail)),
                 },
             };
-        let reply = AppReply {
-            status: parts.status,
-            headers: &parts.headers,
-            body,
-            trailers: trailers.as_ref(),
-            cookies,
-            requested_at_ms: self.context.requested_at_ms,
-            started: self.started,
-        };
+        let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
+        let (requested_at_ms, started) = (self.context.requested_at_ms, self.started);
+        let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
         let meaning = self.context.route.protocol.rules().judge(policy, reply);
         if let AppResponse::Whole(response, _) = &mut answer {
             *response.status_mut() = parts.status;
@@ -224,7 +215,7 @@ impl Run<'_> {
             // The client was already refused.
             let (mut stream, _) = ResponseStream::new(policy, is_live, None);
             stream.pump(begun, body).await?;
-            return Ok(stream.end(parts.status));
+            return Ok(stream.end());
         }
         let reservation = self.buffers.send(&self.context.client);
         let (mut stream, pieces) = ResponseStream::new(policy, is_live, Some(reservation.in_flight_counter()));
@@ -232,11 +223,11 @@ impl Run<'_> {
         let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
         *head.headers_mut() = parts.headers.clone();
-        state.respond_early(client_response::first_response(head, None, None, self.context));
+        state.respond_early(rules::first_response(head, None, None, self.context));
         // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
         stream.pump(begun, body).await?;
-        Ok(stream.end(parts.status))
+        Ok(stream.end())
     }
 }
 
@@ -259,18 +250,10 @@ where
     });
     match asked.await {
         Ok(Some((parts, BufferedBody::Whole(body, trailers)))) if parts.status.is_success() => {
-            ProbeOutcome::Happened(rules::completed_answer(
-                policy,
-                AppReply {
-                    status: parts.status,
-                    headers: &parts.headers,
-                    body: RecordBody::Whole(body),
-                    trailers: trailers.as_ref(),
-                    cookies: Vec::new(),
-                    requested_at_ms: context.requested_at_ms,
-                    started,
-                },
-            ))
+            let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
+            let (body, cookies, requested_at_ms) = (RecordBody::Whole(body), Vec::new(), context.requested_at_ms);
+            let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
+            ProbeOutcome::Happened(rules::completed_answer(policy, reply))
         }
         Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => ProbeOutcome::DidNotHappen,
         _ => ProbeOutcome::Inconclusive,
@@ -338,4 +321,84 @@ fn lost<RB>(why: &str) -> RunOutcome<AppResponse<RB>> {
 fn timed_out<RB>() -> RunOutcome<AppResponse<RB>> {
     let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "the app's answer did not end in time");
     RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::TimedOut)
+}
+
+/// Limits how many operations are awaited beyond their `timeout`, oldest first. Such an operation still occupies a
+/// connection to the app. A newer one replaces the oldest.
+#[derive(Debug)]
+pub(super) struct LateAnswerLimiter {
+    max: usize,
+    waiting: Mutex<VecDeque<Arc<Notify>>>,
+}
+
+/// One awaited operation, until it is dropped.
+struct LateAnswerSlot<'a> {
+    owner: &'a LateAnswerLimiter,
+    evicted: Arc<Notify>,
+}
+
+impl LateAnswerLimiter {
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, waiting: Mutex::default() }
+    }
+
+    /// Waits for an answer for at most `limit`, or until `max` newer ones are awaited. `Err` contains why the outcome
+    /// is unknown.
+    pub(super) async fn wait<F: Future>(&self, limit: Duration, answer: F) -> Result<F::Output, UnknownCause> {
+        let late = self.enter();
+        tokio::select! {
+            biased;
+            answered = timeout(limit, answer) => answered.map_err(|_| UnknownCause::NoLateAnswer),
+            () = late.evicted.notified() => Err(UnknownCause::TimedOut),
+        }
+    }
+
+    fn enter(&self) -> LateAnswerSlot<'_> {
+        let evicted = Arc::new(Notify::new());
+        let mut waiting = self.waiting.lock();
+        waiting.push_back(evicted.clone());
+        if waiting.len() > self.max
+            && let Some(oldest) = waiting.pop_front()
+        {
+            oldest.notify_one();
+        }
+        LateAnswerSlot { owner: self, evicted }
+    }
+}
+
+impl Drop for LateAnswerSlot<'_> {
+    fn drop(&mut self) {
+        self.owner.waiting.lock().retain(|other| !Arc::ptr_eq(other, &self.evicted));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_gives_way_to_a_newer_one() {
+        let all = Arc::new(LateAnswerLimiter::new(2));
+        let wait = |all: &Arc<LateAnswerLimiter>| {
+            let all = all.clone();
+            tokio::spawn(async move { all.wait(Duration::from_secs(60), pending::<()>()).await })
+        };
+        let oldest = wait(&all);
+        tokio::task::yield_now().await;
+        let others = [wait(&all), wait(&all)];
+        assert_eq!(oldest.await.unwrap(), Err(UnknownCause::TimedOut), "it may still be running");
+        for other in others {
+            assert_eq!(other.await.unwrap(), Err(UnknownCause::NoLateAnswer));
+        }
+        assert!(all.waiting.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_there_counts_even_if_none_may_be_waited_for() {
+        let none = LateAnswerLimiter::new(0);
+        assert_eq!(none.wait(Duration::ZERO, ready(7)).await, Ok(7));
+        assert_eq!(none.wait(Duration::from_secs(60), pending::<()>()).await, Err(UnknownCause::TimedOut));
+    }
 }

@@ -1,4 +1,4 @@
-//! What is known about one request, from its arrival to its report.
+//! What is known about one request, from its arrival to its report, and about its client.
 
 use std::{
     net::IpAddr,
@@ -6,17 +6,18 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    LayerSettings, LayerState, PeerAddress, PeerConnection, PollHook, ResponseAbort, Route,
+    LayerSettings, LayerState, PeerAddress, PollHook, Route,
     body::{ResponseBody, WholeBody},
-    budget::BudgetClient,
-    forwarded::client_address,
+    budget::{BudgetClient, MemoryAccount},
     key_headers, refusal_style,
     request_id::{self, REQUEST_ID},
 };
@@ -27,7 +28,7 @@ use crate::{
     policy::{CheckedPolicy, Policy, RefusalFormat},
     protocol::Protocol,
     refusal::Refusal,
-    scope::TokenVerification,
+    scope::{TokenVerification, TrustedProxies},
     store::Address,
     time::now_ms,
 };
@@ -77,7 +78,7 @@ fn connect_info(_: &Extensions) -> Option<IpAddr> {
 pub(crate) struct RequestContext {
     pub(super) route: Arc<Route>,
     /// The masked key; empty without one.
-    pub(super) key: String,
+    pub(crate) key: String,
     pub(super) address: Option<Address>,
     pub(super) part_digests: Option<PartDigests>,
     pub(super) client: BudgetClient,
@@ -108,7 +109,7 @@ impl RequestContext {
         settings: Option<&LayerSettings>, route: &Arc<Route>, parts: &Parts, sender: &RequestSender,
     ) -> Self {
         let policy = &route.policy;
-        let echoes = route.protocol.rules().is_plain_http() && policy.refusals.style().echoes_key;
+        let echoes = route.protocol.rules().is_plain_http() && policy.refusals.echoes_key();
         let sent_key = if echoes { refusal_style::sent_key(&parts.headers, &key_headers(policy)) } else { None };
         Self {
             route: route.clone(),
@@ -148,11 +149,6 @@ impl RequestContext {
 
     pub(crate) fn policy(&self) -> &CheckedPolicy {
         &self.route.policy
-    }
-
-    /// The masked key; empty without one.
-    pub(crate) fn masked_key(&self) -> &str {
-        &self.key
     }
 
     pub(super) fn request_id(&self) -> &str {
@@ -203,7 +199,6 @@ impl RequestContext {
         response
     }
 
-    /// The status of a response, for operators.
     pub(super) fn status<B>(&self, response: &Response<ResponseBody<B>>) -> u16 {
         let rules = self.route.protocol.rules();
         rules.status(response.status(), response.headers(), response.body().trailers())
@@ -240,4 +235,127 @@ pub fn plain_response<B>(
     status: StatusCode, detail: &str, format: RefusalFormat, protocol: Protocol,
 ) -> Response<ResponseBody<B>> {
     RequestContext::minimal(format, protocol).fail(status, detail)
+}
+
+/// One connection of a client. The server puts a clone into the extensions of each of its requests. It limits the
+/// memory for bodies per connection; without it there is no such limit.
+#[derive(Debug, Clone, Default)]
+pub struct PeerConnection(pub(super) Arc<MemoryAccount>);
+
+/// Lets the layer abort a response that its client does not read. The server puts one into the request's extensions,
+/// and closes the connection or resets the HTTP/2 stream once [`poll_aborted`](Self::poll_aborted) is ready. Without
+/// it, a response is aborted when its body is next polled.
+#[derive(Debug, Clone, Default)]
+pub struct ResponseAbort(Arc<Mutex<ResponseAbortState>>);
+
+#[derive(Debug, Default)]
+struct ResponseAbortState {
+    is_aborted: bool,
+    waker: Option<Waker>,
+}
+
+impl ResponseAbort {
+    /// Aborts the response.
+    pub fn cut(&self) {
+        let waker = {
+            let mut state = self.0.lock();
+            state.is_aborted = true;
+            state.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ready once the response must be aborted. Only the last caller is woken.
+    pub fn poll_aborted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.0.lock();
+        if state.is_aborted {
+            return Poll::Ready(());
+        }
+        if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            state.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Finds the client's address: the last address in the chain that is not a trusted proxy. The chain is
+/// `X-Forwarded-For`, or without it `Forwarded` (RFC 7239). Each proxy appends the address that it saw, so the chain is
+/// walked from its end while its writers are trusted. An invalid entry ends it.
+pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted: &TrustedProxies) -> Option<IpAddr> {
+    if !trusted.trusts(peer) {
+        return peer;
+    }
+    let is_x = headers.contains_key(FORWARDED_FOR);
+    let lines = headers.get_all(if is_x { FORWARDED_FOR } else { header::FORWARDED });
+    let mut client = peer;
+    for line in lines.iter().rev() {
+        for entry in line.to_str().unwrap_or_default().rsplit(',') {
+            let named = if is_x { Some(entry.trim()) } else { forwarded_for(entry) };
+            let Some(address) = named.and_then(parse_node_address) else { return client };
+            client = Some(address.to_canonical());
+            if !trusted.trusts(client) {
+                return client;
+            }
+        }
+    }
+    client
+}
+
+/// The node in an element of `Forwarded`.
+fn forwarded_for(element: &str) -> Option<&str> {
+    element.split(';').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("for").then(|| value.trim().trim_matches('"'))
+    })
+}
+
+/// Parses an address with or without a port: `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]:80`.
+fn parse_node_address(node: &str) -> Option<IpAddr> {
+    if let Ok(address) = node.parse() {
+        return Some(address);
+    }
+    match node.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').and_then(|(address, _)| address.parse().ok()),
+        None => node.rsplit_once(':').and_then(|(address, _)| address.parse().ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn client(lines: &[(&'static str, &'static str)], peer: &str) -> String {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        let trusted = TrustedProxies::parse(["127.0.0.0/8", "10.0.0.0/8"]).expect("networks");
+        client_address(&headers, Some(peer.parse().expect("an address")), &trusted).expect("one").to_string()
+    }
+
+    #[test]
+    fn the_chain_is_walked_from_its_end_past_trusted_proxies() {
+        const X: &str = "x-forwarded-for";
+        for (lines, expected) in [
+            (&[][..], "127.0.0.1"),
+            (&[(X, "203.0.113.7")], "203.0.113.7"),
+            (&[(X, "198.51.100.9, 203.0.113.7, 10.0.0.3")], "203.0.113.7"),
+            (&[(X, "198.51.100.9"), (X, "203.0.113.7"), (X, "10.0.0.3, 10.0.0.4")], "203.0.113.7"),
+            (&[(X, "10.0.0.2, 10.0.0.3")], "10.0.0.2"),
+            (&[(X, "203.0.113.7, unknown, 10.0.0.3")], "10.0.0.3"),
+            (&[(X, "203.0.113.7:4711")], "203.0.113.7"),
+            (&[(X, "[2001:db8::1]:4711")], "2001:db8::1"),
+            (&[("forwarded", "for=198.51.100.9, for=203.0.113.7;proto=https;by=10.0.0.3")], "203.0.113.7"),
+            (&[("forwarded", "For=\"[2001:db8:cafe::17]:4711\"")], "2001:db8:cafe::17"),
+            (&[("forwarded", "for=203.0.113.7, for=_hidden")], "127.0.0.1"),
+            (&[("forwarded", "for=198.51.100.9"), (X, "203.0.113.7")], "203.0.113.7"),
+        ] {
+            assert_eq!(client(lines, "127.0.0.1"), expected, "{lines:?}");
+        }
+        assert_eq!(client(&[(X, "203.0.113.7")], "198.51.100.1"), "198.51.100.1", "who is not trusted is not believed");
+    }
 }

@@ -5,6 +5,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts};
 
+use super::KeyHeaderLookup;
 use crate::policy::InvalidSetting;
 
 /// Origins whose scripts may read responses.
@@ -32,12 +33,6 @@ impl Cors {
     pub(super) fn origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         headers.get(header::ORIGIN).filter(|origin| self.origins.contains(origin)).cloned()
     }
-
-    pub(super) fn is_preflight(request: &Parts) -> bool {
-        request.method == Method::OPTIONS
-            && request.headers.contains_key(header::ORIGIN)
-            && request.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
-    }
 }
 
 /// Makes a response readable for this origin, including the exposed headers. If the app set no CORS headers,
@@ -54,42 +49,40 @@ pub(super) fn set_cors_headers(
     add_to_list(headers, &header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed.map(|name| name.as_str().to_owned()));
 }
 
-/// Completes the app's preflight response, or builds one if the app has none.
-pub(super) fn complete_preflight(
-    headers: &mut HeaderMap, origin: &HeaderValue, asked: &Preflight, keys: impl Iterator<Item = HeaderName>,
-) -> bool {
-    let app_allows = headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN);
-    if !app_allows {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-        headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.method.clone());
-        if let Some(wanted) = &asked.headers {
-            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
-        }
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
-        add_to_list(headers, &header::VARY, ["origin".to_owned()].into_iter());
-    }
-    let keys = keys.map(|name| name.as_str().to_owned());
-    add_to_list(headers, &header::ACCESS_CONTROL_ALLOW_HEADERS, keys);
-    !app_allows
-}
-
-/// The headers of a preflight request.
-#[derive(Debug, Clone)]
-pub(super) struct Preflight {
+/// Completes the app's response to a preflight.
+pub(super) struct PreflightPatch {
+    origin: HeaderValue,
     method: HeaderValue,
     headers: Option<HeaderValue>,
+    key_headers: Vec<HeaderName>,
 }
 
-impl Preflight {
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
-        let method = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?.clone();
-        Some(Self { method, headers: headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned() })
+impl PreflightPatch {
+    /// Returns `None` unless the request is a preflight of a listed origin, for a request that a route covers.
+    pub(super) fn of(cors: &Cors, key_headers: &KeyHeaderLookup<'_>, parts: &Parts) -> Option<Box<Self>> {
+        let origin = cors.origin(&parts.headers).filter(|_| parts.method == Method::OPTIONS)?;
+        let method = parts.headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?.clone();
+        let key_headers = key_headers(&Method::from_bytes(method.as_bytes()).ok()?, parts)?;
+        let headers = parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        Some(Box::new(Self { origin, method, headers, key_headers }))
     }
 
-    /// The method of the announced request.
-    pub(super) fn method(&self) -> Option<Method> {
-        Method::from_bytes(self.method.as_bytes()).ok()
+    /// Returns whether the app does not answer preflights, so that these headers are the whole response.
+    pub(super) fn complete(self, headers: &mut HeaderMap) -> bool {
+        let app_allows = headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN);
+        if !app_allows {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, self.origin);
+            headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+            headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, self.method);
+            if let Some(wanted) = self.headers {
+                headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
+            }
+            headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+            add_to_list(headers, &header::VARY, ["origin".to_owned()].into_iter());
+        }
+        let keys = self.key_headers.iter().map(|name| name.as_str().to_owned());
+        add_to_list(headers, &header::ACCESS_CONTROL_ALLOW_HEADERS, keys);
+        !app_allows
     }
 }
 

@@ -11,16 +11,15 @@ use tokio::time::Instant;
 use super::{
     LayerState, Route,
     anonymous::{self, AnonymousCaller},
-    app::App,
+    app::{App, HandlerClaim},
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
     call_app::{self, AppResponse},
-    client_response,
     context::{NO_RESPONSE_STATUS, RequestContext},
     future::WorkState,
-    handler_claim::HandlerClaim,
     read_body::{overloaded, read_body},
-    request::{self, KeyedRequest, PreparedClaim, ReadBodyError},
+    request::{self, KeyedRequest, PreparedClaim},
+    rules,
 };
 use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
@@ -85,7 +84,7 @@ pub(super) struct PreparedExchange {
     key: String,
 }
 
-/// A request that is not claimed, with its body.
+/// A request that is not claimed, with its body as far as it was read and its rest, for shadow mode.
 pub(super) struct NotClaimed<B> {
     pub(super) why: NotClaimedReason,
     pub(super) body: RequestBody<B>,
@@ -98,7 +97,7 @@ pub(super) enum NotClaimedReason {
     /// The body did not arrive in time.
     TimedOut,
     /// The client broke off the request.
-    Malformed(StatusCode, &'static str),
+    Malformed(&'static str),
 }
 
 /// Decides what happens to a request with a key. After `state.mark_claimed()`, the work runs to its end even if the
@@ -136,8 +135,8 @@ where
                     let detail = "the body did not arrive in time";
                     BegunExchange::Respond(incomplete_body(StatusCode::REQUEST_TIMEOUT, detail, &context))
                 }
-                NotClaimedReason::Malformed(status, detail) => {
-                    BegunExchange::Respond(incomplete_body(status, detail, &context))
+                NotClaimedReason::Malformed(detail) => {
+                    BegunExchange::Respond(incomplete_body(StatusCode::BAD_REQUEST, detail, &context))
                 }
             };
         }
@@ -179,18 +178,7 @@ pub(super) async fn prepare<B>(
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
-    let (body, trailers, buffers) = match read_body(shared, &context.route, &context.client, parts, body).await {
-        Ok(read) => read,
-        Err(ReadBodyError::Malformed(status, detail)) => {
-            return Err(NotClaimed { why: NotClaimedReason::Malformed(status, detail), body: RequestBody::default() });
-        }
-        Err(ReadBodyError::TimedOut(begun, rest)) => {
-            return Err(NotClaimed { why: NotClaimedReason::TimedOut, body: RequestBody::begun(begun, rest) });
-        }
-        Err(ReadBodyError::Refused(refusal, begun, rest)) => {
-            return Err(NotClaimed::refused(refusal, RequestBody::begun(begun, rest)));
-        }
-    };
+    let (body, trailers, buffers) = read_body(shared, &context.route, &context.client, parts, body).await?;
     let whole = || RequestBody::whole(body.clone(), trailers.clone());
     let content = (&*body, trailers.as_ref());
     let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
@@ -237,7 +225,7 @@ where
 }
 
 impl<B> NotClaimed<B> {
-    fn refused(refusal: Refusal, body: RequestBody<B>) -> Self {
+    pub(super) fn refused(refusal: Refusal, body: RequestBody<B>) -> Self {
         Self { why: NotClaimedReason::Refused(refusal), body }
     }
 }
@@ -307,7 +295,7 @@ impl Exchange {
         }
         let (response, stored) = match decision {
             Decision::Ran(AppResponse::Whole(response, whole), stored) => {
-                let mut response = client_response::first_response(response, Some(whole), Some(stored), &context);
+                let mut response = rules::first_response(response, Some(whole), Some(stored), &context);
                 let length = response.body().whole_length();
                 if length > MAX_UNCOUNTED_RESPONSE_BYTES {
                     let reservation = shared.budget.send(&context.client);
@@ -316,8 +304,9 @@ impl Exchange {
                 }
                 (response, stored)
             }
-            Decision::Ran(AppResponse::Tail(tail), stored) => {
-                let status = context.route.protocol.rules().status(tail.status, &HeaderMap::new(), tail.trailers());
+            Decision::Ran(AppResponse::Tail(status, tail), stored) => {
+                let rules = context.route.protocol.rules();
+                let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
                 Box::pin(tail.send()).await;
                 context.report(&shared, request_outcome(stored), status);
                 return None;

@@ -2,6 +2,7 @@
 //! disconnecting never cancels the operation or its record.
 
 use std::{
+    fmt,
     future::Future,
     pin::Pin,
     sync::{
@@ -15,12 +16,7 @@ use http::Response;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
-use super::{
-    Route,
-    body::ResponseBody,
-    client_response,
-    cors::{self, Preflight},
-};
+use super::{Route, body::ResponseBody, cors::PreflightPatch, rules};
 use crate::running::RunningOperations;
 
 /// The work on one covered request. Its output is `None` if the response was sent before the work ended.
@@ -41,12 +37,6 @@ pin_project! {
         Ready { answer: Option<Response<ResponseBody<B>>> },
         Covered { covered: CoveredWork<B> },
     }
-}
-
-pub(super) struct PreflightPatch {
-    pub(super) origin: http::HeaderValue,
-    pub(super) preflight: Preflight,
-    pub(super) key_headers: Vec<http::HeaderName>,
 }
 
 /// State shared by the work and the future that drives it.
@@ -94,16 +84,13 @@ where
             KindProject::Passed { future, preflight, covered } => {
                 let mut answer = ready!(future.poll(cx))?.map(ResponseBody::untouched);
                 if let Some(route) = covered.take() {
-                    client_response::remove_own_headers(answer.headers_mut(), &route.policy);
+                    rules::remove_own_headers(answer.headers_mut(), &route.policy);
                 }
-                if let Some(patch) = preflight.take() {
-                    let (keys, headers) = (patch.key_headers.into_iter(), answer.headers_mut());
-                    if cors::complete_preflight(headers, &patch.origin, &patch.preflight, keys) {
-                        *answer.status_mut() = http::StatusCode::NO_CONTENT;
-                        answer.headers_mut().remove(http::header::CONTENT_LENGTH);
-                        answer.headers_mut().remove(http::header::CONTENT_TYPE);
-                        *answer.body_mut() = ResponseBody::whole("", None);
-                    }
+                if preflight.take().is_some_and(|patch| patch.complete(answer.headers_mut())) {
+                    *answer.status_mut() = http::StatusCode::NO_CONTENT;
+                    answer.headers_mut().remove(http::header::CONTENT_LENGTH);
+                    answer.headers_mut().remove(http::header::CONTENT_TYPE);
+                    *answer.body_mut() = ResponseBody::whole("", None);
                 }
                 Poll::Ready(Ok(answer))
             }
@@ -147,12 +134,10 @@ impl<B: 'static> CoveredWork<B> {
         self.work = None;
         Poll::Ready(answer)
     }
-}
 
-impl<B: 'static> CoveredWork<B> {
     fn detach(&mut self) {
         if let Some(work) = self.work.take() {
-            self.running.detach(DetachedWork(work));
+            self.running.detach(async { drop(work.await) });
         }
     }
 }
@@ -165,13 +150,51 @@ impl<B: 'static> Drop for CoveredWork<B> {
     }
 }
 
-/// Work whose client has left, or already has the head of its response.
-struct DetachedWork<B>(RequestWork<B>);
+/// A function that polls all work on a request, which has this in its extensions. It must call its argument exactly
+/// once.
+///
+/// An [`Observer`](crate::Observer) is also called inside it, except for requests without a key and requests that are
+/// refused for their head: there is no work to poll for them.
+///
+/// ```
+/// use ibid::http::PollHook;
+///
+/// let hook = PollHook::new(|poll| {
+///     // enter the span here
+///     poll();
+///     // and leave it here
+/// });
+/// ```
+#[derive(Clone)]
+pub struct PollHook(Arc<PollHookFn>);
 
-impl<B> Future for DetachedWork<B> {
-    type Output = ();
+type PollHookFn = dyn Fn(&mut dyn FnMut()) + Send + Sync;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(cx).map(drop)
+impl PollHook {
+    /// Creates a hook from a function.
+    pub fn new(poll: impl Fn(&mut dyn FnMut()) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(poll))
+    }
+}
+
+impl fmt::Debug for PollHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PollHook")
+    }
+}
+
+pub(super) struct HookedFuture<W> {
+    pub(super) work: W,
+    pub(super) hook: PollHook,
+}
+
+impl<W: Future + Unpin> Future for HookedFuture<W> {
+    type Output = W::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<W::Output> {
+        let this = &mut *self;
+        let mut polled = None;
+        (this.hook.0)(&mut || polled = Some(Pin::new(&mut this.work).poll(cx)));
+        polled.expect("what surrounds the work polls it")
     }
 }

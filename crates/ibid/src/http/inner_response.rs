@@ -3,13 +3,13 @@
 use std::{future::poll_fn, pin::Pin, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use http_body::{Body, Frame};
 use sha2::{Digest, Sha256};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    body::{BoxError, CHUNK_BYTES, StreamChunk},
+    body::{BoxError, CHUNK_BYTES, StreamChunk, poll_inner},
     budget::InFlightCounter,
 };
 use crate::{engine::UnknownCause, policy::Policy, record::RecordBody};
@@ -17,14 +17,12 @@ use crate::{engine::UnknownCause, policy::Policy, record::RecordBody};
 /// The maximum number of chunks that a streamed response may be ahead of its client.
 const MAX_CHUNKS_AHEAD: usize = 16;
 
-/// A body, as far as it is buffered.
 pub(super) enum BufferedBody {
     Whole(Bytes, Option<HeaderMap>),
     /// The body exceeds the limit; contains its beginning.
     TooLong(Bytes),
 }
 
-/// Reads a body up to `at_most` bytes.
 pub(super) async fn read<B>(body: &mut Pin<Box<B>>, at_most: u64, live: bool) -> Result<BufferedBody, BoxError>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
@@ -60,25 +58,19 @@ pub(super) async fn next<B>(body: &mut Pin<Box<B>>) -> Option<Result<Frame<Bytes
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
-    let frame = poll_fn(|cx| body.as_mut().poll_frame(cx)).await?;
-    Some(frame.map(|frame| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))).map_err(Into::into))
+    poll_fn(|cx| poll_inner(body.as_mut(), cx)).await
 }
 
 /// A response that is streamed to its client while it arrives, with the last frame held back.
 pub(super) struct ResponseStream {
-    /// `None` once the client has stalled or left. The rest is still read.
-    client: Option<mpsc::Sender<StreamChunk>>,
+    tail: StreamTail,
     hash: Sha256,
     length: u64,
     /// The whole body, while it is short enough to store.
     kept: Option<BytesMut>,
     max_kept_bytes: u64,
-    /// Sent when the next frame has arrived.
-    held_back: Option<Bytes>,
     /// Events must not wait for the next one: only the end itself is held back.
     is_live: bool,
-    trailers: Option<HeaderMap>,
-    idle_timeout: Duration,
     /// Counts the chunks that the client has not read yet.
     in_flight: Option<InFlightCounter>,
 }
@@ -86,29 +78,27 @@ pub(super) struct ResponseStream {
 /// The end of a streamed response, sent once the answer is recorded. If it is dropped, the client sees a truncated
 /// response.
 pub(super) struct StreamTail {
-    pub(super) status: StatusCode,
+    /// `None` once the client has stalled or left. The rest is still read.
     client: Option<mpsc::Sender<StreamChunk>>,
+    /// Sent when the next frame has arrived.
     held_back: Option<Bytes>,
-    trailers: Option<HeaderMap>,
+    pub(super) trailers: Option<HeaderMap>,
     idle_timeout: Duration,
 }
 
 impl ResponseStream {
     pub(super) fn new(
-        policy: &Policy, live: bool, ahead: Option<InFlightCounter>,
+        policy: &Policy, is_live: bool, in_flight: Option<InFlightCounter>,
     ) -> (Self, mpsc::Receiver<StreamChunk>) {
         let (client, pieces) = mpsc::channel(MAX_CHUNKS_AHEAD);
         let stream = Self {
-            client: Some(client),
+            tail: StreamTail { client: Some(client), held_back: None, trailers: None, idle_timeout: policy.timeout },
             hash: Sha256::new(),
             length: 0,
             kept: Some(BytesMut::new()),
             max_kept_bytes: policy.max_response,
-            held_back: None,
-            is_live: live,
-            trailers: None,
-            idle_timeout: policy.timeout,
-            in_flight: ahead,
+            is_live,
+            in_flight,
         };
         (stream, pieces)
     }
@@ -120,13 +110,13 @@ impl ResponseStream {
     {
         self.push(begun).await;
         loop {
-            match timeout(self.idle_timeout, next(body)).await {
+            match timeout(self.tail.idle_timeout, next(body)).await {
                 Err(_) => return Err(UnknownCause::TimedOut),
                 Ok(Some(Err(_))) => return Err(UnknownCause::ConnectionLost),
                 Ok(None) => return Ok(()),
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.push(data).await,
-                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                    Err(frame) => self.tail.trailers = frame.into_trailers().ok(),
                 },
             }
         }
@@ -143,7 +133,7 @@ impl ResponseStream {
         } else if let Some(kept) = &mut self.kept {
             kept.extend_from_slice(&data);
         }
-        let ready = if self.is_live { Some(data) } else { self.held_back.replace(data) };
+        let ready = if self.is_live { Some(data) } else { self.tail.held_back.replace(data) };
         if let Some(ready) = ready {
             self.send(ready).await;
         }
@@ -151,32 +141,27 @@ impl ResponseStream {
 
     /// Splits the data into chunks, so that their number bounds their size.
     async fn send(&mut self, mut data: Bytes) {
-        while let (Some(client), false) = (&self.client, data.is_empty()) {
+        while let (Some(client), false) = (&self.tail.client, data.is_empty()) {
             let piece = data.split_to(data.len().min(CHUNK_BYTES));
             if let Some(ahead) = &self.in_flight {
                 ahead.count(piece.len() as u64);
             }
-            if !matches!(timeout(self.idle_timeout, client.send(StreamChunk::Data(piece))).await, Ok(Ok(()))) {
-                self.client = None;
+            if !matches!(timeout(self.tail.idle_timeout, client.send(StreamChunk::Data(piece))).await, Ok(Ok(()))) {
+                self.tail.client = None;
             }
         }
     }
 
-    pub(super) fn end(self, status: StatusCode) -> (RecordBody, StreamTail) {
-        let Self { client, hash, length, kept, held_back: last, trailers, idle_timeout: patience, .. } = self;
-        let body = match kept {
+    pub(super) fn end(self) -> (RecordBody, StreamTail) {
+        let body = match self.kept {
             Some(kept) => RecordBody::Whole(kept.freeze()),
-            None => RecordBody::Digest { length, sha256: hash.finalize().into() },
+            None => RecordBody::Digest { length: self.length, sha256: self.hash.finalize().into() },
         };
-        (body, StreamTail { status, client, held_back: last, trailers, idle_timeout: patience })
+        (body, self.tail)
     }
 }
 
 impl StreamTail {
-    pub(super) fn trailers(&self) -> Option<&HeaderMap> {
-        self.trailers.as_ref()
-    }
-
     /// A client that stalls now is dropped like one that stalled before: it must not occupy its slot forever.
     pub(super) async fn send(self) {
         let Some(client) = self.client else { return };
@@ -201,7 +186,7 @@ mod tests {
         for _ in 0..=MAX_CHUNKS_AHEAD {
             stream.push(Bytes::from_static(b"piece")).await;
         }
-        let (_, tail) = stream.end(StatusCode::OK);
+        let (_, tail) = stream.end();
         tail.send().await;
         let mut seen = Vec::new();
         while let Some(piece) = pieces.recv().await {

@@ -3,15 +3,16 @@
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, StatusCode, request::Parts};
+use http::{HeaderMap, request::Parts};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     LayerState, Route,
-    body::BoxError,
+    body::{BoxError, RequestBody},
     budget::{BudgetClient, MemoryBudget, MemoryReservation, TransferReservation},
-    request::{self, ReadBodyError},
+    exchange::{NotClaimed, NotClaimedReason},
+    request,
 };
 use crate::refusal::{Refusal, RefusalReason};
 
@@ -32,10 +33,7 @@ struct PartialBody {
 }
 
 /// A body with its reserved memory, which is released once the bytes were sent on.
-struct ReservedBytes {
-    bytes: Bytes,
-    _reservation: TransferReservation,
-}
+struct ReservedBytes(Bytes, #[expect(dead_code, reason = "released on drop")] TransferReservation);
 
 enum BodyEvent {
     Frame(Frame<Bytes>),
@@ -46,15 +44,15 @@ enum BodyEvent {
 
 pub(super) async fn read_body<B>(
     shared: &LayerState, route: &Route, client: &BudgetClient, parts: &Parts, body: B,
-) -> Result<ReadBody, ReadBodyError<Pin<Box<B>>>>
+) -> Result<ReadBody, NotClaimed<B>>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
     let budget = &shared.budget;
     let mut body = Box::pin(body);
     let declared = request::content_length(&parts.headers);
-    if declared.is_some_and(|length| length > budget.limit()) {
-        return Err(ReadBodyError::Refused(overloaded(), Bytes::new(), body));
+    if declared.is_some_and(|length| length > budget.0.limit) {
+        return Err(NotClaimed::refused(overloaded(), RequestBody::begun(Bytes::new(), body)));
     }
     let mut trailers = None;
     let mut begun = PartialBody::default();
@@ -67,10 +65,12 @@ where
             Poll::Pending => {
                 let waiting = reservation.get_or_insert_with(|| budget.begin_receive(client));
                 if waiting.grow_to(reservation_size(begun.len(), declared)).is_err() {
-                    return Err(ReadBodyError::Refused(overloaded(), begun.bytes(), body));
+                    return Err(NotClaimed::refused(overloaded(), begun.with_rest(body)));
                 }
                 match timeout_at(deadline, poll_fn(|cx| poll_next(&mut body, Some(waiting), cx))).await {
-                    Err(_) => return Err(ReadBodyError::TimedOut(begun.bytes(), body)),
+                    Err(_) => {
+                        return Err(NotClaimed { why: NotClaimedReason::TimedOut, body: begun.with_rest(body) });
+                    }
                     Ok(next) => next,
                 }
             }
@@ -86,29 +86,29 @@ where
                 Err(frame) => trailers = frame.into_trailers().ok(),
             },
             BodyEvent::End => break,
-            BodyEvent::Evicted => return Err(ReadBodyError::Refused(evicted(), begun.bytes(), body)),
+            BodyEvent::Evicted => return Err(NotClaimed::refused(evicted(), begun.with_rest(body))),
             BodyEvent::Malformed => {
-                return Err(ReadBodyError::Malformed(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));
+                let why = NotClaimedReason::Malformed("the body broke off or is malformed");
+                return Err(NotClaimed { why, body: RequestBody::default() });
             }
         }
         if let Err(refusal) = check_growth(budget, route, client, begun.len(), declared, &mut reservation) {
-            return Err(ReadBodyError::Refused(refusal, begun.bytes(), body));
+            return Err(NotClaimed::refused(refusal, begun.with_rest(body)));
         }
     }
     match reservation {
         Some(reservation) if begun.len() > MAX_UNCHARGED_BODY_BYTES => {
             // Evicted at the last moment: the memory is already used by others.
             let Some(counted) = reservation.complete().ok().and_then(|()| budget.reserve(0)) else {
-                return Err(ReadBodyError::Refused(evicted(), begun.bytes(), body));
+                return Err(NotClaimed::refused(evicted(), begun.with_rest(body)));
             };
-            let held = ReservedBytes { bytes: begun.bytes(), _reservation: reservation };
-            Ok((Bytes::from_owner(held), trailers, counted))
+            Ok((Bytes::from_owner(ReservedBytes(begun.bytes(), reservation)), trailers, counted))
         }
         reservation => {
             drop(reservation);
             match budget.reserve(begun.len()) {
                 Some(counted) => Ok((begun.bytes(), trailers, counted)),
-                None => Err(ReadBodyError::Refused(overloaded(), begun.bytes(), body)),
+                None => Err(NotClaimed::refused(overloaded(), begun.with_rest(body))),
             }
         }
     }
@@ -172,11 +172,16 @@ impl PartialBody {
     fn bytes(self) -> Bytes {
         if self.more.is_empty() { self.first } else { self.more.freeze() }
     }
+
+    /// The body of a request that is not claimed.
+    fn with_rest<B>(self, rest: Pin<Box<B>>) -> RequestBody<B> {
+        RequestBody::begun(self.bytes(), rest)
+    }
 }
 
 impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        &self.0
     }
 }
 
@@ -186,6 +191,5 @@ pub(super) fn overloaded() -> Refusal {
 }
 
 fn evicted() -> Refusal {
-    let detail = "the body arrived too slowly while memory was short";
-    Refusal::new(RefusalReason::Overloaded, detail).retry_after(Duration::from_secs(1))
+    Refusal { detail: "the body arrived too slowly while memory was short".into(), ..overloaded() }
 }

@@ -1,19 +1,16 @@
-//! The formats of refusals: one [`RefusalStyle`] per value of the setting `refusals`.
-//!
-//! A style has a media type, the members of a JSON object, and headers. To add one, add a variant to [`RefusalFormat`],
-//! its name to `policy/parse.rs`, and its entry here.
+//! The formats of refusals, by the setting `refusals`: a media type, the members of a JSON object, and headers.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use super::client_response::json_string;
+use super::rules::json_string;
 use crate::{
     policy::RefusalFormat,
     refusal::{Refusal, RefusalReason},
 };
 
-const SHOULD_RETRY_HEADER: &str = "stripe-should-retry";
+const SHOULD_RETRY_HEADER: HeaderName = HeaderName::from_static("stripe-should-retry");
 /// The maximum `Retry-After` that SDKs obey.
 const MAX_SDK_RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -23,63 +20,55 @@ pub(super) struct RefusalInfo<'a> {
     reason: Option<RefusalReason>,
     pub(super) status: StatusCode,
     detail: &'a str,
-    /// The masked key; empty without a key.
     masked_key: &'a str,
     retry_after: Option<Duration>,
 }
 
-pub(super) struct RefusalStyle {
-    pub(super) content_type: &'static str,
-    /// Writes the body, without its closing brace.
-    pub(super) write_members: fn(&RefusalInfo<'_>) -> String,
-    /// Whether the members include `error`, so that the envelope adds none.
-    pub(super) has_error: bool,
-    /// Whether all responses echo the key header.
-    pub(super) echoes_key: bool,
-    /// Adds headers besides those of all refusals.
-    pub(super) write_headers: fn(&RefusalInfo<'_>, &mut HeaderMap),
-    /// Adds headers to replays.
-    pub(super) write_replay_headers: fn(StatusCode, &mut HeaderMap),
-    /// Headers that scripts may read.
-    pub(super) exposed_headers: &'static [&'static str],
-}
-
-static PROBLEM: RefusalStyle = RefusalStyle {
-    content_type: "application/problem+json",
-    write_members: problem_members,
-    has_error: false,
-    echoes_key: false,
-    write_headers: |_, _| {},
-    write_replay_headers: |_, _| {},
-    exposed_headers: &[],
-};
-
-static STRIPE: RefusalStyle = RefusalStyle {
-    content_type: "application/json",
-    write_members: stripe_members,
-    has_error: true,
-    echoes_key: true,
-    write_headers: |told, headers| set_should_retry(headers, stripe_should_retry(told)),
-    // A retry would get the same response.
-    write_replay_headers: |status, headers| {
-        if status.is_client_error() || status.is_server_error() {
-            set_should_retry(headers, false);
-        }
-    },
-    exposed_headers: &[SHOULD_RETRY_HEADER],
-};
-
 impl RefusalFormat {
-    pub(super) fn style(self) -> &'static RefusalStyle {
+    /// The media type of refusals.
+    pub fn media_type(self) -> &'static str {
         match self {
-            Self::Problem => &PROBLEM,
-            Self::Stripe => &STRIPE,
+            Self::Problem => "application/problem+json",
+            Self::Stripe => "application/json",
         }
     }
 
-    /// The media type of refusals.
-    pub fn media_type(self) -> &'static str {
-        self.style().content_type
+    /// Writes the body, without its closing brace.
+    pub(super) fn write_members(self, info: &RefusalInfo<'_>) -> String {
+        match self {
+            Self::Problem => problem_members(info),
+            Self::Stripe => stripe_members(info),
+        }
+    }
+
+    /// Whether the members include `error`, so that the envelope adds none.
+    pub(super) fn has_error(self) -> bool {
+        self == Self::Stripe
+    }
+
+    /// Whether all responses echo the key header.
+    pub(super) fn echoes_key(self) -> bool {
+        self == Self::Stripe
+    }
+
+    pub(super) fn write_headers(self, info: &RefusalInfo<'_>, headers: &mut HeaderMap) {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.media_type()));
+        if self == Self::Stripe {
+            set_should_retry(headers, stripe_should_retry(info));
+        }
+    }
+
+    /// Sets further headers of a replay.
+    pub(super) fn write_replay_headers(self, status: StatusCode, headers: &mut HeaderMap) {
+        if self == Self::Stripe && (status.is_client_error() || status.is_server_error()) {
+            // A retry would get the same response.
+            set_should_retry(headers, false);
+        }
+    }
+
+    /// A further header that scripts may read.
+    pub(super) fn exposed_header(self) -> Option<HeaderName> {
+        (self == Self::Stripe).then_some(SHOULD_RETRY_HEADER)
     }
 }
 
@@ -162,12 +151,6 @@ pub(super) fn sent_key(headers: &HeaderMap, names: &[HeaderName]) -> Option<(Hea
     Some((name.clone(), value.clone()))
 }
 
-/// Sets the headers that all refusals have.
-pub(super) fn set_common_headers(shape: &RefusalStyle, told: &RefusalInfo<'_>, headers: &mut HeaderMap) {
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(shape.content_type));
-    (shape.write_headers)(told, headers);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +160,7 @@ mod tests {
         refusal.retry_after = after.map(Duration::from_secs);
         let told = RefusalInfo::refusal(&refusal, StatusCode::from_u16(status).unwrap(), masked);
         let mut headers = HeaderMap::new();
-        set_common_headers(RefusalFormat::Stripe.style(), &told, &mut headers);
+        RefusalFormat::Stripe.write_headers(&told, &mut headers);
         assert_eq!(headers[header::CONTENT_TYPE], "application/json");
         let body = serde_json::from_str(&(stripe_members(&told) + "}")).unwrap();
         (body, headers[SHOULD_RETRY_HEADER].to_str().unwrap().to_owned())

@@ -2,8 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header, request::Parts};
+use http::{HeaderMap, header, request::Parts};
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -17,7 +16,7 @@ use crate::{
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
-    store::{Address, ClaimRequest, ClaimToken, Fingerprint, Tags, key_hash},
+    store::{Address, ClaimRequest, Fingerprint, Tags, key_hash},
 };
 
 /// The result of checking a request's head.
@@ -221,17 +220,10 @@ impl KeyedRequest {
         let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-        let ask = ClaimRequest {
-            address,
-            token: ClaimToken::mint(),
-            fingerprint,
-            tags: Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]),
-            label: label::encode(context.requested_at_ms, told, digests.as_ref()),
-            lease: policy.lease,
-            ttl: policy.ttl,
-            take_over: None,
-        };
-        Ok(Some(PreparedClaim { request: ask, key, digests }))
+        let tags = Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]);
+        let label = label::encode(context.requested_at_ms, told, digests.as_ref());
+        let request = ClaimRequest::new(address, fingerprint, tags, label, policy.terms());
+        Ok(Some(PreparedClaim { request, key, digests }))
     }
 }
 
@@ -453,14 +445,4 @@ fn key_missing(policy: &Policy) -> Refusal {
 
 fn key_invalid(detail: impl Into<String>) -> Refusal {
     Refusal::new(RefusalReason::KeyInvalid, detail)
-}
-
-#[derive(Debug)]
-pub(super) enum ReadBodyError<B> {
-    /// The request is refused. Contains the bytes read and the rest of the body, for shadow mode.
-    Refused(Refusal, Bytes, B),
-    /// The client broke off the request.
-    Malformed(StatusCode, &'static str),
-    /// The body did not arrive in time. Contains the bytes read and the rest of the body, for shadow mode.
-    TimedOut(Bytes, B),
 }

@@ -1,22 +1,46 @@
 //! HTTP as a protocol: what a response means, and how the layer answers.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-use super::{body::WholeBody, client_response, context::RequestContext};
+use super::{
+    body::{ResponseBody, WholeBody},
+    context::RequestContext,
+    cors, key_headers,
+    refusal_style::RefusalInfo,
+    request_id::REQUEST_ID,
+};
 use crate::{
     engine::{CompletedAnswer, StoredAs},
-    fingerprint::{FingerprintInput, PartDigests},
-    key::is_uuid,
-    policy::Policy,
+    fingerprint::{BodyFormat, FingerprintInput, PartDigests, json},
+    key::{hex, is_uuid},
+    policy::{HeaderTemplate, Policy, ResponseEnvelope},
     protocol::{AppReply, ProtocolRules, ReplyMeaning},
     record::{Record, RecordBody},
-    refusal::Refusal,
-    store::{Fingerprint, RecordSummary},
-    time::now_ms,
+    refusal::{Refusal, RefusalReason},
+    store::{Fingerprint, RecordSummary, Settlement},
+    time::{now_ms, rfc3339},
 };
+
+const STORED_HEADER: HeaderName = HeaderName::from_static("idempotency-stored");
+const GUARANTEE_HEADER: HeaderName = HeaderName::from_static("idempotency-guarantee");
+const BODY_HEADER: HeaderName = HeaderName::from_static("idempotency-body");
+
+/// Response headers that only the layer may set.
+static OWN_HEADERS: [HeaderName; 3] = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER];
+
+/// Headers that describe the exact body bytes. They are removed when the layer changes the body.
+static BODY_DIGEST_HEADERS: [HeaderName; 5] = [
+    header::ETAG,
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("repr-digest"),
+    HeaderName::from_static("content-md5"),
+];
 
 pub(crate) struct HttpRules;
 
@@ -53,15 +77,78 @@ impl ProtocolRules for HttpRules {
     }
 
     fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
-        client_response::refuse(refusal, context)
+        let (policy, masked) = (context.policy(), &*context.key);
+        let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
+        let info = RefusalInfo::refusal(refusal, status, masked);
+        let mut body = policy.refusals.write_members(&info);
+        if policy.envelope == ResponseEnvelope::Metadata {
+            let (code, detail) = (reason.name().replace('-', "_").to_uppercase(), json_string(&refusal.detail));
+            let error = match policy.refusals.has_error() {
+                true => String::new(),
+                false => format!("\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},"),
+            };
+            let time = rfc3339(context.requested_at_ms);
+            let id = json_string(context.request_id());
+            body.push_str(&format!(
+                ",\"success\":false,{error}\"metadata\":{{\"timestamp\":\"{time}\",\"requestId\":{id}}}"
+            ));
+        }
+        body.push('}');
+        let mut answer = error_response(&info, body, context);
+        let headers = answer.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if policy.envelope == ResponseEnvelope::Metadata {
+            headers.insert(REQUEST_ID, context.request_id.clone());
+        }
+        if let Some(after) = refusal.retry_after {
+            let seconds = after.as_millis().div_ceil(1000).max(1);
+            headers.insert(header::RETRY_AFTER, seconds.to_string().parse().expect("digits"));
+        }
+        if reason == RefusalReason::IdentityInvalid && policy.claims().next().is_some() {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"invalid_token\""));
+        }
+        if reason.links_to_contract() {
+            let link = "</.well-known/idempotency>; rel=\"describedby\"; type=\"text/html\"";
+            headers.insert(header::LINK, HeaderValue::from_static(link));
+        }
+        answer
     }
 
     fn fail(&self, status: StatusCode, detail: &str, context: &RequestContext) -> Response<WholeBody> {
-        client_response::fail(status, detail, context)
+        let info = RefusalInfo::plain(status, detail);
+        error_response(&info, context.policy().refusals.write_members(&info) + "}", context)
     }
 
     fn replay(&self, record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody> {
-        client_response::replay(record, stored, context)
+        let policy = context.policy();
+        let (mut headers, mut status) = (record.headers, record.status);
+        let mut body = match record.body {
+            RecordBody::Whole(body) => body,
+            RecordBody::Digest { length, sha256 } => {
+                BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+                headers.remove(header::CONTENT_ENCODING);
+                headers.remove(header::CONTENT_RANGE);
+                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                headers.insert(BODY_HEADER, HeaderValue::from_static("digest"));
+                status = policy.digest_status.unwrap_or(status);
+                let hex = hex(&sha256);
+                format!("{{\"length\":{length},\"sha256\":\"{hex}\"}}").into()
+            }
+            RecordBody::None => Bytes::new(),
+        };
+        set_replay_headers(&mut headers, record.requested_at_ms, stored, context);
+        context.echo_key(&mut headers);
+        policy.refusals.write_replay_headers(status, &mut headers);
+        if policy.envelope == ResponseEnvelope::Metadata
+            && let Some(spliced) = with_metadata(&headers, &body, true, context, Some(record.requested_at_ms))
+        {
+            BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+            body = spliced;
+        }
+        if record.trailers.is_empty() && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
+            headers.insert(header::CONTENT_LENGTH, body.len().into());
+        }
+        whole_response(status, headers, body, Some(record.trailers))
     }
 }
 
@@ -81,6 +168,17 @@ impl CompletedAnswer {
         let Record { requested_at_ms, completed_at_ms, .. } = *record;
         let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took: started.elapsed() };
         Self { failed, record: record.encode(), summary }
+    }
+
+    pub(crate) fn into_settlement(self, ttl: Duration) -> Settlement {
+        Settlement::Complete { failed: self.failed, record: self.record, summary: self.summary, ttl }
+    }
+
+    /// An answer without a status: its record is a copy of these bytes.
+    pub(crate) fn of_bytes(bytes: &[u8], failed: bool, requested_at_ms: u64, started: Instant) -> Self {
+        let (completed_at_ms, took) = (now_ms(), started.elapsed());
+        let summary = RecordSummary { status: 0, requested_at_ms, completed_at_ms, took };
+        Self { failed, record: Bytes::copy_from_slice(bytes), summary }
     }
 }
 
@@ -109,8 +207,8 @@ pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body:
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     let is_forgotten = |name: &HeaderName| {
-        is_never_stored(name)
-            || client_response::is_own(name)
+        NEVER_STORED.contains(&name.as_str())
+            || is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
             || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))
@@ -122,22 +220,11 @@ pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body:
     remembered
 }
 
-fn is_never_stored(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "set-cookie"
-            | "date"
-            | "content-length"
-            | "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "te"
-            | "transfer-encoding"
-            | "upgrade"
-    )
-}
+#[rustfmt::skip]
+const NEVER_STORED: [&str; 11] = [
+    "set-cookie", "date", "content-length", "connection", "keep-alive", "proxy-connection", "proxy-authenticate",
+    "proxy-authorization", "te", "transfer-encoding", "upgrade",
+];
 
 /// Appends a path, with `:id` in place of each segment that is a number or a UUID.
 fn push_path_pattern(out: &mut String, path: &str) {
@@ -148,6 +235,149 @@ fn push_path_pattern(out: &mut String, path: &str) {
         let digits = !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit());
         out.push_str(if digits || is_uuid(segment) { ":id" } else { segment });
     }
+}
+
+/// Adds headers that tell what a client cannot rely on.
+fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
+    if matches!(stored, StoredAs::Pending | StoredAs::FrontOnly) {
+        headers.insert(STORED_HEADER, HeaderValue::from_static("pending"));
+    }
+    if matches!(stored, StoredAs::Unprotected | StoredAs::FrontOnly) {
+        headers.insert(GUARANTEE_HEADER, HeaderValue::from_static("degraded"));
+    }
+    if stored == StoredAs::NotRecorded {
+        headers.insert(STORED_HEADER, HeaderValue::from_static("false"));
+    }
+}
+
+/// Builds the response of a run that just ended.
+pub(super) fn first_response<B>(
+    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, stored: Option<StoredAs>, context: &RequestContext,
+) -> Response<ResponseBody<B>> {
+    let policy = context.policy();
+    let headers = answer.headers_mut();
+    remove_own_headers(headers, policy);
+    set_policy_headers(headers, &policy.first_headers, context, context.requested_at_ms);
+    if let Some(stored) = stored {
+        set_guarantee_headers(headers, stored);
+    }
+    context.echo_key(headers);
+    if let Some(origin) = &context.cors_origin {
+        cors::set_cors_headers(headers, origin, exposed_headers(policy));
+    }
+    if policy.envelope == ResponseEnvelope::Metadata
+        && let Some(body) = whole
+        && let Some(body) = with_metadata(answer.headers(), &body, false, context, None)
+    {
+        let headers = answer.headers_mut();
+        BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+        *answer.body_mut() = ResponseBody::whole(body, None);
+    }
+    answer
+}
+
+/// Removes headers that only the layer may set from the app's response.
+pub(super) fn remove_own_headers(headers: &mut HeaderMap, policy: &Policy) {
+    let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+    own.iter().chain(policy.replay_only_headers()).for_each(|name| drop(headers.remove(name)));
+}
+
+/// Whether only the layer may set this response header, regardless of the policy.
+pub(super) fn is_own(name: &HeaderName) -> bool {
+    OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-")
+}
+
+/// Sets the policy's headers. Ids and times are only formatted if a header contains them.
+fn set_policy_headers(
+    headers: &mut HeaderMap, told: &[(HeaderName, HeaderTemplate)], context: &RequestContext, original_ms: u64,
+) {
+    for (name, value) in told {
+        let value = match value.is_fixed() {
+            true => value.fill("", ""),
+            false => value.fill(context.request_id(), &rfc3339(original_ms)),
+        };
+        headers.insert(name, value);
+    }
+}
+
+pub(crate) fn set_replay_headers(
+    headers: &mut HeaderMap, requested_at_ms: u64, stored: StoredAs, context: &RequestContext,
+) {
+    set_policy_headers(headers, &context.policy().replay_headers, context, requested_at_ms);
+    set_guarantee_headers(headers, stored);
+    if let Some(origin) = &context.cors_origin {
+        headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
+        cors::set_cors_headers(headers, origin, exposed_headers(context.policy()));
+    }
+}
+
+pub(crate) fn whole_response(
+    status: StatusCode, headers: HeaderMap, data: impl Into<Bytes>, trailers: Option<HeaderMap>,
+) -> Response<WholeBody> {
+    let mut response = Response::new(WholeBody { data: data.into(), trailers });
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+fn error_response(info: &RefusalInfo<'_>, body: String, context: &RequestContext) -> Response<WholeBody> {
+    let mut headers = HeaderMap::new();
+    context.policy().refusals.write_headers(info, &mut headers);
+    context.echo_key(&mut headers);
+    if let Some(origin) = &context.cors_origin {
+        cors::set_cors_headers(&mut headers, origin, exposed_headers(context.policy()));
+    }
+    whole_response(info.status, headers, body, None)
+}
+
+/// The response headers that scripts may read.
+fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> + '_ {
+    let own = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER, header::RETRY_AFTER, header::LINK];
+    let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
+    let key = policy.refusals.echoes_key().then(|| key_headers(policy)).into_iter().flatten();
+    own.into_iter().chain(told).chain(policy.refusals.exposed_header()).chain(key)
+}
+
+/// Sets the member `metadata`, if the body is a JSON object.
+fn with_metadata(
+    headers: &HeaderMap, body: &Bytes, cached: bool, context: &RequestContext, original_ms: Option<u64>,
+) -> Option<Bytes> {
+    let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    if BodyFormat::of(content_type) != BodyFormat::Json || headers.contains_key(header::CONTENT_ENCODING) {
+        return None;
+    }
+    let (time, id) = (rfc3339(context.requested_at_ms), json_string(context.request_id()));
+    let original = original_ms.map(|ms| format!(",\"originalTimestamp\":\"{}\"", rfc3339(ms))).unwrap_or_default();
+    let metadata = format!("{{\"cached\":{cached}{original},\"timestamp\":\"{time}\",\"requestId\":{id}}}");
+    json::splice_member(body, "metadata", metadata.as_bytes()).map(Bytes::from)
+}
+
+/// Builds `{"success":true,"data":…}`, a success under the envelope; the layer adds `metadata`.
+///
+/// `data` must be JSON.
+pub fn success_answer(data: &str) -> String {
+    format!("{{\"success\":true,\"data\":{data}}}")
+}
+
+/// Builds `{"success":false,"error":{…}}`, a failure under the envelope.
+pub fn error_answer(code: &str, message: &str) -> String {
+    format!("{{\"success\":false,\"error\":{{\"code\":{},\"message\":{}}}}}", json_string(code), json_string(message))
+}
+
+pub(super) fn json_string(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            control if control < ' ' => out.push_str(&format!("\\u{:04x}", control as u32)),
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+    out
 }
 
 #[cfg(test)]

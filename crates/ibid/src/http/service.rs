@@ -1,20 +1,25 @@
 //! The path of a request through the layer: route, head check, then the exchange.
 
-use std::sync::Arc;
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::Buf;
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::{
-    LayerState, Route, RouteMatch,
-    app::App,
+    LayerState, Route, RouteMatch, Routing,
+    app::{App, ServiceApp},
     body::{BoxError, RequestBody, ResponseBody},
     context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
-    cors::{Cors, Preflight},
+    cors::PreflightPatch,
     exchange::{self, BegunExchange, KeyedHead},
-    future::{PreflightPatch, RequestWork, ResponseFuture, WorkState},
-    poll_hook::HookedFuture,
+    future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
     request::{self, HeadCheck},
     request_id::UnderRequestId,
     shadow,
@@ -46,7 +51,8 @@ where
                 let event = EngineEvent::UncoveredKey { method: parts.method.as_str(), path: parts.uri.path() };
                 shared.engine.observer().on_event(&event);
             }
-            let preflight = preflight_patch(shared, key_headers, &parts);
+            let cors = shared.settings.cors.as_ref();
+            let preflight = cors.and_then(|cors| PreflightPatch::of(cors, key_headers, &parts));
             let request = Request::from_parts(parts, RequestBody::untouched(body));
             return ResponseFuture::pass_through(app.pass(request), preflight);
         }
@@ -163,12 +169,63 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.replay_marker_headers()).for_each(|name| drop(headers.remove(name)));
 }
 
-fn preflight_patch(
-    shared: &LayerState, key_headers: &KeyHeaderLookup<'_>, parts: &Parts,
-) -> Option<Box<PreflightPatch>> {
-    let cors = shared.settings.cors.as_ref().filter(|_| Cors::is_preflight(parts))?;
-    let origin = cors.origin(&parts.headers)?;
-    let preflight = Preflight::of(&parts.headers)?;
-    let key_headers = key_headers(&preflight.method()?, parts)?;
-    Some(Box::new(PreflightPatch { origin, preflight, key_headers }))
+/// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).
+#[derive(Clone)]
+pub struct IbidLayer {
+    pub(super) shared: Arc<LayerState>,
+    pub(super) routing: Arc<dyn Routing>,
+}
+
+/// A service with idempotency.
+#[derive(Clone)]
+pub struct IbidService<S> {
+    inner: S,
+    layer: IbidLayer,
+}
+
+impl<S> Layer<S> for IbidLayer {
+    type Service = IbidService<S>;
+
+    fn layer(&self, inner: S) -> IbidService<S> {
+        IbidService { inner, layer: self.clone() }
+    }
+}
+
+impl<S, B, RB> Service<Request<B>> for IbidService<S>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + Send,
+    B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+    RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+{
+    type Response = Response<ResponseBody<RB>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future, RB>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // Calls the instance that was polled ready, and keeps the clone.
+        let fresh = self.inner.clone();
+        let inner = mem::replace(&mut self.inner, fresh);
+        let (parts, body) = request.into_parts();
+        let (sender, route) = (RequestSender::from_extensions(&parts.extensions), self.layer.routing.route(&parts));
+        let request = Request::from_parts(parts, body);
+        let key_headers = |method: &Method, parts: &Parts| self.layer.routing.key_headers(method, parts);
+        call(&self.layer.shared, ServiceApp(inner), request, sender, route, &key_headers)
+    }
+}
+
+impl fmt::Debug for IbidLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IbidLayer")
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for IbidService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IbidService").field("inner", &self.inner).finish()
+    }
 }

@@ -44,8 +44,8 @@ where
         Ok(prepared) => prepared,
         Err(NotClaimed { why, body }) => {
             match why {
-                NotClaimedReason::Malformed(status, detail) => {
-                    return Some(exchange::incomplete_body(status, detail, &context));
+                NotClaimedReason::Malformed(detail) => {
+                    return Some(exchange::incomplete_body(StatusCode::BAD_REQUEST, detail, &context));
                 }
                 // A body that arrives too slowly is not reported.
                 NotClaimedReason::TimedOut => {}
@@ -184,22 +184,16 @@ impl ResponseTap {
             Some(kept) => RecordBody::Whole(kept.freeze()),
             None => RecordBody::Digest { length: self.length, sha256: self.hash.finalize_reset().into() },
         };
-        let reply = AppReply {
-            status: self.status,
-            headers: &self.headers,
-            body,
-            trailers: self.trailers.as_ref(),
-            cookies: Vec::new(),
-            requested_at_ms: self.context.requested_at_ms,
-            started: self.started,
-        };
-        let status = rules.status(self.status, &self.headers, self.trailers.as_ref());
+        let (status, headers, trailers) = (self.status, &self.headers, self.trailers.as_ref());
+        let (cookies, requested_at_ms, started) = (Vec::new(), self.context.requested_at_ms, self.started);
+        let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
+        let status = rules.status(status, headers, trailers);
         match rules.judge(self.context.policy(), reply) {
             ReplyMeaning::Remember(answer) => (ShadowRunOutcome::Complete(self.shared.compress(answer)), status),
             ReplyMeaning::Release => (ShadowRunOutcome::Release, status),
             ReplyMeaning::Unknown => (ShadowRunOutcome::Park, status),
             ReplyMeaning::Incomplete(_) => {
-                (ShadowRunOutcome::Park, rules.status(self.status, &HeaderMap::new(), self.trailers.as_ref()))
+                (ShadowRunOutcome::Park, rules.status(self.status, &HeaderMap::new(), trailers))
             }
         }
     }

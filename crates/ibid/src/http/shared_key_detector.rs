@@ -7,7 +7,7 @@
 //! per second, and it runs whether or not a shared key was found.
 
 use std::{
-    array, fmt,
+    array,
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
@@ -87,12 +87,6 @@ impl SharedKeyDetector {
         }
         // A request at this moment may still see `true`. Its finding is then reported together with the next one.
         self.has_reporter.store(false, Relaxed);
-    }
-}
-
-impl fmt::Debug for SharedKeyDetector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedKeyDetector").finish_non_exhaustive()
     }
 }
 

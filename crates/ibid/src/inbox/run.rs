@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     engine::{Claimant, CompletedAnswer, Operation, RunOutcome, UnknownCause},
-    store::{CompletedEntry, Lease, RecordSummary},
+    store::{CompletedEntry, Lease},
     time::now_ms,
 };
 
@@ -54,10 +54,8 @@ where
         let forgiven = self.uncounted_attempts;
         let attempt = lease.map_or(1, |lease| lease.attempt.saturating_sub(forgiven));
         let complete = |error: Option<&str>| {
-            let outline =
-                RecordSummary { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
             let record = error.map(|text| FailureRecord::encode(forgiven, text)).unwrap_or_default();
-            CompletedAnswer { failed: error.is_some(), record, summary: outline }
+            CompletedAnswer::of_bytes(&record, error.is_some(), requested_at_ms, started)
         };
         if attempt > self.poison_after {
             // All earlier runs ended without a result. A handler that crashes its process must not do so forever.

@@ -1,17 +1,16 @@
 //! The presets. Each overrides the defaults of [`Policy::ietf`].
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
-    FingerprintPart, InvalidSetting, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown,
-    OnUnknown, Policy, PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
+    InvalidSetting, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy,
+    PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
-    scope::ScopePart,
     webhook::{DEFAULT_TOLERANCE, WebhookScheme, WebhookVerifier},
 };
 
@@ -46,23 +45,11 @@ impl Policy {
     pub fn ietf() -> Self {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
-            key: KeyPolicy {
-                from: vec![KeySource::Header(HeaderName::from_static("idempotency-key"))],
-                required: false,
-                format: KeyFormat::Any,
-                max_length: 255,
-            },
-            scope: vec![ScopePart::Host, ScopePart::Credential],
+            key: header_key("idempotency-key", false, KeyFormat::Any, 255),
+            scope: list("host credential"),
             signature: None,
             label: LabelPolicy { tenant: None, user: None, key: LabelKeyDisplay::Masked },
-            fingerprint: vec![
-                FingerprintPart::Method,
-                FingerprintPart::Path,
-                FingerprintPart::Query,
-                FingerprintPart::Type,
-                FingerprintPart::Body,
-                FingerprintPart::Preconditions,
-            ],
+            fingerprint: list("method path query type body preconditions"),
             json_ignore: Vec::new(),
             on_mismatch: OnMismatch::Reject,
             on_concurrent: OnConcurrent::Reject,
@@ -110,8 +97,8 @@ impl Policy {
         Self {
             methods: vec![Method::POST],
             key: header_key("x-idempotency-key", true, KeyFormat::Uuid4, 255),
-            scope: vec![ScopePart::Global],
-            fingerprint: vec![FingerprintPart::Body],
+            scope: list("global"),
+            fingerprint: list("body"),
             on_mismatch: OnMismatch::New,
             on_concurrent: OnConcurrent::Wait,
             on_store_down: OnStoreDown::Open,
@@ -126,7 +113,7 @@ impl Policy {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::PATCH],
             key: header_key("x-idempotency-key", false, KeyFormat::Any, 128),
-            scope: vec![ScopePart::Header(HeaderName::from_static("x-tenant-id"))],
+            scope: list("header:x-tenant-id"),
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
             on_store_down: OnStoreDown::Open,
@@ -143,7 +130,7 @@ impl Policy {
         Self {
             methods: vec![Method::POST, Method::DELETE],
             key: header_key("idempotency-key", true, KeyFormat::Operation, 255),
-            scope: vec![ScopePart::Global],
+            scope: list("global"),
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
             on_store_down: OnStoreDown::Open,
@@ -157,8 +144,8 @@ impl Policy {
     pub fn platform() -> Self {
         Self {
             key: header_key("idempotency-key", true, KeyFormat::Any, 255),
-            scope: vec![ScopePart::Global],
-            fingerprint: vec![FingerprintPart::Method, FingerprintPart::Path, FingerprintPart::Body],
+            scope: list("global"),
+            fingerprint: list("method path body"),
             remember: Remember::All,
             ..Self::lenient()
         }
@@ -169,7 +156,7 @@ impl Policy {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::DELETE],
             key: header_key("idempotency-key", false, KeyFormat::Token, 255),
-            scope: vec![ScopePart::Header(HeaderName::from_static("x-user-id")), ScopePart::Method, ScopePart::Path],
+            scope: list("header:x-user-id method path"),
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
             on_concurrent: OnConcurrent::Wait,
@@ -192,19 +179,8 @@ impl Policy {
             methods: vec![Method::POST],
             key: header_key("idempotency-key", false, KeyFormat::Raw, 255),
             // A platform key acts for its connected accounts; these headers select the account.
-            scope: vec![
-                ScopePart::Host,
-                ScopePart::Credential,
-                ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-account")))),
-                ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-context")))),
-            ],
-            fingerprint: vec![
-                FingerprintPart::Method,
-                FingerprintPart::Path,
-                FingerprintPart::Query,
-                FingerprintPart::Type,
-                FingerprintPart::Body,
-            ],
+            scope: list("host credential header:stripe-account? header:stripe-context?"),
+            fingerprint: list("method path query type body"),
             // Conflicts and rate limits are not final: the same request may succeed later.
             remember: Remember::all_except([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]),
             refusals: RefusalFormat::Stripe,
@@ -244,7 +220,7 @@ impl Policy {
                 max_length: 255,
             },
             // Senders deliver one event to several endpoints under the same id.
-            scope: vec![ScopePart::Path],
+            scope: list("path"),
             // Bodies may differ between attempts. A sender that gets a 422 retries for days and then disables the
             // endpoint.
             fingerprint: Vec::new(),
@@ -271,6 +247,11 @@ impl Policy {
             ..Self::ietf()
         }
     }
+}
+
+/// Parses settings as in a configuration file.
+fn list<T: FromStr<Err = InvalidSetting>>(words: &str) -> Vec<T> {
+    words.split(' ').map(|word| word.parse().expect("written above")).collect()
 }
 
 fn header_key(header: &'static str, required: bool, format: KeyFormat, max_length: usize) -> KeyPolicy {

@@ -34,19 +34,6 @@ const MAX_SWEPT_WHEN_FULL: u32 = 256;
 /// The fixed memory cost of an entry in bytes: table slot, claim request and wheel slot.
 const ENTRY_OVERHEAD_BYTES: u64 = 480;
 
-/// The limits of a [`Memory`] store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryLimits {
-    /// The store refuses claims beyond this size.
-    pub max_bytes: u64,
-}
-
-impl Default for MemoryLimits {
-    fn default() -> Self {
-        Self { max_bytes: 1 << 30 }
-    }
-}
-
 /// The in-process store.
 ///
 /// ```
@@ -58,7 +45,7 @@ pub struct Memory {
     shards: Box<[Mutex<MemoryShard>]>,
     opened: Instant,
     opened_at: UnixMicros,
-    limits: MemoryLimits,
+    max_bytes: u64,
     bytes: AtomicU64,
     waits: HolderWaits,
     counters: InMemoryCounters,
@@ -85,19 +72,22 @@ struct MemoryEntry {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self::new(MemoryLimits::default())
+        Self::new(Self::DEFAULT_MAX_BYTES)
     }
 }
 
 impl Memory {
-    /// Creates an empty store.
-    pub fn new(limits: MemoryLimits) -> Self {
+    /// The default limit in bytes.
+    pub const DEFAULT_MAX_BYTES: u64 = 1 << 30;
+
+    /// Creates an empty store that refuses claims beyond this size.
+    pub fn new(max_bytes: u64) -> Self {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             shards: (0..SHARD_COUNT).map(|_| Mutex::default()).collect(),
             opened: Instant::now(),
             opened_at: micros(since_epoch),
-            limits,
+            max_bytes,
             bytes: AtomicU64::new(0),
             waits: HolderWaits::default(),
             counters: InMemoryCounters::default(),
@@ -162,7 +152,7 @@ impl Memory {
         let (outcome, granted) = transitions::claim(shard.entry(&ask.address), ask, fence, now);
         if let Some(granted) = granted {
             let grown = ENTRY_OVERHEAD_BYTES + request_bytes(ask);
-            if self.bytes.load(Relaxed) + grown > self.limits.max_bytes {
+            if self.bytes.load(Relaxed) + grown > self.max_bytes {
                 return Err(self.store_full_error());
             }
             self.put(&mut shard, granted);
@@ -207,8 +197,7 @@ impl Memory {
     }
 
     fn store_full_error(&self) -> StoreError {
-        let used = self.bytes.load(Relaxed) >> 20;
-        let limit = self.limits.max_bytes >> 20;
+        let (used, limit) = (self.bytes.load(Relaxed) >> 20, self.max_bytes >> 20);
         let why =
             format!("{used} of {limit} MiB are taken by records that still answer; raise max_size or shorten ttl");
         StoreError::new(ErrorKind::Rejected, "memory", why)
@@ -294,10 +283,9 @@ impl StoreAdmin for Memory {
         let mut entries = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
-            let after =
-                shard.entries.values().filter(|found| from.0.is_none_or(|from| found.entry.request.address > from));
-            entries
-                .extend(after.filter_map(|found| found.entry.entry_info(now)).filter(|listed| filter.matches(listed)));
+            let all = shard.entries.values().map(|found| &found.entry);
+            let after = all.filter(|entry| from.0.is_none_or(|from| entry.request.address > from));
+            entries.extend(after.filter_map(|entry| entry.entry_info(now)).filter(|listed| filter.matches(listed)));
         }
         entries.sort_unstable_by_key(|listed| listed.address);
         StoreFuture::ready(Ok(EntryPage::truncated(entries, at_most as usize)))
@@ -319,12 +307,8 @@ impl StoreAdmin for Memory {
         let now = self.now();
         let mut counts = EntryCounts { bytes: self.bytes.load(Relaxed), ..EntryCounts::default() };
         for shard in &self.shards {
-            shard
-                .lock()
-                .entries
-                .values()
-                .filter_map(|found| found.entry.state(now))
-                .for_each(|state| counts.add(state));
+            let shard = shard.lock();
+            shard.entries.values().filter_map(|found| found.entry.state(now)).for_each(|state| counts.add(state));
         }
         StoreFuture::ready(Ok(counts))
     }

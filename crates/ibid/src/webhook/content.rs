@@ -13,7 +13,8 @@ use crate::policy::InvalidSetting;
 /// A template of the signed content: text and headers, then the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignedContent {
-    parts: Vec<SignedContentPart>,
+    /// The parts before the body.
+    pub(super) parts: Vec<SignedContentPart>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,11 +28,6 @@ impl SignedContent {
     /// Only the body is signed.
     pub fn body() -> Self {
         Self { parts: Vec::new() }
-    }
-
-    /// The parts before the body.
-    pub(super) fn parts(&self) -> &[SignedContentPart] {
-        &self.parts
     }
 
     /// The headers that are signed.

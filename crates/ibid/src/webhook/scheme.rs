@@ -2,16 +2,13 @@
 
 use std::fmt;
 
-use data_encoding::BASE64_NOPAD;
+use data_encoding::{BASE64_NOPAD, HEXLOWER_PERMISSIVE};
 use http::{HeaderMap, HeaderName};
 
-use super::{
-    DeliverySignature, SignatureEncoding, SignedContent, SigningSecret, WebhookSignatureError,
-    content::SignedContentPart,
-};
+use super::{DeliverySignature, SignedContent, SigningSecret, WebhookSignatureError, content::SignedContentPart};
 use crate::{
     key::KeySource,
-    policy::{InvalidSetting, require},
+    policy::{InvalidSetting, parse::words, require},
 };
 
 /// The signature scheme of a sender. All schemes use HMAC-SHA256.
@@ -46,6 +43,32 @@ pub struct CustomWebhookScheme {
     /// The header with the time of the attempt, in seconds since the Unix epoch. It must be part of the content.
     pub timestamp: Option<HeaderName>,
 }
+
+/// The encoding of a signature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignatureEncoding {
+    /// Hexadecimal digits in either case.
+    Hex,
+    /// Base64 with padding (RFC 4648, section 4).
+    Base64,
+}
+
+impl SignatureEncoding {
+    /// Decodes the text. Returns `None` unless it is the only valid spelling of its bytes.
+    pub fn decode(self, text: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Self::Hex => HEXLOWER_PERMISSIVE.decode(text).ok(),
+            Self::Base64 => {
+                let bare = text.strip_suffix(b"=").unwrap_or(text);
+                let bare = bare.strip_suffix(b"=").unwrap_or(bare);
+                // Not `BASE64`, which also accepts padding in the middle.
+                text.len().is_multiple_of(4).then(|| BASE64_NOPAD.decode(bare).ok())?
+            }
+        }
+    }
+}
+
+words!(SignatureEncoding, "encoding", { "hex" => Hex, "base64" => Base64 });
 
 static STANDARD_HEADERS: [HeaderName; 3] = header_names("webhook-id", "webhook-timestamp", "webhook-signature");
 static SVIX_HEADERS: [HeaderName; 3] = header_names("svix-id", "svix-timestamp", "svix-signature");
@@ -139,15 +162,11 @@ impl WebhookScheme {
             Self::Standard => parse_standard(&STANDARD_HEADERS, headers, body),
             Self::Svix => {
                 let [svix, plain] = [&SVIX_HEADERS, &STANDARD_HEADERS].map(|family| headers.contains_key(&family[0]));
-                if svix
-                    && plain
-                    && single_header(headers, &SVIX_HEADERS[0])? != single_header(headers, &STANDARD_HEADERS[0])?
-                {
+                let [svix_id, plain_id] = [&SVIX_HEADERS[0], &STANDARD_HEADERS[0]];
+                if svix && plain && single_header(headers, svix_id)? != single_header(headers, plain_id)? {
                     // Only one of them is signed; the app might use the other.
-                    return Err(WebhookSignatureError::Malformed(
-                        SVIX_HEADERS[0].clone(),
-                        "webhook-id says something else",
-                    ));
+                    let why = "webhook-id says something else";
+                    return Err(WebhookSignatureError::Malformed(svix_id.clone(), why));
                 }
                 parse_standard(if svix || !plain { &SVIX_HEADERS } else { &STANDARD_HEADERS }, headers, body)
             }
@@ -211,12 +230,8 @@ fn parse_single<'a>(
     let written = single_header(headers, header)?.strip_prefix(prefix.as_bytes());
     let signatures = written.and_then(|written| decode_digest(encoding, written)).into_iter().collect();
     let what = "it is not the prefix and 32 bytes that this sender writes";
-    Ok(DeliverySignature {
-        header: header.clone(),
-        timestamp,
-        content,
-        signatures: require_any(header, signatures, what)?,
-    })
+    let signatures = require_any(header, signatures, what)?;
+    Ok(DeliverySignature { header: header.clone(), timestamp, content, signatures })
 }
 
 impl CustomWebhookScheme {
@@ -235,8 +250,8 @@ impl CustomWebhookScheme {
     fn read<'a>(
         &'a self, headers: &'a HeaderMap, body: &'a [u8],
     ) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
-        let mut content: Vec<&[u8]> = Vec::with_capacity(self.content.parts().len() + 1);
-        for piece in self.content.parts() {
+        let mut content: Vec<&[u8]> = Vec::with_capacity(self.content.parts.len() + 1);
+        for piece in &self.content.parts {
             content.push(match piece {
                 SignedContentPart::Text(text) => text.as_bytes(),
                 SignedContentPart::Header(name, end) => {
@@ -288,5 +303,44 @@ impl fmt::Display for WebhookScheme {
         let CustomWebhookScheme { header, prefix, encoding, content, timestamp } = custom;
         write!(f, "{header}: {prefix}{encoding} of {content}")?;
         timestamp.as_ref().map_or(Ok(()), |name| write!(f, ", signed at {name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 4648, section 10.
+    #[test]
+    fn published_vectors() {
+        for (text, hex, base64) in [
+            ("", "", ""),
+            ("f", "66", "Zg=="),
+            ("fo", "666F", "Zm8="),
+            ("foo", "666f6f", "Zm9v"),
+            ("foob", "666F6F62", "Zm9vYg=="),
+            ("fooba", "666F6f6261", "Zm9vYmE="),
+            ("foobar", "666F6F626172", "Zm9vYmFy"),
+        ] {
+            assert_eq!(SignatureEncoding::Hex.decode(hex.as_bytes()).as_deref(), Some(text.as_bytes()), "{hex}");
+            assert_eq!(
+                SignatureEncoding::Base64.decode(base64.as_bytes()).as_deref(),
+                Some(text.as_bytes()),
+                "{base64}"
+            );
+        }
+        assert_eq!(SignatureEncoding::Base64.decode(b"+/+/").as_deref(), Some(&[0xfb, 0xff, 0xbf][..]));
+    }
+
+    #[test]
+    fn nothing_has_a_second_spelling() {
+        for text in ["6", "6g", " 66", "0x66", "66 ", "+6"] {
+            assert_eq!(SignatureEncoding::Hex.decode(text.as_bytes()), None, "{text:?}");
+        }
+        for text in
+            ["Zg", "Zg=", "Zh==", "Zm9=", "Zm8=Zm8=", "Z===", "====", "Zm9v\n", "Zm9-", "Zm9_", "Zm 9", "=Zm9", "Zg==="]
+        {
+            assert_eq!(SignatureEncoding::Base64.decode(text.as_bytes()), None, "{text:?}");
+        }
     }
 }

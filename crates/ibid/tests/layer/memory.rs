@@ -61,14 +61,14 @@ async fn silent_bodies_take_neither_memory_nor_slots() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(256 << 20).max_running(10));
     let silent: Vec<_> = (0..300)
         .map(|n| {
-            let mut request = request("/1", &format!("silent-{n}"), &PeerConnection::new(), stalled_body(0));
+            let mut request = request("/1", &format!("silent-{n}"), &PeerConnection::default(), stalled_body(0));
             request.headers_mut().insert("content-length", (25 * MIB).into());
             tokio::spawn(app.clone().oneshot(request))
         })
         .collect();
     sleep(Duration::from_millis(1)).await;
     let begun = Instant::now();
-    let answer = send(&app, request("/1", "k", &PeerConnection::new(), Body::from(vec![b'x'; 10 * MIB]))).await;
+    let answer = send(&app, request("/1", "k", &PeerConnection::default(), Body::from(vec![b'x'; 10 * MIB]))).await;
     assert_eq!(answer.status(), StatusCode::OK);
     assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
     for silent in silent {
@@ -80,12 +80,12 @@ async fn silent_bodies_take_neither_memory_nor_slots() {
 async fn those_who_have_stopped_sending_make_room_for_others() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(16 << 20));
     let slow = |n: u8, begun| {
-        let mut request = request("/1", &format!("slow-{n}"), &PeerConnection::new(), stalled_body(begun));
+        let mut request = request("/1", &format!("slow-{n}"), &PeerConnection::default(), stalled_body(begun));
         request.extensions_mut().insert(PeerAddress([198, 51, 100, n].into()));
         tokio::spawn(app.clone().oneshot(request))
     };
     let slow = [slow(1, 8 * MIB), slow(2, 4 * MIB), slow(3, 2 * MIB)];
-    let large = |key: &str| request("/1", key, &PeerConnection::new(), Body::from(vec![b'x'; 4 * MIB]));
+    let large = |key: &str| request("/1", key, &PeerConnection::default(), Body::from(vec![b'x'; 4 * MIB]));
     sleep(Duration::from_millis(1)).await;
     let refused = send(&app, large("k-1")).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "they have only begun");
@@ -104,7 +104,7 @@ async fn replays_that_are_not_read_are_counted_and_cut() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(64 << 20));
     let path = format!("/{MIB}");
     let replay = |connection: &PeerConnection| request(&path, "k", connection, Body::empty());
-    let one = PeerConnection::new();
+    let one = PeerConnection::default();
     let first = send(&app, replay(&one)).await.into_body().collect().await.unwrap().to_bytes();
     // As much as one connection may hold.
     let mut unread = Vec::new();
@@ -114,7 +114,7 @@ async fn replays_that_are_not_read_are_counted_and_cut() {
     assert!(unread.iter().all(|answer| answer.status() == StatusCode::OK));
     // Another client is not concerned.
     let begun = Instant::now();
-    let other = send(&app, replay(&PeerConnection::new())).await;
+    let other = send(&app, replay(&PeerConnection::default())).await;
     assert_eq!(other.into_body().collect().await.unwrap().to_bytes(), first);
     assert_eq!(begun.elapsed(), Duration::ZERO);
     // The next on the same connection waits until one of them may be cut.
@@ -135,8 +135,8 @@ async fn an_answer_that_is_too_large_for_the_store_is_recorded_without_its_body(
     let store = RejectingStore::new(MIB);
     let (app, ibid) = app(Ibid::builder(store.clone()));
     let path = format!("/{}", 2 * MIB);
-    let large = || request(&path, "k-1", &PeerConnection::new(), Body::empty());
-    let small = || request("/10", "k-2", &PeerConnection::new(), Body::empty());
+    let large = || request(&path, "k-1", &PeerConnection::default(), Body::empty());
+    let small = || request("/10", "k-2", &PeerConnection::default(), Body::empty());
     store.is_unreachable.store(true, SeqCst);
     // Without a journal they are withheld until they are recorded.
     assert_eq!(send(&app, large()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -156,7 +156,7 @@ async fn drained_does_not_wait_for_ever_for_a_store_that_is_away() {
     let store = RejectingStore::new(MIB);
     let (app, ibid) = app(Ibid::builder(store.clone()));
     store.is_unreachable.store(true, SeqCst);
-    let _ = send(&app, request("/1", "k", &PeerConnection::new(), Body::empty())).await;
+    let _ = send(&app, request("/1", "k", &PeerConnection::default(), Body::empty())).await;
     timeout(Duration::from_secs(20), ibid.drained()).await.expect("its time is bounded");
     assert_eq!(ibid.engine().settle_queue().pending(), 1);
 }
@@ -190,7 +190,7 @@ fn an_ibid_that_was_made_without_a_runtime_sweeps_once_there_is_one() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         assert_eq!(
-            send(&app, request("/1", "k", &PeerConnection::new(), Body::empty())).await.status(),
+            send(&app, request("/1", "k", &PeerConnection::default(), Body::empty())).await.status(),
             StatusCode::OK
         );
         while store.sweeps.load(SeqCst) == 0 {

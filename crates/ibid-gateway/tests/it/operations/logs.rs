@@ -264,7 +264,7 @@ fn a_store_that_decides_without_the_other_is_a_warning() {
     let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
     let error = StoreError::new(ErrorKind::NotApplied, "redis", "connection refused");
     tracing::subscriber::with_default(subscriber, || {
-        LogObserver::default().on_event(&EngineEvent::Fallback { call: "claim", error: &error });
+        LogObserver::default().on_event(&EngineEvent::Fallback("claim", &error));
         LogObserver::default().on_event(&EngineEvent::FrontOnlyClaim(&Address([0xab; 32])));
     });
     let text = String::from_utf8(written.0.lock().clone()).unwrap();

@@ -141,7 +141,7 @@ impl HealAfterFailures {
 
 impl Observer for HealAfterFailures {
     fn on_event(&self, notice: &EngineEvent<'_>) {
-        let EngineEvent::StoreFailed { call, .. } = notice else { return };
+        let EngineEvent::StoreFailed(call, ..) = notice else { return };
         if *call == self.call && self.failures_left.fetch_sub(1, SeqCst) == 1 {
             self.store.heal();
         }

@@ -66,7 +66,7 @@ impl Observer for TieredEventLog {
     fn on_event(&self, notice: &EngineEvent<'_>) {
         self.0.lock().push(match notice {
             EngineEvent::FrontOnlyClaim(_) => "solo",
-            EngineEvent::Fallback { .. } => "fallback",
+            EngineEvent::Fallback(..) => "fallback",
             EngineEvent::ClaimLost(_) => "lost claim",
             EngineEvent::EntryRestored(_) => "restored",
             EngineEvent::SettlementDropped(_) => "dropped",

@@ -182,7 +182,7 @@ struct SimulationObserver(usize, Arc<SimulationLog>);
 impl Observer for SimulationObserver {
     fn on_event(&self, notice: &EngineEvent<'_>) {
         match notice {
-            EngineEvent::Fallback { call: "claim", .. } => self.1.fallback_times.lock()[self.0].push(Instant::now()),
+            EngineEvent::Fallback("claim", ..) => self.1.fallback_times.lock()[self.0].push(Instant::now()),
             EngineEvent::ClaimLost(_) => drop(self.1.lost_claims.fetch_add(1, std::sync::atomic::Ordering::Relaxed)),
             _ => {}
         }

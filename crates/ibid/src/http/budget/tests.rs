@@ -52,17 +52,17 @@ async fn answers_are_counted_beyond_the_limit() {
 #[tokio::test]
 async fn one_connection_and_one_address_hold_a_part_of_it() {
     let budget = budget(64 * MIB);
-    let connection = PeerConnection::new();
+    let connection = PeerConnection::default();
     let first = budget.begin_receive(&client("127.0.0.1", &connection));
     first.grow_to(16 * MIB).expect("a single body may use what is free");
     let second = budget.begin_receive(&client("127.0.0.1", &connection));
     assert_eq!(second.grow_to(1), Err(BudgetExhausted), "more than an eighth");
-    let proxied = budget.begin_receive(&client("127.0.0.1", &PeerConnection::new()));
+    let proxied = budget.begin_receive(&client("127.0.0.1", &PeerConnection::default()));
     proxied.grow_to(8 * MIB).expect("a trusted proxy has many connections");
     drop((first, second, proxied));
 
     let of = |address: &str| {
-        let reservation = budget.begin_receive(&client(address, &PeerConnection::new()));
+        let reservation = budget.begin_receive(&client(address, &PeerConnection::default()));
         reservation.grow_to(8 * MIB).map(|()| reservation)
     };
     let held = [of("192.0.2.1").unwrap(), of("192.0.2.1").unwrap()];
@@ -82,7 +82,7 @@ async fn one_connection_and_one_address_hold_a_part_of_it() {
 async fn the_slowest_is_evicted_first_and_its_memory_is_free_at_once() {
     let budget = budget(64 * MIB);
     let begin = |bytes: u64| {
-        let reservation = budget.begin_receive(&client("127.0.0.1", &PeerConnection::new()));
+        let reservation = budget.begin_receive(&client("127.0.0.1", &PeerConnection::default()));
         reservation.grow_to(bytes).map(|()| reservation)
     };
     let [silent, slow, fast] = [begin(8 * MIB).unwrap(), begin(16 * MIB).unwrap(), begin(40 * MIB).unwrap()];
@@ -108,7 +108,7 @@ async fn the_slowest_is_evicted_first_and_its_memory_is_free_at_once() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_reads_is_cut_for_another() {
     let budget = budget(16 * MIB);
-    let cut = ResponseAbort::new();
+    let cut = ResponseAbort::default();
     let client = BudgetClient::new(&RequestSender { abort: Some(cut.clone()), ..RequestSender::default() });
     let unread = budget.answer(&client, 16 * MIB).await.unwrap();
     let begun = Instant::now();
@@ -125,7 +125,7 @@ async fn an_answer_that_nobody_reads_is_cut_for_another() {
 #[tokio::test(start_paused = true)]
 async fn clients_that_fill_the_memory_again_and_again_do_not_keep_others_out() {
     let budget = budget(16 * MIB);
-    let greedy: Vec<_> = (0..8).map(|_| client("127.0.0.1", &PeerConnection::new())).collect();
+    let greedy: Vec<_> = (0..8).map(|_| client("127.0.0.1", &PeerConnection::default())).collect();
     // Each client has more responses waiting than it may use, and reads none.
     for client in greedy.iter().flat_map(|client| vec![client.clone(); 50]) {
         let budget = budget.clone();
@@ -138,7 +138,7 @@ async fn clients_that_fill_the_memory_again_and_again_do_not_keep_others_out() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     for _ in 0..20 {
         let begun = Instant::now();
-        let other = budget.answer(&client("127.0.0.1", &PeerConnection::new()), MIB).await;
+        let other = budget.answer(&client("127.0.0.1", &PeerConnection::default()), MIB).await;
         assert!(other.is_ok() && begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
         tokio::time::sleep(Duration::from_millis(130)).await;
     }
