@@ -10,7 +10,7 @@
 use std::{
     cell::Cell,
     io,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     thread::{self, JoinHandle},
 };
 
@@ -40,9 +40,10 @@ const EVENT_INTERVAL: u32 = 13;
 
 thread_local!(static INDEX: Cell<usize> = const { Cell::new(0) });
 
-/// The number of cores.
+/// The number of cores. It never changes, even if the system gives the process more or fewer while it runs.
 pub fn count() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
+    static COUNT: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
+    *COUNT
 }
 
 /// The index of the core that runs this thread, below [`count`]. Other threads have index 0.

@@ -1,9 +1,9 @@
 //! Fingerprints decide whether two requests are the same.
 //!
 //! A fingerprint is one SHA-256 over the parts that the policy names. Each part is a frame: a tag, the length and the
-//! bytes, so that no part can imitate another. The body comes first. Bodies are hashed in canonical form: a retry may contain the same JSON in another order, or the
-//! same form with another multipart boundary. Path and query are hashed as sent, the path without one trailing slash,
-//! because frameworks redirect between the two forms.
+//! bytes, so that no part can imitate another. The body comes first, in canonical form: a retry may contain the same
+//! JSON in another order, or the same form with another multipart boundary. Path and query are hashed as sent, the path
+//! without one trailing slash, because frameworks redirect between the two forms.
 //!
 //! The rule for everything else: if an app could read two requests differently, their fingerprints differ.
 //!
