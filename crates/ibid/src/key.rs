@@ -252,12 +252,16 @@ pub fn is_valid_key(key: &str) -> bool {
 
 /// Masks a key for logs: shows the first and last four characters, and nothing of a key under twelve.
 pub fn mask(key: &str) -> String {
-    let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
-    if key.chars().nth(11).is_none() {
+    if key.len() < 12 || key.chars().nth(11).is_none() {
         return "****".into();
     }
+    let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
     let (first, last) = (at(key.char_indices().nth(4)), at(key.char_indices().nth_back(3)));
-    [&key[..first], "****", &key[last..]].concat()
+    let mut masked = String::with_capacity(first + 4 + key.len() - last);
+    masked.push_str(&key[..first]);
+    masked.push_str("****");
+    masked.push_str(&key[last..]);
+    masked
 }
 
 /// Formats bytes as lower-case hex digits.

@@ -262,7 +262,11 @@ pub struct ResolveProbe {
 
 /// A header value with the placeholders `{request_id}` and `{original_time}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeaderTemplate(Arc<str>);
+pub struct HeaderTemplate {
+    text: Arc<str>,
+    /// The value, if it has no placeholders.
+    fixed: Option<HeaderValue>,
+}
 
 impl Policy {
     /// Checks that no settings are out of range or contradict each other.
@@ -350,7 +354,7 @@ impl Policy {
     /// Response headers that tell a replay from a first response. They are removed from requests. Headers with an id do
     /// not count, because clients send those for their own purposes.
     pub(crate) fn replay_marker_headers(&self) -> impl Iterator<Item = &HeaderName> {
-        let fixed = self.replay_headers.iter().filter(|(_, value)| value.is_fixed()).map(|(name, _)| name);
+        let fixed = self.replay_headers.iter().filter(|(_, value)| value.fixed().is_some()).map(|(name, _)| name);
         fixed.chain(self.replay_only_headers())
     }
 
@@ -430,17 +434,17 @@ impl ResolveProbe {
 }
 
 impl HeaderTemplate {
-    /// Whether the value has no placeholders.
-    pub(crate) fn is_fixed(&self) -> bool {
-        !self.0.contains('{')
+    /// The value, if it has no placeholders.
+    pub(crate) fn fixed(&self) -> Option<&HeaderValue> {
+        self.fixed.as_ref()
     }
 
     /// Fills in the placeholders for one response.
     pub fn fill(&self, request_id: &str, original_time: &str) -> HeaderValue {
-        if self.is_fixed() {
-            return HeaderValue::from_str(&self.0).expect("checked when it was read");
+        if let Some(fixed) = &self.fixed {
+            return fixed.clone();
         }
-        let value = self.0.replace("{request_id}", request_id).replace("{original_time}", original_time);
+        let value = self.text.replace("{request_id}", request_id).replace("{original_time}", original_time);
         HeaderValue::from_str(&value).expect("both are visible ASCII")
     }
 }
@@ -452,12 +456,15 @@ impl FromStr for HeaderTemplate {
         let plain = text.replace("{request_id}", "").replace("{original_time}", "");
         let fits = HeaderValue::from_str(&plain).is_ok() && !plain.contains(['{', '}']);
         let wrong = || format!("{text:?} is no header value; {{request_id}} and {{original_time}} are filled in");
-        if fits { Ok(Self(text.into())) } else { Err(wrong().into()) }
+        if !fits {
+            return Err(wrong().into());
+        }
+        Ok(Self { text: text.into(), fixed: HeaderValue::from_str(text).ok().filter(|_| plain == text) })
     }
 }
 
 impl fmt::Display for HeaderTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }

@@ -34,6 +34,9 @@ const MAX_UNCOMPRESSED_BYTES: usize = 1024;
 /// DEFLATE compresses to about a thousandth at best. A record that claims a higher ratio is invalid.
 const MAX_COMPRESSION_RATIO: usize = 1100;
 
+/// The number of headers for which a decoded record has room, so that a replay can add its own.
+const REPLAY_HEADERS: usize = 4;
+
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
@@ -88,20 +91,54 @@ pub enum RecordError {
 impl Record {
     /// Encodes the record, uncompressed.
     pub fn encode(&self) -> Bytes {
+        self.source().encode()
+    }
+
+    pub(crate) fn source(&self) -> RecordSource<'_, fn(&HeaderName) -> bool> {
+        let Self { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies } = self;
+        RecordSource {
+            status: *status,
+            requested_at_ms: *requested_at_ms,
+            completed_at_ms: *completed_at_ms,
+            headers,
+            is_stored: |_| true,
+            body,
+            trailers: Some(trailers),
+            cookies,
+        }
+    }
+}
+
+/// The content of a record to encode.
+pub(crate) struct RecordSource<'a, F> {
+    pub(crate) status: StatusCode,
+    pub(crate) requested_at_ms: u64,
+    pub(crate) completed_at_ms: u64,
+    pub(crate) headers: &'a HeaderMap,
+    /// Selects the headers to store.
+    pub(crate) is_stored: F,
+    pub(crate) body: &'a RecordBody,
+    pub(crate) trailers: Option<&'a HeaderMap>,
+    pub(crate) cookies: &'a [[u8; 32]],
+}
+
+impl<F: Fn(&HeaderName) -> bool> RecordSource<'_, F> {
+    pub(crate) fn encode(&self) -> Bytes {
+        let headers = || self.headers.iter().filter(|(name, _)| (self.is_stored)(name));
+        let trailers = || self.trailers.into_iter().flatten();
         let (kind, body) = match &self.body {
             RecordBody::Whole(body) => (0, body.len() + 4),
             RecordBody::Digest { .. } => (1, 40),
             RecordBody::None => (2, 0),
         };
         let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
-        let mut out =
-            BytesMut::with_capacity(24 + headers_size(&self.headers) + body + headers_size(&self.trailers) + cookies);
+        let mut out = BytesMut::with_capacity(24 + headers_size(headers()) + body + headers_size(trailers()) + cookies);
         out.put_u8(if cookies == 0 { VERSION_WITHOUT_COOKIES } else { VERSION_WITH_COOKIES });
         out.put_u8(kind);
         out.put_u16_le(self.status.as_u16());
         out.put_u64_le(self.requested_at_ms);
         out.put_u64_le(self.completed_at_ms);
-        put_headers(&mut out, &self.headers);
+        put_headers(&mut out, headers());
         match &self.body {
             RecordBody::Whole(body) => wire::put_framed(&mut out, body),
             RecordBody::Digest { length, sha256 } => {
@@ -110,14 +147,16 @@ impl Record {
             }
             RecordBody::None => {}
         }
-        put_headers(&mut out, &self.trailers);
+        put_headers(&mut out, trailers());
         if cookies > 0 {
             out.put_u16_le(u16::try_from(self.cookies.len()).expect("no more than headers"));
             self.cookies.iter().for_each(|cookie| out.put_slice(cookie));
         }
         wire::append_checksum(out)
     }
+}
 
+impl Record {
     /// Decodes a record; header values and body borrow from `bytes`.
     ///
     /// # Errors
@@ -186,36 +225,41 @@ fn read_record(version: u8, reader: &mut ByteReader) -> Option<Record> {
     let kind = reader.u8()?;
     let status = StatusCode::from_u16(reader.u16()?).ok()?;
     let (requested_at_ms, completed_at_ms) = (reader.u64()?, reader.u64()?);
-    let headers = read_headers(reader)?;
+    let headers = read_headers(reader, REPLAY_HEADERS)?;
     let body = match kind {
         0 => RecordBody::Whole(reader.framed()?),
         1 => RecordBody::Digest { length: reader.u64()?, sha256: reader.array()? },
         2 => RecordBody::None,
         _ => return None,
     };
-    let trailers = read_headers(reader)?;
+    let trailers = read_headers(reader, 0)?;
     let count = if version == VERSION_WITHOUT_COOKIES { 0 } else { reader.u16()? };
     let cookies = (0..count).map(|_| reader.array()).collect::<Option<_>>()?;
     reader.0.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
 }
 
-fn headers_size(headers: &HeaderMap) -> usize {
-    2 + headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum::<usize>()
+fn headers_size<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) -> usize {
+    2 + headers.map(|(name, value)| 6 + name.as_str().len() + value.len()).sum::<usize>()
 }
 
-fn put_headers(out: &mut BytesMut, headers: &HeaderMap) {
-    out.put_u16_le(u16::try_from(headers.len()).expect("a header map holds fewer than 32,768"));
+fn put_headers<'a>(out: &mut BytesMut, headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) {
+    let count_at = out.len();
+    out.put_u16_le(0);
+    let mut count: u16 = 0;
     for (name, value) in headers {
+        count = count.checked_add(1).expect("a header map holds fewer than 32,768");
         out.put_u16_le(u16::try_from(name.as_str().len()).expect("a name is shorter than 64 KiB"));
         out.put_slice(name.as_str().as_bytes());
         wire::put_framed(out, value.as_bytes());
     }
+    out[count_at..count_at + 2].copy_from_slice(&count.to_le_bytes());
 }
 
-fn read_headers(reader: &mut ByteReader) -> Option<HeaderMap> {
+/// Reads headers into a map with room for `more`.
+fn read_headers(reader: &mut ByteReader, more: usize) -> Option<HeaderMap> {
     let count = reader.u16()?;
     // A count beyond the capacity of a map is invalid.
-    let mut headers = HeaderMap::try_with_capacity(count.into()).ok()?;
+    let mut headers = HeaderMap::try_with_capacity(usize::from(count) + more).ok()?;
     for _ in 0..count {
         let length = reader.u16()?;
         let name = HeaderName::from_bytes(&reader.take(length.into())?).ok()?;
@@ -261,7 +305,7 @@ mod tests {
     #[test]
     fn the_buffer_is_sized_exactly() {
         let record = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
-        let expected = 24 - 4 + 4 + headers_size(&record.headers) + 9 + headers_size(&record.trailers);
+        let expected = 24 - 4 + 4 + headers_size(record.headers.iter()) + 9 + headers_size(record.trailers.iter());
         assert_eq!(record.encode().len(), expected);
         let with_cookies = Record { cookies: vec![[1; 32]; 3], ..record };
         assert_eq!(with_cookies.encode().len(), expected + 2 + 96);

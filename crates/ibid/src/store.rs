@@ -71,6 +71,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns what a claim would find, without claiming. `None` if the entry is missing or released.
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>>;
 
+    /// Returns the remembered answer at `at` if it is in memory and a claim would return it now. `None` says nothing
+    /// about the entry.
+    fn find_completed(&self, at: &Address) -> Option<CompletedEntry> {
+        let _ = at;
+        None
+    }
+
     /// Removes at most `at_most` expired entries, and marks expired leases if the store keeps such a mark. Of several
     /// processes on a shared store, one sweeps at a time; the others find nothing to do.
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult>;
@@ -379,6 +386,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         (**self).get(at)
+    }
+    fn find_completed(&self, at: &Address) -> Option<CompletedEntry> {
+        (**self).find_completed(at)
     }
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         (**self).sweep(at_most)

@@ -2,7 +2,7 @@
 
 use std::{future::Future, pin::Pin};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     BeginOutcome, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs, UnknownCause,
@@ -32,6 +32,11 @@ impl ClaimedRun {
         self.guard.lease()
     }
 
+    /// When the claim was sent to the store.
+    pub(crate) fn claimed_at(&self) -> Instant {
+        self.claimed_at
+    }
+
     /// Whether most of the lease passed before the run could start.
     fn is_late(&self, policy: &Terms) -> bool {
         self.claimed_at.elapsed() > policy.lease * 2 / 3
@@ -43,6 +48,51 @@ enum HeartbeatOutcome {
     Extended,
     ClaimLost,
     Failed,
+}
+
+/// Extends a lease after each third of its length.
+pub(crate) struct Heartbeat<'a> {
+    engine: &'a Engine,
+    policy: &'a Terms,
+    lease: &'a Lease,
+    /// When the lease is next extended. `None` once it is lost: the settle call detects that and reports it once.
+    next_at: Option<Instant>,
+}
+
+impl Heartbeat<'_> {
+    /// Returns what `work` returns, or `None` at the deadline. The lease is kept alive meanwhile. One timer serves both.
+    pub(crate) async fn keep<T>(
+        &mut self, deadline: Option<Instant>, mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
+        loop {
+            let Some(wake_at) = self.next_at.into_iter().chain(deadline).min() else { return Some(work.await) };
+            if let Ok(ended) = timeout_at(wake_at, work.as_mut()).await {
+                return Some(ended);
+            }
+            if deadline == Some(wake_at) {
+                return None;
+            }
+            // Boxed, because most runs end before.
+            let extend = Box::pin(self.engine.extend(self.lease, self.policy));
+            let both = Box::pin(async {
+                tokio::select! {
+                    biased;
+                    ended = work.as_mut() => Ok(ended),
+                    extended = extend => Err(extended),
+                }
+            });
+            let outcome = match deadline {
+                Some(deadline) => timeout_at(deadline, both).await.ok()?,
+                None => both.await,
+            };
+            self.next_at = match outcome {
+                Ok(ended) => return Some(ended),
+                Err(HeartbeatOutcome::Extended) => Some(from_now(self.policy.lease / 3)),
+                Err(HeartbeatOutcome::ClaimLost) => None,
+                Err(HeartbeatOutcome::Failed) => Some(from_now(self.policy.lease / 10)),
+            };
+        }
+    }
 }
 
 /// What the caller gets once the claim is settled, unless the claim was lost.
@@ -63,7 +113,7 @@ impl Engine {
     }
 
     /// Spends quota and extends a lease that has nearly expired before the run starts.
-    pub(super) async fn start_run(&self, policy: &Terms, run: ClaimedRun) -> BeginOutcome {
+    pub(super) async fn start_run(&self, policy: &Terms, mut run: ClaimedRun) -> BeginOutcome {
         if let Some(refusal) = self.spend_quota(run.lease()).await {
             if self.settle(run.lease(), &Settlement::Release, Instant::now()).await.is_err() {
                 self.settle_queue.push(run.lease().clone(), Settlement::Release);
@@ -71,37 +121,29 @@ impl Engine {
             run.guard.disarm();
             return BeginOutcome::Refused(refusal);
         }
-        if run.is_late(policy) && self.extend(run.lease(), policy).await == HeartbeatOutcome::ClaimLost {
-            run.guard.disarm();
-            return BeginOutcome::Refused(refusals::in_progress(RETRY_SOON));
+        if run.is_late(policy) {
+            let now = Instant::now();
+            match self.extend(run.lease(), policy).await {
+                HeartbeatOutcome::Extended => run.claimed_at = now,
+                HeartbeatOutcome::Failed => {}
+                HeartbeatOutcome::ClaimLost => {
+                    run.guard.disarm();
+                    return BeginOutcome::Refused(refusals::in_progress(RETRY_SOON));
+                }
+            }
         }
         BeginOutcome::Run(run)
     }
 
     /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
-    pub async fn keep_alive<T>(&self, policy: &Terms, lease: &Lease, mut work: Pin<&mut impl Future<Output = T>>) -> T {
-        let beat = sleep(policy.lease / 3);
-        tokio::pin!(beat);
-        loop {
-            tokio::select! {
-                biased;
-                ended = &mut work => return ended,
-                () = &mut beat => {}
-            }
-            // Boxed, because most runs end before.
-            let mut extended = Box::pin(self.extend(lease, policy));
-            let now = tokio::select! {
-                biased;
-                ended = &mut work => return ended,
-                now = &mut extended => now,
-            };
-            match now {
-                HeartbeatOutcome::Extended => beat.as_mut().reset(from_now(policy.lease / 3)),
-                // The settle call detects the lost claim and reports it once.
-                HeartbeatOutcome::ClaimLost => return work.await,
-                HeartbeatOutcome::Failed => beat.as_mut().reset(from_now(policy.lease / 10)),
-            }
-        }
+    pub async fn keep_alive<T>(&self, policy: &Terms, lease: &Lease, work: Pin<&mut impl Future<Output = T>>) -> T {
+        let kept = self.heartbeat(policy, lease, Instant::now()).keep(None, work).await;
+        kept.expect("without a deadline, only the work ends it")
+    }
+
+    /// The heartbeat of a lease that was granted or extended at `since`.
+    pub(crate) fn heartbeat<'a>(&'a self, policy: &'a Terms, lease: &'a Lease, since: Instant) -> Heartbeat<'a> {
+        Heartbeat { engine: self, policy, lease, next_at: since.checked_add(policy.lease / 3) }
     }
 
     async fn extend(&self, lease: &Lease, policy: &Terms) -> HeartbeatOutcome {

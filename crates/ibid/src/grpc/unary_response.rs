@@ -1,7 +1,7 @@
 //! The response of a unary call: its status, its record, and its replay if the message was not stored.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
     GrpcStatusCode,
@@ -13,7 +13,7 @@ use crate::{
     key::hex,
     policy::Policy,
     protocol::AppReply,
-    record::{Record, RecordBody},
+    record::{Record, RecordBody, RecordSource},
     time::now_ms,
 };
 
@@ -36,23 +36,29 @@ pub(super) fn status_of(headers: &HeaderMap, trailers: Option<&HeaderMap>, has_b
 
 /// Builds what is remembered of a response. With `remember_body = false` that is its status and an empty message.
 pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>, code: GrpcStatusCode) -> CompletedAnswer {
-    let mut headers = stored_headers(policy, reply.headers, false);
-    let mut trailers = reply.trailers.cloned().unwrap_or_default();
-    let body = if policy.remember_body { reply.body } else { status_only(code, &mut headers, &mut trailers) };
-    let AppReply { status, requested_at_ms, started, .. } = reply;
-    let cookies = Vec::new();
-    let record = Record { status, requested_at_ms, completed_at_ms: now_ms(), headers, body, trailers, cookies };
-    CompletedAnswer::new(&record, code.summary_status(), code != GrpcStatusCode::Ok, started)
-}
-
-fn status_only(code: GrpcStatusCode, headers: &mut HeaderMap, trailers: &mut HeaderMap) -> RecordBody {
-    let keep = |from: &HeaderMap, names: &[http::HeaderName]| {
-        let found = names.iter().filter_map(|name| Some((name.clone(), from.get(name)?.clone())));
-        found.collect::<HeaderMap>()
+    let of_status;
+    let (body, trailers) = if policy.remember_body {
+        (reply.body, reply.trailers)
+    } else {
+        let lines = reply.trailers.into_iter().flatten().filter(|(name, _)| [STATUS, MESSAGE].contains(name));
+        of_status = lines.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let message: &[u8] = if code == GrpcStatusCode::Ok { EMPTY_MESSAGE } else { b"" };
+        (RecordBody::Whole(Bytes::from_static(message)), Some(&of_status))
     };
-    *headers = keep(headers, &[header::CONTENT_TYPE, STATUS, MESSAGE]);
-    *trailers = keep(trailers, &[STATUS, MESSAGE]);
-    RecordBody::Whole(if code == GrpcStatusCode::Ok { Bytes::from_static(EMPTY_MESSAGE) } else { Bytes::new() })
+    let AppReply { status, requested_at_ms, started, headers, .. } = reply;
+    let is_stored = stored_headers(policy, headers, false);
+    let is_kept = |name: &HeaderName| policy.remember_body || [header::CONTENT_TYPE, STATUS, MESSAGE].contains(name);
+    let record = RecordSource {
+        status,
+        requested_at_ms,
+        completed_at_ms: now_ms(),
+        headers,
+        is_stored: |name: &HeaderName| is_kept(name) && is_stored(name),
+        body: &body,
+        trailers,
+        cookies: &[],
+    };
+    CompletedAnswer::new(&record, code.summary_status(), code != GrpcStatusCode::Ok, started)
 }
 
 /// Builds the response from a record. A failure whose message was too large to store is replayed by its trailers; an OK

@@ -25,7 +25,11 @@ use super::{
     body::{BoxError, RequestBody},
     rules,
 };
-use crate::{engine::CompletedAnswer, record::Record, store::Lease};
+use crate::{
+    engine::{ClaimedRun, CompletedAnswer},
+    record::Record,
+    store::Lease,
+};
 
 /// The app that a layer protects. [`IbidLayer`](super::IbidLayer) makes one of every tower service; a server that sends
 /// requests itself implements it to report [how a request failed](AppError).
@@ -166,12 +170,12 @@ struct HandlerClaimState {
 pub struct NotRememberedError(pub StatusCode);
 
 impl HandlerClaim {
-    pub(super) fn new(lease: &Lease, route: &Arc<Route>, requested_at_ms: u64) -> Self {
+    pub(super) fn new(run: &ClaimedRun, route: &Arc<Route>, requested_at_ms: u64) -> Self {
         Self(Arc::new(HandlerClaimState {
-            lease: lease.clone(),
+            lease: run.lease().clone(),
             route: route.clone(),
             requested_at_ms,
-            started: Instant::now(),
+            started: run.claimed_at(),
             delegated_record: Mutex::new(None),
         }))
     }

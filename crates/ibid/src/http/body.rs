@@ -124,7 +124,7 @@ pin_project! {
     #[derive(Debug)]
     enum ResponseBodyKind<B> {
         Untouched { #[pin] body: B },
-        Whole { data: Option<Bytes>, trailers: Option<HeaderMap>, held: Option<TransferReservation> },
+        Whole { data: Option<Bytes>, trailers: Option<Box<HeaderMap>>, held: Option<TransferReservation> },
         Streamed { pieces: mpsc::Receiver<StreamChunk>, ended: bool, left: Option<u64>, held: Option<TransferReservation> },
         Tapped { #[pin] body: B, tap: Box<ResponseTap> },
         Begun { first: Option<Bytes>, held: Option<MemoryReservation>, rest: Pin<Box<ResponseBody<B>>> },
@@ -177,7 +177,7 @@ impl<B> ResponseBody<B> {
     /// Creates a body that is complete.
     pub fn whole(data: impl Into<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data.into()).filter(|data: &Bytes| !data.is_empty());
-        let trailers = trailers.filter(|trailers| !trailers.is_empty());
+        let trailers = trailers.filter(|trailers| !trailers.is_empty()).map(Box::new);
         Self { inner: ResponseBodyKind::Whole { data, trailers, held: None } }
     }
 
@@ -205,7 +205,7 @@ impl<B> ResponseBody<B> {
     /// The trailers of a complete body.
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
-            ResponseBodyKind::Whole { trailers, .. } => trailers.as_ref(),
+            ResponseBodyKind::Whole { trailers, .. } => trailers.as_deref(),
             _ => None,
         }
     }
@@ -232,7 +232,7 @@ where
             }
             InnerProject::Whole { data, trailers, held } => {
                 let data = next_chunk(data, held).map(Frame::data);
-                Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
+                Poll::Ready(data.or_else(|| trailers.take().map(|trailers| Frame::trailers(*trailers))).map(Ok))
             }
             InnerProject::Tapped { mut body, tap } => {
                 let frame = ready!(poll_inner(body.as_mut(), cx));

@@ -29,11 +29,12 @@ use super::{
     context::RequestContext,
     exchange::{Exchange, WholeRequest},
     future::WorkState,
+    header_value,
     inner_response::{self, BufferedBody, ResponseStream, StreamTail},
     rules,
 };
 use crate::{
-    engine::{ProbeOutcome, RunOutcome, UnknownCause},
+    engine::{Heartbeat, ProbeOutcome, RunOutcome, UnknownCause},
     protocol::{AppReply, ReplyMeaning},
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
@@ -61,6 +62,8 @@ struct Run<'a> {
     anonymous: Option<&'a AnonymousCaller>,
     buffers: &'a mut MemoryReservation,
     info: Option<RunInfo>,
+    /// `None` if the operation runs unprotected.
+    heartbeat: Option<Heartbeat<'a>>,
     started: Instant,
 }
 
@@ -76,17 +79,13 @@ impl Exchange {
         let Self { shared, context, run, handler_claim, anonymous, buffers, request, .. } = self;
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
         let (handler_claim, anonymous, started) = (handler_claim.as_ref(), anonymous.as_ref(), Instant::now());
-        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, started };
+        let heartbeat =
+            run.as_ref().map(|run| shared.engine.heartbeat(context.policy().terms(), run.lease(), run.claimed_at()));
+        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started };
         let request = call.prepare_request(request.take().expect("an operation runs once"));
-        let work = pin!(async {
-            match call.send(app, request, state).await {
-                Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
-                Err(outcome) => outcome,
-            }
-        });
-        let outcome = match run {
-            Some(run) => shared.engine.keep_alive(context.policy().terms(), run.lease(), work).await,
-            None => work.await,
+        let outcome = match call.send(app, request, state).await {
+            Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
+            Err(outcome) => outcome,
         };
         context.set_run(started.elapsed(), info.map(|run| run.attempt));
         outcome
@@ -94,8 +93,18 @@ impl Exchange {
 }
 
 impl Run<'_> {
+    /// Returns what `work` returns, or `None` at the deadline. The lease is kept alive meanwhile.
+    async fn within<T>(&mut self, deadline: Option<Instant>, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match (&mut self.heartbeat, deadline) {
+            (Some(heartbeat), deadline) => heartbeat.keep(deadline, work).await,
+            (None, Some(deadline)) => timeout_at(deadline, work).await.ok(),
+            (None, None) => Some(work.await),
+        }
+    }
+
     /// Builds the request for the app.
     fn prepare_request<B>(&self, (mut parts, body, trailers): WholeRequest) -> Request<RequestBody<B>> {
+        parts.headers.reserve(3);
         // The stored response must be readable by every later client, whatever codings it accepts.
         parts.headers.remove(header::ACCEPT_ENCODING);
         parts.headers.remove(header::EXPECT);
@@ -105,8 +114,8 @@ impl Run<'_> {
             parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
         }
         if let Some(run) = self.info {
-            parts.headers.insert(ATTEMPT_HEADER, run.attempt.into());
-            parts.headers.insert(FENCE_HEADER, run.fence.into());
+            parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
+            parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
         }
         Request::from_parts(parts, RequestBody::whole(body, trailers))
     }
@@ -123,13 +132,14 @@ impl Run<'_> {
         let call = AppCall { run: self.info, claim: self.handler_claim, send_state: Some(&send_state) };
         // The call itself may panic before it returns a future.
         let mut sending = pin!(catch_panic(async move { app.send(request, call).await }));
-        let (sent, deadline) = match timeout(policy.timeout, &mut sending).await {
-            Ok(sent) => (sent, self.started + policy.timeout),
-            Err(_) if send_state.is_unsent() => {
+        let deadline = self.started + policy.timeout;
+        let (sent, deadline) = match self.within(Some(deadline), sending.as_mut()).await {
+            Some(sent) => (sent, deadline),
+            None if send_state.is_unsent() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
                 return Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)));
             }
-            Err(_) => {
+            None => {
                 let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
                 let late_answer = policy.late_answer_or_lease();
                 let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
@@ -139,9 +149,9 @@ impl Run<'_> {
                 self.context.set_run(self.started.elapsed(), Some(run.attempt));
                 self.context.set_late();
                 state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
-                let sent = self.shared.late_answers.wait(late_answer, sending).await;
-                let deadline = self.started + policy.timeout + late_answer;
-                (sent.map_err(|cause| RunOutcome::Park(AppResponse::Refused(refusal), cause))?, deadline)
+                let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
+                let sent = self.within(None, pin!(waiting)).await.expect("it has no deadline");
+                (sent.map_err(|cause| RunOutcome::Park(AppResponse::Refused(refusal), cause))?, deadline + late_answer)
             }
         };
         match sent {
@@ -167,25 +177,30 @@ impl Run<'_> {
         let policy = self.context.policy();
         let (parts, body) = response.into_parts();
         let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
-        let mut body = Box::pin(body);
+        let mut body = pin!(body);
         let live = is_event_stream(&parts.headers);
-        let (body, trailers, mut answer) =
-            match timeout_at(deadline, inner_response::read(&mut body, policy.max_response, live)).await {
-                Err(_) => return timed_out(),
-                Ok(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
-                Ok(Ok(BufferedBody::Whole(whole, trailers))) => {
-                    self.buffers.count(whole.len() as u64);
-                    let response = Response::new(ResponseBody::whole(whole.clone(), trailers.clone()));
-                    (RecordBody::Whole(whole.clone()), trailers, AppResponse::Whole(response, whole))
-                }
-                Ok(Ok(BufferedBody::TooLong(begun))) => match self.stream(&parts, begun, &mut body, state).await {
+        let read = {
+            let reading = pin!(inner_response::read(body.as_mut(), policy.max_response, live));
+            self.within(Some(deadline), reading).await
+        };
+        let (body, trailers, mut answer) = match read {
+            None => return timed_out(),
+            Some(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
+            Some(Ok(BufferedBody::Whole(whole, trailers))) => {
+                self.buffers.count(whole.len() as u64);
+                let response = Response::new(ResponseBody::whole(whole.clone(), trailers.clone()));
+                (RecordBody::Whole(whole.clone()), trailers, AppResponse::Whole(response, whole))
+            }
+            Some(Ok(BufferedBody::TooLong(begun))) => {
+                match Box::pin(self.stream(&parts, begun, body.as_mut(), state)).await {
                     Err(UnknownCause::TimedOut | UnknownCause::NoLateAnswer) => return timed_out(),
                     Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
                         return lost("the app's answer broke off");
                     }
                     Ok((record, tail)) => (record, tail.trailers.clone(), AppResponse::Tail(parts.status, tail)),
-                },
-            };
+                }
+            }
+        };
         let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
         let (requested_at_ms, started) = (self.context.requested_at_ms, self.started);
         let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
@@ -205,7 +220,7 @@ impl Run<'_> {
 
     /// Responds while the body is still arriving.
     async fn stream<RB>(
-        &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>, state: &WorkState<RB>,
+        &mut self, parts: &http::response::Parts, begun: Bytes, body: Pin<&mut RB>, state: &WorkState<RB>,
     ) -> Result<(RecordBody, StreamTail), UnknownCause>
     where
         RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
@@ -214,7 +229,7 @@ impl Run<'_> {
         if self.context.is_late() {
             // The client was already refused.
             let (mut stream, _) = ResponseStream::new(policy, is_live, None);
-            stream.pump(begun, body).await?;
+            self.within(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
             return Ok(stream.end());
         }
         let reservation = self.buffers.send(&self.context.client);
@@ -226,7 +241,7 @@ impl Run<'_> {
         state.respond_early(rules::first_response(head, None, None, self.context));
         // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
-        stream.pump(begun, body).await?;
+        self.within(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
         Ok(stream.end())
     }
 }
@@ -245,7 +260,7 @@ where
         let call = AppCall { run: None, claim: None, send_state: Some(&send_state) };
         let response = catch_panic(async { app.send(request, call).await }).await?.ok()?;
         let (parts, body) = response.into_parts();
-        let read = inner_response::read(&mut Box::pin(body), policy.max_response, false).await.ok()?;
+        let read = inner_response::read(pin!(body), policy.max_response, false).await.ok()?;
         Some((parts, read))
     });
     match asked.await {

@@ -18,7 +18,7 @@ use super::{
     context::{NO_RESPONSE_STATUS, RequestContext},
     future::WorkState,
     read_body::{overloaded, read_body},
-    request::{self, KeyedRequest, PreparedClaim},
+    request::{self, KeyedRequest, RequestIdentity},
     rules,
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
     scope::{CallerKind, ScopePart},
-    store::{ClaimRequest, CompletedEntry, Fingerprint},
+    store::{CompletedEntry, Fingerprint},
 };
 
 /// Responses up to this size in bytes are not counted: they need less memory than the request's own task.
@@ -75,13 +75,12 @@ pub(super) type WholeRequest = (Parts, Bytes, Option<HeaderMap>);
 
 /// A request that is ready to be claimed.
 pub(super) struct PreparedExchange {
-    pub(super) request: ClaimRequest,
-    pub(super) caller: CallerKind,
+    pub(super) identity: RequestIdentity,
+    pub(super) keyed: KeyedRequest,
     pub(super) body: Bytes,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) buffers: MemoryReservation,
     pub(super) slot: RunSlot,
-    key: String,
 }
 
 /// A request that is not claimed, with its body as far as it was read and its rest, for shadow mode.
@@ -141,8 +140,13 @@ where
             };
         }
     };
-    let PreparedExchange { request, caller, body, trailers, buffers, slot, key } = prepared;
-    let anonymous = AnonymousCaller::of(caller, &request, context.policy(), shared.settings.address_secret.as_ref());
+    let PreparedExchange { identity, keyed, body, trailers, buffers, slot } = prepared;
+    if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint) {
+        return BegunExchange::Respond(replay(&shared, entry, StoredAs::Recorded, &context).await);
+    }
+    let request = keyed.claim(&identity, &context, &parts);
+    let secret = shared.settings.address_secret.as_ref();
+    let anonymous = AnonymousCaller::of(keyed.caller, &request, context.policy(), secret);
     state.mark_claimed();
     let mut claimant = RequestClaimant {
         app,
@@ -150,7 +154,7 @@ where
         shared: &shared,
         parts: &parts,
         content: (&body, trailers.as_ref()),
-        key: &key,
+        key: &identity.key,
         deadline,
         body_type: std::marker::PhantomData::<fn(B)>,
     };
@@ -165,7 +169,7 @@ where
         }
     };
     let claim = run.as_ref().filter(|_| context.route.protocol.rules().is_plain_http());
-    let handler_claim = claim.map(|run| HandlerClaim::new(run.lease(), &context.route, context.requested_at_ms));
+    let handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
     let request = Some((parts, body, trailers));
     BegunExchange::Run(Exchange { shared, context, run, handler_claim, anonymous, buffers, request, _slot: slot })
 }
@@ -187,13 +191,13 @@ where
     }
     let mut others = others.into_iter();
     let prepared = loop {
-        match (keyed.prepare_claim(shared, context, parts, content), others.next()) {
+        match (keyed.identify(shared, context, parts, content), others.next()) {
             // The body contains no key under this route: try the next one.
             (Ok(None), Some((other, next))) => (context.route, keyed) = (other, next),
             (prepared, _) => break prepared,
         }
     };
-    let PreparedClaim { request, key, digests } = match prepared {
+    let identity = match prepared {
         Ok(Some(prepared)) => prepared,
         Ok(None) => return Err(NotClaimed { why: NotClaimedReason::Keyless, body: whole() }),
         Err(refusal) => {
@@ -207,21 +211,21 @@ where
     let Some(slot) = shared.engine.running().try_enter(shared.settings.max_running) else {
         return Err(NotClaimed::refused(overloaded(), whole()));
     };
-    (context.address, context.part_digests) = (Some(request.address), digests);
+    let RequestIdentity { key, address, fingerprint, digests } = &identity;
+    (context.address, context.part_digests) = (Some(*address), *digests);
     if context.key.is_empty() {
-        context.key = mask(&key);
+        context.key = mask(key);
     }
-    let caller = keyed.caller;
-    if caller == CallerKind::CookiesOnly {
-        let known = anonymous::check_cookies(shared, &parts.headers, &request.address, Some(&request.fingerprint));
+    if keyed.caller == CallerKind::CookiesOnly {
+        let known = anonymous::check_cookies(shared, &parts.headers, address, Some(fingerprint));
         if let Err(refusal) = Box::pin(known).await {
             return Err(NotClaimed::refused(refusal, whole()));
         }
     }
     if context.policy().scope.iter().any(ScopePart::names_caller) {
-        shared.shared_key_detector.check(&key, &request.fingerprint, &request.address);
+        shared.shared_key_detector.check(key, fingerprint, address);
     }
-    Ok(PreparedExchange { request, caller, body, trailers, buffers, slot, key })
+    Ok(PreparedExchange { identity, keyed, body, trailers, buffers, slot })
 }
 
 impl<B> NotClaimed<B> {

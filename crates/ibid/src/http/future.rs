@@ -44,7 +44,7 @@ pub(super) struct WorkState<B> {
     /// Set immediately before the claim: from then on the work must finish.
     is_claimed: AtomicBool,
     /// The head of a response whose body is still being streamed.
-    early_response: Mutex<Option<Response<ResponseBody<B>>>>,
+    early_response: Mutex<Option<Box<Response<ResponseBody<B>>>>>,
 }
 
 struct CoveredWork<B: 'static> {
@@ -112,7 +112,7 @@ impl<B> WorkState<B> {
 
     /// Sends the head before the work ends.
     pub(super) fn respond_early(&self, head: Response<ResponseBody<B>>) {
-        *self.early_response.lock() = Some(head);
+        *self.early_response.lock() = Some(Box::new(head));
     }
 }
 
@@ -128,7 +128,7 @@ impl<B: 'static> CoveredWork<B> {
                 Poll::Ready(_) => self.work = None,
                 Poll::Pending => self.detach(),
             }
-            return Poll::Ready(head);
+            return Poll::Ready(*head);
         }
         let answer = ready!(done).expect("without an early head the work ends with an answer");
         self.work = None;

@@ -23,7 +23,7 @@ pub(super) enum BufferedBody {
     TooLong(Bytes),
 }
 
-pub(super) async fn read<B>(body: &mut Pin<Box<B>>, at_most: u64, live: bool) -> Result<BufferedBody, BoxError>
+pub(super) async fn read<B>(mut body: Pin<&mut B>, at_most: u64, live: bool) -> Result<BufferedBody, BoxError>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
@@ -35,7 +35,7 @@ where
         if live {
             return Ok(BufferedBody::TooLong(only));
         }
-        let Some(frame) = next(body).await else { break };
+        let Some(frame) = next(body.as_mut()).await else { break };
         match frame?.into_data() {
             Ok(data) if only.is_empty() && more.is_empty() => only = data,
             Ok(data) => {
@@ -54,7 +54,7 @@ where
     Ok(BufferedBody::Whole(if more.is_empty() { only } else { more.freeze() }, trailers))
 }
 
-pub(super) async fn next<B>(body: &mut Pin<Box<B>>) -> Option<Result<Frame<Bytes>, BoxError>>
+pub(super) async fn next<B>(mut body: Pin<&mut B>) -> Option<Result<Frame<Bytes>, BoxError>>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
@@ -104,13 +104,13 @@ impl ResponseStream {
     }
 
     /// Reads the response to its end. `Err` contains why the outcome is unknown.
-    pub(super) async fn pump<B>(&mut self, begun: Bytes, body: &mut Pin<Box<B>>) -> Result<(), UnknownCause>
+    pub(super) async fn pump<B>(&mut self, begun: Bytes, mut body: Pin<&mut B>) -> Result<(), UnknownCause>
     where
         B: Body<Data: Buf, Error: Into<BoxError>>,
     {
         self.push(begun).await;
         loop {
-            match timeout(self.tail.idle_timeout, next(body)).await {
+            match timeout(self.tail.idle_timeout, next(body.as_mut())).await {
                 Err(_) => return Err(UnknownCause::TimedOut),
                 Ok(Some(Err(_))) => return Err(UnknownCause::ConnectionLost),
                 Ok(None) => return Ok(()),

@@ -58,7 +58,8 @@ where
     let mut begun = PartialBody::default();
     // `None` until the body is large or has to be awaited.
     let mut reservation: Option<TransferReservation> = None;
-    let deadline = Instant::now() + shared.settings.body_timeout.min(MAX_BODY_TIMEOUT);
+    // Set when the body is first awaited: most bodies have arrived with their head.
+    let mut deadline = None;
     loop {
         let next = match poll_fn(|cx| Poll::Ready(poll_next(&mut body, reservation.as_ref(), cx))).await {
             Poll::Ready(next) => next,
@@ -67,6 +68,8 @@ where
                 if waiting.grow_to(reservation_size(begun.len(), declared)).is_err() {
                     return Err(NotClaimed::refused(overloaded(), begun.with_rest(body)));
                 }
+                let timeout = shared.settings.body_timeout.min(MAX_BODY_TIMEOUT);
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + timeout);
                 match timeout_at(deadline, poll_fn(|cx| poll_next(&mut body, Some(waiting), cx))).await {
                     Err(_) => {
                         return Err(NotClaimed { why: NotClaimedReason::TimedOut, body: begun.with_rest(body) });

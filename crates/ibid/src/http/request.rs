@@ -3,15 +3,15 @@
 use std::{sync::Arc, time::SystemTime};
 
 use http::{HeaderMap, header, request::Parts};
-use sha2::{Digest, Sha256};
 
 use super::{
     LayerState, Route, ambiguity,
+    caller_tags::CallerTag,
     context::{RequestContext, RequestSender},
 };
 use crate::{
     fingerprint::{BodyFormat, FingerprintInput, PartDigests, form, json},
-    key::{IdempotencyKey, KeyFormat, KeySource, hex, mask},
+    key::{IdempotencyKey, KeySource, mask},
     label,
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
@@ -35,8 +35,8 @@ pub(super) struct KeyedRequest {
     pub(super) caller: CallerKind,
     /// The user who may own a key of the form `user:operation:resource:timestamp`.
     key_owner: Option<String>,
-    tenant: String,
-    user: String,
+    tenant: CallerTag,
+    user: CallerTag,
 }
 
 /// Whether a request carries a key from one of the policy's sources, in any format. Bodies are not read: a request
@@ -160,7 +160,7 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
     match judged {
         Err(refusal) => HeadCheck::Refused(refusal, masked()),
         Ok(((scope, kind), owner)) => {
-            let (tenant, user) = tags(policy, &caller, &scope, key.as_ref());
+            let (tenant, user) = CallerTag::of(policy, &caller, &scope, key.as_ref());
             HeadCheck::Keyed(KeyedRequest { key, scope, caller: kind, key_owner: owner, tenant, user })
         }
     }
@@ -180,20 +180,14 @@ impl KeyedRequest {
         Some(self.scope.address(key.as_str(), None, shared.settings.address_secret.as_ref()))
     }
 
-    /// Builds the claim once the body is read. Returns `None` if the request has no key and needs none.
-    pub(super) fn prepare_claim(
-        &self, shared: &LayerState, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
-    ) -> Result<Option<PreparedClaim>, Refusal> {
+    /// Finds key, fingerprint and address once the body is read. Returns `None` if the request has no key and needs none.
+    pub(super) fn identify(
+        &mut self, shared: &LayerState, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
+    ) -> Result<Option<RequestIdentity>, Refusal> {
+        let policy = context.policy();
         let made = fingerprint(Fingerprint::VERSION, &context.route, parts, (body, trailers))?;
-        self.prepare_claim_with(shared, context, parts, body, made.expect("the current version is known"))
-    }
-
-    fn prepare_claim_with(
-        &self, shared: &LayerState, context: &RequestContext, parts: &Parts, body: &[u8],
-        (fingerprint, digests): (Fingerprint, PartDigests),
-    ) -> Result<Option<PreparedClaim>, Refusal> {
-        let (route, policy) = (&*context.route, context.policy());
-        let key = match self.key.clone() {
+        let (fingerprint, digests) = made.expect("the current version is known");
+        let key = match self.key.take() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
                 Some(key) => check_owner(self.key_owner.as_deref(), &key).map(|()| key)?,
@@ -205,9 +199,15 @@ impl KeyedRequest {
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
         let address = self.scope.address(&key, own_entry, shared.settings.address_secret.as_ref());
+        Ok(Some(RequestIdentity { key, address, fingerprint, digests }))
+    }
+
+    /// Builds the claim.
+    pub(super) fn claim(&self, identity: &RequestIdentity, context: &RequestContext, parts: &Parts) -> ClaimRequest {
+        let (route, policy, key) = (&*context.route, context.policy(), &*identity.key);
         let shown = match policy.label.key {
-            LabelKeyDisplay::Clear => key.clone(),
-            LabelKeyDisplay::Masked => mask(&key),
+            LabelKeyDisplay::Clear => key,
+            LabelKeyDisplay::Masked => &context.key,
         };
         let named;
         // A catch-all route name does not describe the request.
@@ -220,16 +220,18 @@ impl KeyedRequest {
         let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-        let tags = Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]);
-        let label = label::encode(context.requested_at_ms, told, digests.as_ref());
-        let request = ClaimRequest::new(address, fingerprint, tags, label, policy.terms());
-        Ok(Some(PreparedClaim { request, key, digests }))
+        let [tenant, user] = [&self.tenant, &self.user].map(|tag| tag.text(&self.scope));
+        let tags = Tags::from_parts([&tenant, &user, endpoint, shown, &key_hash(key)]);
+        let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref());
+        ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
 }
 
-pub(super) struct PreparedClaim {
-    pub(super) request: ClaimRequest,
+/// What tells a request with a key from all others.
+pub(super) struct RequestIdentity {
     pub(super) key: String,
+    pub(super) address: Address,
+    pub(super) fingerprint: Fingerprint,
     pub(super) digests: Option<PartDigests>,
 }
 
@@ -394,36 +396,13 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
     }
 }
 
-fn tags(policy: &Policy, caller: &ScopeInput<'_>, scope: &Scope, key: Option<&IdempotencyKey>) -> (String, String) {
-    let mut who = policy.scope.iter().filter(|part| part.names_caller());
-    let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
-    // A scope of users only has no separate tenant: both tags are then the same.
-    let named = policy.scope.iter().find(|part| part.names_user());
-    let user = policy.label.user.as_ref().or(named).or_else(|| who.next());
-    let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller, scope)).unwrap_or_default();
-    let mut user = tag(user);
-    if user.is_empty()
-        && policy.key.format == KeyFormat::Operation
-        && let Some((owner, _)) = key.and_then(|key| key.as_str().split_once(':'))
-    {
-        user = owner.to_owned();
-    }
-    (tag(tenant), user)
-}
-
-/// The tag for operators. Of secrets, only a prefix of their hash.
-fn tag(part: &ScopePart, caller: &ScopeInput<'_>, scope: &Scope) -> String {
-    let known = scope.credential().filter(|_| *part == ScopePart::Credential);
-    let Ok(value) = known.map_or_else(|| part.value(caller), |value| Ok(value.into())) else { return String::new() };
-    match part.part() {
-        _ if value.is_empty() => String::new(),
-        ScopePart::Credential | ScopePart::Cookie(_) => hex(&Sha256::digest(&value)[..6]),
-        _ => String::from_utf8_lossy(&value).into_owned(),
-    }
-}
-
 pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+    let digits = headers.get(header::CONTENT_LENGTH)?.as_bytes();
+    let number = digits.iter().try_fold(0_u64, |number, digit| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit <= 9)?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    });
+    number.filter(|_| !digits.is_empty())
 }
 
 pub(super) fn check_length(policy: &Policy, length: u64) -> Result<(), Refusal> {

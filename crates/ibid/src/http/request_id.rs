@@ -13,6 +13,7 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pin_project_lite::pin_project;
 
+use super::header_value;
 use crate::{key::uuid4_text, store::ClaimToken};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -37,7 +38,7 @@ pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
 
 /// The client's `X-Request-Id` if it is valid, otherwise a new id.
 pub(super) fn sent_or_new(headers: &HeaderMap) -> HeaderValue {
-    let new = || HeaderValue::from_bytes(&uuid4_text(ClaimToken::mint().0)).expect("hex digits and hyphens");
+    let new = || header_value::from_bytes(&uuid4_text(ClaimToken::mint().0));
     sent_request_id(headers).cloned().unwrap_or_else(new)
 }
 

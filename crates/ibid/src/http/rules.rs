@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     body::{ResponseBody, WholeBody},
     context::RequestContext,
-    cors, key_headers,
+    cors, header_value, key_headers,
     refusal_style::RefusalInfo,
     request_id::REQUEST_ID,
 };
@@ -20,7 +20,7 @@ use crate::{
     key::{hex, is_uuid},
     policy::{HeaderTemplate, Policy, ResponseEnvelope},
     protocol::{AppReply, ProtocolRules, ReplyMeaning},
-    record::{Record, RecordBody},
+    record::{Record, RecordBody, RecordSource},
     refusal::{Refusal, RefusalReason},
     store::{Fingerprint, RecordSummary, Settlement},
     time::{now_ms, rfc3339},
@@ -146,7 +146,7 @@ impl ProtocolRules for HttpRules {
             body = spliced;
         }
         if record.trailers.is_empty() && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
-            headers.insert(header::CONTENT_LENGTH, body.len().into());
+            headers.insert(header::CONTENT_LENGTH, header_value::from_number(body.len() as u64));
         }
         whole_response(status, headers, body, Some(record.trailers))
     }
@@ -155,17 +155,27 @@ impl ProtocolRules for HttpRules {
 /// Builds what is remembered of a response.
 pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> CompletedAnswer {
     let body = if policy.remember_body { reply.body } else { RecordBody::None };
-    let headers = stored_headers(policy, reply.headers, body == RecordBody::None);
-    let trailers = if policy.remember_body { reply.trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
-    let AppReply { status, cookies, requested_at_ms, started, .. } = reply;
+    let AppReply { status, requested_at_ms, started, headers, .. } = reply;
+    let record = RecordSource {
+        status,
+        requested_at_ms,
+        completed_at_ms: now_ms(),
+        headers,
+        is_stored: stored_headers(policy, headers, body == RecordBody::None),
+        body: &body,
+        trailers: reply.trailers.filter(|_| policy.remember_body),
+        cookies: &reply.cookies,
+    };
     let failed = status.is_client_error() || status.is_server_error();
-    let record = Record { status, requested_at_ms, completed_at_ms: now_ms(), headers, body, trailers, cookies };
     CompletedAnswer::new(&record, status.as_u16(), failed, started)
 }
 
 impl CompletedAnswer {
-    pub(crate) fn new(record: &Record, status: u16, failed: bool, started: Instant) -> Self {
-        let Record { requested_at_ms, completed_at_ms, .. } = *record;
+    pub(crate) fn new<F>(record: &RecordSource<'_, F>, status: u16, failed: bool, started: Instant) -> Self
+    where
+        F: Fn(&HeaderName) -> bool,
+    {
+        let RecordSource { requested_at_ms, completed_at_ms, .. } = *record;
         let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took: started.elapsed() };
         Self { failed, record: record.encode(), summary }
     }
@@ -203,21 +213,17 @@ pub(super) fn is_remembered(policy: &Policy, status: StatusCode) -> bool {
 }
 
 /// Selects the headers to store.
-pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
+pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> impl Fn(&HeaderName) -> bool {
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
-    let is_forgotten = |name: &HeaderName| {
-        NEVER_STORED.contains(&name.as_str())
+    move |name| {
+        let is_forgotten = NEVER_STORED.contains(&name.as_str())
             || is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
-            || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))
-    };
-    let mut remembered = HeaderMap::with_capacity(headers.keys_len());
-    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name)) {
-        remembered.append(name, value.clone());
+            || without_body && (name == header::ETAG || name.as_str().starts_with("content-"));
+        !is_forgotten
     }
-    remembered
 }
 
 #[rustfmt::skip]
@@ -279,8 +285,14 @@ pub(super) fn first_response<B>(
 
 /// Removes headers that only the layer may set from the app's response.
 pub(super) fn remove_own_headers(headers: &mut HeaderMap, policy: &Policy) {
-    let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
-    own.iter().chain(policy.replay_only_headers()).for_each(|name| drop(headers.remove(name)));
+    remove_headers(headers, |name| is_own(name) || policy.replay_only_headers().any(|own| own == name));
+}
+
+/// Removes the headers with these names. Most messages have none, so it only looks at first.
+pub(super) fn remove_headers(headers: &mut HeaderMap, is_removed: impl Fn(&HeaderName) -> bool) {
+    while let Some(name) = headers.keys().find(|name| is_removed(name)).cloned() {
+        headers.remove(name);
+    }
 }
 
 /// Whether only the layer may set this response header, regardless of the policy.
@@ -293,9 +305,9 @@ fn set_policy_headers(
     headers: &mut HeaderMap, told: &[(HeaderName, HeaderTemplate)], context: &RequestContext, original_ms: u64,
 ) {
     for (name, value) in told {
-        let value = match value.is_fixed() {
-            true => value.fill("", ""),
-            false => value.fill(context.request_id(), &rfc3339(original_ms)),
+        let value = match value.fixed() {
+            Some(fixed) => fixed.clone(),
+            None => value.fill(context.request_id(), &rfc3339(original_ms)),
         };
         headers.insert(name, value);
     }

@@ -22,7 +22,7 @@ use super::{
     future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
     request::{self, HeadCheck},
     request_id::UnderRequestId,
-    shadow,
+    rules, shadow,
 };
 use crate::{
     observe::{EngineEvent, RequestOutcome, ShadowOutcome},
@@ -165,8 +165,8 @@ pub(super) fn pass_through<RB, E>(
 
 /// Removes headers that only the layer may set.
 fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
-    let own: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-    own.iter().chain(policy.replay_marker_headers()).for_each(|name| drop(headers.remove(name)));
+    let is_marker = |name: &HeaderName| policy.replay_marker_headers().any(|marker| marker == name);
+    rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-") || is_marker(name));
 }
 
 /// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).

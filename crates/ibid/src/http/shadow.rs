@@ -109,7 +109,8 @@ fn observe(
     shared: &Arc<LayerState>, prepared: PreparedExchange, parts: &Parts, context: Arc<RequestContext>,
     run_report: ShadowRunReport,
 ) -> ShadowClaim {
-    let PreparedExchange { request, slot, buffers, body, trailers, .. } = prepared;
+    let PreparedExchange { identity, keyed, slot, buffers, body, trailers } = prepared;
+    let request = keyed.claim(&identity, &context, parts);
     let (mut compared, ()) = Request::new(()).into_parts();
     (compared.method, compared.uri, compared.headers) =
         (parts.method.clone(), parts.uri.clone(), parts.headers.clone());

@@ -8,7 +8,7 @@
 
 use std::{
     array,
-    hash::{BuildHasher, RandomState},
+    hash::{BuildHasher, Hasher},
     mem,
     sync::{
         Arc,
@@ -22,7 +22,7 @@ use tokio::{runtime::Handle, time::sleep};
 
 use crate::{
     observe::{EngineEvent, Observer},
-    store::{Address, Fingerprint},
+    store::{Address, AddressHashBuilder, Fingerprint},
 };
 
 const SLOTS: usize = 4096;
@@ -32,7 +32,7 @@ const MAX_REPORTED: usize = 1000;
 
 pub(crate) struct SharedKeyDetector {
     slots: Box<[AtomicU64; SLOTS]>,
-    hash_state: RandomState,
+    hash_state: AddressHashBuilder,
     observer: Arc<dyn Observer>,
     pending: Mutex<Vec<Address>>,
     /// Whether the reporting task is running.
@@ -45,7 +45,7 @@ impl SharedKeyDetector {
     pub(crate) fn new(observer: Arc<dyn Observer>) -> Arc<Self> {
         Arc::new(Self {
             slots: Box::new(array::from_fn(|_| AtomicU64::new(0))),
-            hash_state: RandomState::new(),
+            hash_state: AddressHashBuilder::default(),
             observer,
             pending: Mutex::default(),
             has_reporter: AtomicBool::new(false),
@@ -71,7 +71,10 @@ impl SharedKeyDetector {
     }
 
     fn seen_elsewhere(&self, key: &str, fingerprint: &Fingerprint, at: &Address) -> bool {
-        let hash = self.hash_state.hash_one((key, fingerprint.digest));
+        let mut hasher = self.hash_state.build_hasher();
+        hasher.write(key.as_bytes());
+        hasher.write(&fingerprint.digest);
+        let hash = hasher.finish();
         let who = u64::from_le_bytes(at.0[..8].try_into().expect("8 of 32")) & 0xffff_ffff;
         let tag = hash & 0xffff_ffff_0000_0000;
         let before = self.slots[hash as usize % SLOTS].swap(tag | who, Relaxed);

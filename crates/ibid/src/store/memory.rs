@@ -18,9 +18,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{
-    Address, ClaimOutcome, ClaimRequest, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, Guarantees,
-    HolderWaits, InMemoryCounters, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin, StoreError,
-    StoreFuture, SweepResult,
+    Address, ClaimOutcome, ClaimRequest, CompletedEntry, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind,
+    Fence, Guarantees, HolderWaits, InMemoryCounters, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin,
+    StoreError, StoreFuture, SweepResult,
     address_hasher::AddressHashBuilder,
     transitions::{self, EntryDecision, EntryPhase, StoredEntry, UnixMicros, micros},
 };
@@ -258,6 +258,14 @@ impl Store for Memory {
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         let now = self.now();
         StoreFuture::ready(Ok(self.shard(at, now).entry(at).and_then(|entry| entry.read(now))))
+    }
+
+    fn find_completed(&self, at: &Address) -> Option<CompletedEntry> {
+        let now = self.now();
+        match self.shard(at, now).entry(at).and_then(|entry| entry.read(now)) {
+            Some(ClaimOutcome::Completed(found)) => Some(found),
+            _ => None,
+        }
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {

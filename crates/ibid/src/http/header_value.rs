@@ -1,0 +1,53 @@
+//! Header values that differ per request, such as ids and numbers. They share the allocations of a buffer per thread.
+
+use std::cell::RefCell;
+
+use bytes::BytesMut;
+use http::HeaderValue;
+
+/// The size of a buffer in bytes. A value keeps its whole buffer alive.
+const BUFFER_BYTES: usize = 1024;
+
+thread_local!(static BUFFER: RefCell<BytesMut> = RefCell::default());
+
+/// Creates a header value from bytes that are known to be valid in one.
+pub(super) fn from_bytes(value: &[u8]) -> HeaderValue {
+    let value = BUFFER.with_borrow_mut(|buffer| {
+        if buffer.capacity() < value.len() {
+            *buffer = BytesMut::with_capacity(BUFFER_BYTES.max(value.len()));
+        }
+        buffer.extend_from_slice(value);
+        buffer.split().freeze()
+    });
+    HeaderValue::from_maybe_shared(value).expect("valid in a header")
+}
+
+/// Creates a header value of decimal digits.
+pub(super) fn from_number(mut number: u64) -> HeaderValue {
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return from_bytes(&digits[start..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_keep_their_bytes_while_the_buffer_is_used_on() {
+        let numbers = [0, 7, 10, 99, 1_000_000, u64::MAX];
+        let values: Vec<_> = (0..500).map(|at| (numbers[at % 6], from_number(numbers[at % 6]))).collect();
+        for (number, value) in values {
+            assert_eq!(value, number.to_string());
+        }
+        assert_eq!(from_bytes(&[b'x'; 3000]).len(), 3000);
+        assert_eq!(from_bytes(b""), "");
+    }
+}
