@@ -176,8 +176,9 @@ impl ProtocolRules for GrpcRules {
         framing::fingerprint(version, policy, input)
     }
 
-    fn endpoint(&self, request: &Parts) -> String {
-        format!("grpc {}", request.uri.path().trim_start_matches('/'))
+    fn write_endpoint(&self, request: &Parts, out: &mut String) {
+        out.push_str("grpc ");
+        out.push_str(request.uri.path().trim_start_matches('/'));
     }
 
     fn deadline(&self, headers: &HeaderMap) -> Option<Instant> {
@@ -209,7 +210,7 @@ impl ProtocolRules for GrpcRules {
     }
 
     fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
-        refusal::refuse(refusal, context.policy(), &context.key)
+        refusal::refuse(refusal, context.policy(), context.key.as_str())
     }
 
     fn fail(&self, status: StatusCode, detail: &str, _: &RequestContext) -> Response<WholeBody> {

@@ -252,16 +252,78 @@ pub fn is_valid_key(key: &str) -> bool {
 
 /// Masks a key for logs: shows the first and last four characters, and nothing of a key under twelve.
 pub fn mask(key: &str) -> String {
-    if key.len() < 12 || key.chars().nth(11).is_none() {
-        return "****".into();
+    MaskedKey::of(key).as_str().to_owned()
+}
+
+/// A masked key. The default is empty.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MaskedKey {
+    /// Eight characters of at most four bytes, and four asterisks.
+    text: [u8; 36],
+    length: usize,
+}
+
+impl MaskedKey {
+    pub(crate) fn of(key: &str) -> Self {
+        let mut masked = Self::default();
+        if key.chars().nth(11).is_none() {
+            masked.push("****");
+            return masked;
+        }
+        let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
+        let (first, last) = match key.is_ascii() {
+            true => (4, key.len() - 4),
+            false => (at(key.char_indices().nth(4)), at(key.char_indices().nth_back(3))),
+        };
+        [&key[..first], "****", &key[last..]].into_iter().for_each(|part| masked.push(part));
+        masked
     }
-    let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
-    let (first, last) = (at(key.char_indices().nth(4)), at(key.char_indices().nth_back(3)));
-    let mut masked = String::with_capacity(first + 4 + key.len() - last);
-    masked.push_str(&key[..first]);
-    masked.push_str("****");
-    masked.push_str(&key[last..]);
-    masked
+
+    fn push(&mut self, part: &str) {
+        self.text[self.length..][..part.len()].copy_from_slice(part.as_bytes());
+        self.length += part.len();
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.text[..self.length]).expect("cut between characters")
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+impl Default for MaskedKey {
+    fn default() -> Self {
+        Self { text: [0; 36], length: 0 }
+    }
+}
+
+/// `N` lower-case hex digits. The default is empty.
+#[derive(Clone, Copy)]
+pub(crate) struct HexDigits<const N: usize> {
+    digits: [u8; N],
+    is_empty: bool,
+}
+
+impl<const N: usize> HexDigits<N> {
+    /// Formats `N / 2` bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut digits = [0; N];
+        HEXLOWER.encode_mut(bytes, &mut digits);
+        Self { digits, is_empty: false }
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        let digits = if self.is_empty { &[] } else { &self.digits[..] };
+        std::str::from_utf8(digits).expect("hex digits")
+    }
+}
+
+impl<const N: usize> Default for HexDigits<N> {
+    fn default() -> Self {
+        Self { digits: [0; N], is_empty: true }
+    }
 }
 
 /// Formats bytes as lower-case hex digits.

@@ -49,8 +49,8 @@ pub(crate) trait ProtocolRules: Send + Sync {
         &self, version: u8, policy: &Policy, input: &FingerprintInput<'_>,
     ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal>;
 
-    /// The name of a request's endpoint, for a route whose name does not describe it.
-    fn endpoint(&self, request: &Parts) -> String;
+    /// Appends the name of a request's endpoint, for a route whose name does not describe it.
+    fn write_endpoint(&self, request: &Parts, out: &mut String);
 
     /// When the client stops waiting, if it says so.
     fn deadline(&self, _: &HeaderMap) -> Option<Instant> {

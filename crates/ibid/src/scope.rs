@@ -288,7 +288,12 @@ impl ScopePart {
                 Some(Ok(claims)) => return Ok(claims.0.get(claim).map(|value| value.as_bytes().into())),
                 None => return Err(scope_missing(format!("nobody has verified the caller's claim {claim:?}"))),
             },
-            Self::Host => host(caller)?.to_ascii_lowercase().into_bytes().into(),
+            Self::Host => match host(caller)? {
+                host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+                    host.to_ascii_lowercase().into_bytes().into()
+                }
+                host => host.as_bytes().into(),
+            },
             Self::Method => caller.method.as_str().as_bytes().into(),
             Self::Path => caller.uri.path().as_bytes().into(),
             Self::Route => caller.route.as_bytes().into(),

@@ -1,11 +1,11 @@
 //! The tags that tell operators who sent a request: its tenant and its user.
 
-use std::{borrow::Cow, cell::RefCell};
+use std::cell::RefCell;
 
 use sha2::{Digest, Sha256};
 
 use crate::{
-    key::{IdempotencyKey, KeyFormat, hex},
+    key::{HexDigits, IdempotencyKey, KeyFormat},
     policy::Policy,
     scope::{Scope, ScopeInput, ScopePart},
 };
@@ -51,27 +51,42 @@ impl CallerTag {
         }
         let value = part.value(caller).ok().filter(|value| !value.is_empty())?;
         Some(Self::Text(match part.part() {
-            ScopePart::Credential | ScopePart::Cookie(_) => secret_tag(&value),
+            ScopePart::Credential | ScopePart::Cookie(_) => secret_tag(&value).as_str().to_owned(),
             _ => String::from_utf8_lossy(&value).into_owned(),
         }))
     }
 
-    pub(super) fn text(&self, scope: &Scope) -> Cow<'_, str> {
+    pub(super) fn text(&self, scope: &Scope) -> CallerTagText<'_> {
         match self {
-            Self::Text(text) => text.into(),
-            Self::CredentialHash => cached_secret_tag(scope.credential().unwrap_or_default()).into(),
+            Self::Text(text) => CallerTagText::Text(text),
+            Self::CredentialHash => CallerTagText::Hash(cached_secret_tag(scope.credential().unwrap_or_default())),
+        }
+    }
+}
+
+/// The text of a tag.
+pub(super) enum CallerTagText<'a> {
+    Text(&'a str),
+    Hash(HexDigits<12>),
+}
+
+impl CallerTagText<'_> {
+    pub(super) fn as_str(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::Hash(digits) => digits.as_str(),
         }
     }
 }
 
 /// Of a secret, operators see only a prefix of its hash.
-fn secret_tag(secret: &[u8]) -> String {
-    hex(&Sha256::digest(secret)[..6])
+fn secret_tag(secret: &[u8]) -> HexDigits<12> {
+    HexDigits::of(&Sha256::digest(secret)[..6])
 }
 
 /// Like [`secret_tag`]. Callers send many requests with the same secret.
-fn cached_secret_tag(secret: &[u8]) -> String {
-    thread_local!(static CACHE: RefCell<[(Vec<u8>, String); CACHED_SECRETS]> = RefCell::default());
+fn cached_secret_tag(secret: &[u8]) -> HexDigits<12> {
+    thread_local!(static CACHE: RefCell<[(Vec<u8>, HexDigits<12>); CACHED_SECRETS]> = RefCell::default());
     let last = secret.iter().rev().take(8).fold(0, |word: u64, byte| word << 8 | u64::from(*byte));
     let slot = (last.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % CACHED_SECRETS;
     CACHE.with_borrow_mut(|cache| {
@@ -79,7 +94,7 @@ fn cached_secret_tag(secret: &[u8]) -> String {
         if cached != secret {
             (*cached, *tag) = (secret.to_vec(), secret_tag(secret));
         }
-        tag.clone()
+        *tag
     })
 }
 
@@ -92,9 +107,10 @@ mod tests {
         for round in 0..3 {
             for caller in 0..100 {
                 let secret = format!("Bearer {caller}");
-                assert_eq!(cached_secret_tag(secret.as_bytes()), secret_tag(secret.as_bytes()), "{round}");
+                let (cached, tag) = (cached_secret_tag(secret.as_bytes()), secret_tag(secret.as_bytes()));
+                assert_eq!(cached.as_str(), tag.as_str(), "{round}");
             }
         }
-        assert_ne!(cached_secret_tag(b"a"), cached_secret_tag(b"b"));
+        assert_ne!(cached_secret_tag(b"a").as_str(), cached_secret_tag(b"b").as_str());
     }
 }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     fingerprint::PartDigests,
-    key::KeySource,
+    key::{KeySource, MaskedKey},
     observe::{RequestOutcome, RequestReport},
     policy::{CheckedPolicy, Policy, RefusalFormat},
     protocol::Protocol,
@@ -78,7 +78,7 @@ fn connect_info(_: &Extensions) -> Option<IpAddr> {
 pub(crate) struct RequestContext {
     pub(super) route: Arc<Route>,
     /// The masked key; empty without one.
-    pub(crate) key: String,
+    pub(crate) key: MaskedKey,
     pub(super) address: Option<Address>,
     pub(super) part_digests: Option<PartDigests>,
     pub(super) client: BudgetClient,
@@ -113,7 +113,7 @@ impl RequestContext {
         let sent_key = if echoes { refusal_style::sent_key(&parts.headers, &key_headers(policy)) } else { None };
         Self {
             route: route.clone(),
-            key: String::new(),
+            key: MaskedKey::default(),
             address: None,
             part_digests: None,
             client: BudgetClient::new(sender),
@@ -210,7 +210,7 @@ impl RequestContext {
             route: &self.route.name,
             method: self.method.as_str(),
             path: self.uri.path(),
-            key: &self.key,
+            key: self.key.as_str(),
             address: self.address,
             outcome,
             status,

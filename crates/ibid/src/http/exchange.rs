@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
-    key::mask,
+    key::MaskedKey,
     observe::{EngineEvent, RequestOutcome},
     policy::PolicyMode,
     record::Record,
@@ -214,7 +214,7 @@ where
     let RequestIdentity { key, address, fingerprint, digests } = &identity;
     (context.address, context.part_digests) = (Some(*address), *digests);
     if context.key.is_empty() {
-        context.key = mask(key);
+        context.key = MaskedKey::of(key);
     }
     if keyed.caller == CallerKind::CookiesOnly {
         let known = anonymous::check_cookies(shared, &parts.headers, address, Some(fingerprint));

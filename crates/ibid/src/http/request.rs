@@ -1,6 +1,6 @@
 //! Checks a covered request before anything is read or claimed: its key, its scope, and whether it is unambiguous.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{cell::RefCell, sync::Arc, time::SystemTime};
 
 use http::{HeaderMap, header, request::Parts};
 
@@ -11,19 +11,19 @@ use super::{
 };
 use crate::{
     fingerprint::{BodyFormat, FingerprintInput, PartDigests, form, json},
-    key::{IdempotencyKey, KeySource, mask},
+    key::{IdempotencyKey, KeySource, MaskedKey},
     label,
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
-    store::{Address, ClaimRequest, Fingerprint, Tags, key_hash},
+    store::{Address, ClaimRequest, Fingerprint, Tags, key_hash_digits},
 };
 
 /// The result of checking a request's head.
 pub(super) enum HeadCheck {
     /// The request has no key and needs none: it passes through.
     Keyless,
-    Refused(Refusal, String),
+    Refused(Refusal, MaskedKey),
     Keyed(KeyedRequest),
 }
 
@@ -100,15 +100,15 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
         Ok(key) => key,
         Err(refusal) => return HeadCheck::Refused(refusal, refused_key(policy, parts, &[])),
     };
-    let masked = || key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default();
+    let masked = || key.as_ref().map(|key| MaskedKey::of(key.as_str())).unwrap_or_default();
     let credentials = &shared.settings.credentials;
     if key.is_none() && !may_have_key_in_body(policy, &parts.headers) {
         if policy.key.required {
-            return HeadCheck::Refused(key_missing(policy), String::new());
+            return HeadCheck::Refused(key_missing(policy), MaskedKey::default());
         }
         return match ambiguity::check_headers(policy, credentials, &parts.headers) {
             Ok(()) => HeadCheck::Keyless,
-            Err(refusal) => HeadCheck::Refused(refusal, String::new()),
+            Err(refusal) => HeadCheck::Refused(refusal, MaskedKey::default()),
         };
     }
     // A signature does not cover the path: a copied delivery must not run again under another spelling of it.
@@ -168,8 +168,8 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
 
 impl KeyedRequest {
     /// The masked key; empty if it is in the body.
-    pub(super) fn masked(&self) -> String {
-        self.key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default()
+    pub(super) fn masked(&self) -> MaskedKey {
+        self.key.as_ref().map(|key| MaskedKey::of(key.as_str())).unwrap_or_default()
     }
 
     /// The address at which to look up the cookies of a caller who has nothing else. `None` for all other callers, and
@@ -207,21 +207,24 @@ impl KeyedRequest {
         let (route, policy, key) = (&*context.route, context.policy(), &*identity.key);
         let shown = match policy.label.key {
             LabelKeyDisplay::Clear => key,
-            LabelKeyDisplay::Masked => &context.key,
-        };
-        let named;
-        // A catch-all route name does not describe the request.
-        let endpoint = if matches!(route.name.as_str(), "" | "*") {
-            named = route.protocol.rules().endpoint(parts);
-            &named
-        } else {
-            &route.name
+            LabelKeyDisplay::Masked => context.key.as_str(),
         };
         let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-        let [tenant, user] = [&self.tenant, &self.user].map(|tag| tag.text(&self.scope));
-        let tags = Tags::from_parts([&tenant, &user, endpoint, shown, &key_hash(key)]);
+        thread_local!(static ENDPOINT: RefCell<String> = const { RefCell::new(String::new()) });
+        let tags = ENDPOINT.with_borrow_mut(|written| {
+            // A catch-all route name does not describe the request.
+            let endpoint = if matches!(route.name.as_str(), "" | "*") {
+                written.clear();
+                route.protocol.rules().write_endpoint(parts, written);
+                &*written
+            } else {
+                &route.name
+            };
+            let (tenant, user) = (self.tenant.text(&self.scope), self.user.text(&self.scope));
+            Tags::from_parts([tenant.as_str(), user.as_str(), endpoint, shown, key_hash_digits(key).as_str()])
+        });
         let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref());
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
@@ -369,7 +372,7 @@ fn key_from_body(
 }
 
 /// The key of a request that was refused for its key: masked, without characters that logs cannot show.
-pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String {
+pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> MaskedKey {
     let sent = policy.key.from.iter().find_map(|source| match source {
         KeySource::Header(name) => {
             let value = parts.headers.get(name)?.as_bytes().trim_ascii();
@@ -391,8 +394,8 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
     });
     let visible = |byte: &u8| if (0x21..=0x7e).contains(byte) { char::from(*byte) } else { '?' };
     match sent.unwrap_or_default() {
-        sent if sent.is_empty() => String::new(),
-        sent => mask(&sent.iter().map(visible).collect::<String>()),
+        sent if sent.is_empty() => MaskedKey::default(),
+        sent => MaskedKey::of(&sent.iter().map(visible).collect::<String>()),
     }
 }
 

@@ -55,13 +55,10 @@ impl ProtocolRules for HttpRules {
         Ok(input.fingerprint(version, policy))
     }
 
-    fn endpoint(&self, request: &Parts) -> String {
-        let (method, path) = (request.method.as_str(), request.uri.path());
-        let mut endpoint = String::with_capacity(method.len() + 1 + path.len());
-        endpoint.push_str(method);
-        endpoint.push(' ');
-        push_path_pattern(&mut endpoint, path);
-        endpoint
+    fn write_endpoint(&self, request: &Parts, out: &mut String) {
+        out.push_str(request.method.as_str());
+        out.push(' ');
+        push_path_pattern(out, request.uri.path());
     }
 
     fn judge(&self, policy: &Policy, reply: AppReply<'_>) -> ReplyMeaning {
@@ -77,7 +74,7 @@ impl ProtocolRules for HttpRules {
     }
 
     fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
-        let (policy, masked) = (context.policy(), &*context.key);
+        let (policy, masked) = (context.policy(), context.key.as_str());
         let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
         let info = RefusalInfo::refusal(refusal, status, masked);
         let mut body = policy.refusals.write_members(&info);

@@ -113,12 +113,8 @@ where
         BegunExchange::Respond(response) => Some(response),
         BegunExchange::Pass(context, request) => Some(pass_through(app.pass(request).await, &context)),
         BegunExchange::Run(mut exchange) => {
-            // Boxed: futures are moved as a whole, and a replay should not pay for a run.
-            let run = async move {
-                let outcome = exchange.run(&mut app, &state).await;
-                exchange.end(outcome).await
-            };
-            Box::pin(run).await
+            let outcome = exchange.run(&mut app, &state).await;
+            exchange.end(outcome).await
         }
     }
 }

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use data_encoding::HEXLOWER_PERMISSIVE;
 use sha2::{Digest as _, Sha256};
 
-use crate::key::hex;
+use crate::key::HexDigits;
 
 /// The address of an entry: a digest of scope and key. Displays as 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -166,10 +166,15 @@ pub fn with_jitter(pause: Duration) -> Duration {
 /// Hashes a key, so that operators can find it although only a part is displayed: 16 hex digits of a SHA-256 with its
 /// own prefix. A store that seals keys the hash with its secret.
 pub fn key_hash(key: &str) -> String {
+    key_hash_digits(key).as_str().to_owned()
+}
+
+/// Like [`key_hash`], without an allocation.
+pub(crate) fn key_hash_digits(key: &str) -> HexDigits<16> {
     if key.is_empty() {
-        return String::new();
+        return HexDigits::default();
     }
-    hex(&Sha256::new().chain_update(b"ibid key ").chain_update(key).finalize()[..8])
+    HexDigits::of(&Sha256::new().chain_update(b"ibid key ").chain_update(key).finalize()[..8])
 }
 
 impl fmt::Display for Address {
