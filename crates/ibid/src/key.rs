@@ -194,7 +194,10 @@ pub fn extract_key(value: &[u8]) -> Result<String, KeyError> {
 }
 
 fn parse_bare_key(value: &[u8]) -> Result<String, KeyError> {
-    for byte in value {
+    let is_plain = |byte: u8| (0x21..=0x7e).contains(&byte) & (byte != b',') & (byte != b';') & (byte != b'"');
+    // Without an early exit, so that it is checked many bytes at a time. The loop finds out what is wrong.
+    let is_valid = value.iter().fold(true, |is_valid, byte| is_valid & is_plain(*byte));
+    for byte in if is_valid { &[] } else { value } {
         match byte {
             b',' => return Err("the header has a comma; send one key, and quote it if it has a comma in it".into()),
             b';' => return Err("the header has a semicolon; quote a key that has one in it".into()),

@@ -213,7 +213,7 @@ impl Engine {
                 OnRollback::Park(_) => Decision::Ran(answer, StoredAs::OutcomeUnknown),
             },
             (Err(_), Ending::Answer(answer, _)) if matches!(settlement, Settlement::Complete { .. }) => {
-                self.journal_or_queue(lease, settlement, answer).await
+                Box::pin(self.journal_or_queue(lease, settlement, answer)).await
             }
             (Err(_), ending) => {
                 self.settle_queue.push(lease.clone(), settlement);

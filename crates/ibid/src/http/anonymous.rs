@@ -39,13 +39,13 @@ impl AnonymousCaller {
     /// Returns `None` if a credential identifies the caller, or the scope needs none.
     pub(super) fn of(
         kind: CallerKind, ask: &ClaimRequest, policy: &Policy, secret: Option<&AddressSecret>,
-    ) -> Option<Self> {
+    ) -> Option<Box<Self>> {
         if kind == CallerKind::Named {
             return None;
         }
         // Must outlive the answer itself, which is settled a little later.
         let request = ClaimRequest { ttl: policy.ttl.saturating_add(policy.lease), ..ask.clone() };
-        Some(Self { request, secret: secret.cloned(), unrecorded_cookies: Mutex::default() })
+        Some(Box::new(Self { request, secret: secret.cloned(), unrecorded_cookies: Mutex::default() }))
     }
 
     /// Hashes the cookies that a response sets. They count as unrecorded until [`mark_recorded`](Self::mark_recorded).

@@ -78,7 +78,7 @@ impl Exchange {
     {
         let Self { shared, context, run, handler_claim, anonymous, buffers, request, .. } = self;
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
-        let (handler_claim, anonymous, started) = (handler_claim.as_ref(), anonymous.as_ref(), Instant::now());
+        let (handler_claim, anonymous, started) = (handler_claim.as_ref(), anonymous.as_deref(), Instant::now());
         let heartbeat =
             run.as_ref().map(|run| shared.engine.heartbeat(context.policy().terms(), run.lease(), run.claimed_at()));
         let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started };

@@ -63,7 +63,8 @@ pub(super) struct Exchange {
     /// `None` if the operation runs unprotected.
     pub(super) run: Option<ClaimedRun>,
     pub(super) handler_claim: Option<HandlerClaim>,
-    pub(super) anonymous: Option<AnonymousCaller>,
+    /// Boxed, because most callers are named.
+    pub(super) anonymous: Option<Box<AnonymousCaller>>,
     pub(super) buffers: MemoryReservation,
     /// Taken by the run.
     pub(super) request: Option<WholeRequest>,
@@ -267,24 +268,25 @@ impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
 
 impl Exchange {
     /// Settles the run and builds the response. Returns `None` if the client already has it.
-    pub(super) async fn end<RB>(self, outcome: RunOutcome<AppResponse<RB>>) -> Option<Response<ResponseBody<RB>>> {
+    pub(super) async fn end<RB>(&mut self, outcome: RunOutcome<AppResponse<RB>>) -> Option<Response<ResponseBody<RB>>> {
         let Self { shared, context, run, handler_claim, anonymous, .. } = self;
+        let (shared, context) = (&**shared, &**context);
         let outcome = match handler_claim {
-            Some(claim) => delegated_outcome(&claim, outcome),
+            Some(claim) => delegated_outcome(claim, outcome),
             None => outcome,
         };
         let outcome = match outcome {
             RunOutcome::Complete(response, answer) => {
-                anonymous.iter().for_each(AnonymousCaller::mark_recorded);
+                anonymous.iter().for_each(|anonymous| anonymous.mark_recorded());
                 RunOutcome::Complete(response, shared.compress(answer))
             }
             outcome => outcome,
         };
-        let decision = match run {
+        let decision = match run.take() {
             Some(run) => shared.engine.end(context.policy().terms(), run, outcome, |_| None).await,
             None => Decision::unprotected(outcome),
         };
-        if let Some(anonymous) = anonymous.filter(AnonymousCaller::has_unrecorded) {
+        if let Some(anonymous) = anonymous.take().filter(|anonymous| anonymous.has_unrecorded()) {
             Box::pin(anonymous.store_cookies(&shared.engine)).await;
         }
         if context.is_late() {
@@ -299,7 +301,7 @@ impl Exchange {
         }
         let (response, stored) = match decision {
             Decision::Ran(AppResponse::Whole(response, whole), stored) => {
-                let mut response = rules::first_response(response, Some(whole), Some(stored), &context);
+                let mut response = rules::first_response(response, Some(whole), Some(stored), context);
                 let length = response.body().whole_length();
                 if length > MAX_UNCOUNTED_RESPONSE_BYTES {
                     let reservation = shared.budget.send(&context.client);
@@ -312,7 +314,7 @@ impl Exchange {
                 let rules = context.route.protocol.rules();
                 let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
                 Box::pin(tail.send()).await;
-                context.report(&shared, request_outcome(stored), status);
+                context.report(shared, request_outcome(stored), status);
                 return None;
             }
             Decision::Ran(AppResponse::Refused(refusal), stored) => (context.refuse(&refusal), stored),
@@ -320,10 +322,10 @@ impl Exchange {
                 let detail = "the handler failed; whether the operation took place is not known";
                 (context.fail(StatusCode::INTERNAL_SERVER_ERROR, detail), stored)
             }
-            Decision::Replay(entry, stored) => return Some(replay(&shared, entry, stored, &context).await),
-            Decision::Refused(refusal) => return Some(context.refuse_and_report(&shared, &refusal)),
+            Decision::Replay(entry, stored) => return Some(replay(shared, entry, stored, context).await),
+            Decision::Refused(refusal) => return Some(context.refuse_and_report(shared, &refusal)),
         };
-        context.report(&shared, request_outcome(stored), context.status(&response));
+        context.report(shared, request_outcome(stored), context.status(&response));
         Some(response)
     }
 }
