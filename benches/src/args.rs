@@ -9,6 +9,7 @@ ibid-bench: side-by-side benchmark; only ratios within a round count
   --rows NAME,...        rows whose name contains one of these (default: all but noise-300)
   --list                 print the rows and end
   --gateway-counts       instructions, clock readings and system calls of the gateway per request, and end
+  --half-load            latency at half of the throughput reached, beside the bare proxy, and end
   --rounds N             interleaved rounds (5); with fewer than 5, targets are shown but not judged
   --seconds S            measured time per contender and round (3)
   --settle S             unmeasured time before it, on the same connections (0.3)
@@ -37,6 +38,8 @@ pub struct BenchArgs {
     pub list: bool,
     /// Only count what the gateway does per request.
     pub gateway_counts: bool,
+    /// Only measure latency at half load.
+    pub half_load: bool,
     /// Only print [`HELP`].
     pub help: bool,
     /// Interleaved rounds.
@@ -81,6 +84,7 @@ impl BenchArgs {
             rows: Vec::new(),
             list: false,
             gateway_counts: false,
+            half_load: false,
             help: false,
             rounds: 5,
             measure: Duration::from_secs(3),
@@ -123,6 +127,7 @@ impl BenchArgs {
             }
             "--strict" => self.strict = true,
             "--gateway-counts" => self.gateway_counts = true,
+            "--half-load" => self.half_load = true,
             "--list" => self.list = true,
             "--help" | "-h" => self.help = true,
             _ => return false,

@@ -11,13 +11,14 @@
 //! | [`runner`] | starts a scene's processes, runs the rounds, collects samples |
 //! | [`peers`] | other proxies in front of the same app |
 //! | [`server_child`] | a process that is certain to be killed |
-//! | [`load`] | the closed-loop load generator, for HTTP/1.1 and gRPC |
+//! | [`load`] | the load generator, for HTTP/1.1 and gRPC |
 //! | [`wire`] | request bytes and response framing for it |
 //! | [`stores`] | the servers of shared stores, for one run |
 //! | [`store_limits`] | loads on a store or its server directly: what a gateway on it is compared with |
 //! | [`timing`] | whether two kinds of requests can be told apart by their times |
 //! | [`round_trips`] | how often a store is asked per operation, counted on the wire |
 //! | [`gateway_counts`] | what the gateway does per request, counted under callgrind and strace |
+//! | [`half_load`] | latency at half of the throughput that a gateway reaches |
 //! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
 //! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
 //! | [`server`], [`calls`] | what the benchmark's own servers share; the gRPC method of one of them |
@@ -30,6 +31,7 @@ pub mod args;
 pub mod calls;
 pub mod cpu;
 pub mod gateway_counts;
+pub mod half_load;
 pub mod histogram;
 pub mod load;
 pub mod peers;

@@ -1,4 +1,5 @@
-//! A closed-loop load generator for HTTP/1.1 and for unary gRPC calls: every connection sends its next request when the answer to the last arrived.
+//! A load generator for HTTP/1.1 and for unary gRPC calls. Every connection sends its next request when the answer to the
+//! last arrived, or when the next one of a fixed rate is due ([`LoadGenerator::run_at_rate`]).
 //!
 //! It shares the machine's two cores with the servers it measures, so it does as little as it can: request bytes are
 //! made once and patched in place, a request costs one write, one read and one look at the clock, and everything runs
@@ -19,10 +20,14 @@ use std::{
     collections::BTreeMap,
     io,
     net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
-use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet, time::timeout};
+use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Semaphore, task::JoinSet, time::timeout};
 
 use self::{
     grpc::GrpcLoadConnection,
@@ -175,6 +180,21 @@ impl LoadGenerator {
     /// If the process cannot be observed or the server stops answering. Wrong answers are not errors but an
     /// [`LoadResult::problem`].
     pub async fn run(&mut self, stop: StopCondition, server_pid: u32) -> io::Result<LoadResult> {
+        self.run_paced(stop, None, server_pid).await
+    }
+
+    /// Sends `rate` requests per second for a time. A request's latency counts from when it was due, even if it had to
+    /// wait for a free connection.
+    ///
+    /// # Errors
+    /// As [`LoadGenerator::run`].
+    pub async fn run_at_rate(&mut self, rate: f64, time: Duration, server_pid: u32) -> io::Result<LoadResult> {
+        self.run_paced(StopCondition::After(time), Some(Pacer::start(rate, time)), server_pid).await
+    }
+
+    async fn run_paced(
+        &mut self, stop: StopCondition, pacer: Option<Arc<Pacer>>, server_pid: u32,
+    ) -> io::Result<LoadResult> {
         let limit = match stop {
             StopCondition::After(duration) => duration + RESPONSE_TIMEOUT,
             StopCondition::Requests(_) => RESPONSE_TIMEOUT * 4,
@@ -192,7 +212,7 @@ impl LoadGenerator {
         };
         let mut tasks = JoinSet::new();
         for connection in self.connections.drain(..) {
-            tasks.spawn(connection.drive(share, until, self.expect));
+            tasks.spawn(connection.drive(share, until, pacer.clone(), self.expect));
         }
         let mut outcome = LoadResult::default();
         let all = async {
@@ -258,11 +278,16 @@ enum ProtocolConnection {
 
 impl LoadConnection {
     /// Sends up to `requests`, none after `until`, and hands the connection back for the next run.
-    async fn drive(mut self, requests: u64, until: Instant, expect: u16) -> (Self, ConnectionTally) {
+    async fn drive(
+        mut self, requests: u64, until: Instant, pacer: Option<Arc<Pacer>>, expect: u16,
+    ) -> (Self, ConnectionTally) {
         let mut tally = ConnectionTally::default();
         let mut sent = Instant::now();
         for _ in 0..requests {
-            if sent >= until {
+            if let Some(pacer) = &pacer {
+                let Some(due) = pacer.next_due().await else { break };
+                sent = due;
+            } else if sent >= until {
                 break;
             }
             let status = match self.exchange().await {
@@ -273,7 +298,7 @@ impl LoadConnection {
                 }
             };
             let arrived = Instant::now();
-            tally.latency.record(arrived - sent);
+            tally.latency.record(arrived.saturating_duration_since(sent));
             sent = arrived;
             if status == expect {
                 tally.expected += 1;
@@ -303,6 +328,49 @@ impl LoadConnection {
             ProtocolConnection::Http1(line) => line.last(),
             ProtocolConnection::Grpc(calls) => calls.last(),
         }
+    }
+}
+
+/// Says when the next request of a fixed rate is due. Timers of the runtime are too coarse for that, so a thread does.
+#[derive(Debug)]
+struct Pacer {
+    start: Instant,
+    rate: f64,
+    total: u64,
+    /// One permit per request that is due.
+    due: Semaphore,
+    taken: AtomicU64,
+}
+
+impl Pacer {
+    /// How long the thread sleeps between two looks at the clock.
+    const TICK: Duration = Duration::from_micros(50);
+
+    #[expect(clippy::disallowed_methods, reason = "sleeps on a thread of its own")]
+    fn start(rate: f64, time: Duration) -> Arc<Self> {
+        let (start, due, total) = (Instant::now(), Semaphore::new(0), (time.as_secs_f64() * rate) as u64);
+        let pacer = Arc::new(Self { start, rate, total, due, taken: AtomicU64::new(0) });
+        let paced = pacer.clone();
+        std::thread::spawn(move || {
+            let mut released = 0;
+            while released < total {
+                let due = ((start.elapsed().as_secs_f64() * rate) as u64).min(total);
+                paced.due.add_permits((due - released) as usize);
+                released = due;
+                std::thread::sleep(Self::TICK);
+            }
+        });
+        pacer
+    }
+
+    /// Waits for the next request; returns when it was due, or `None` after the last.
+    async fn next_due(&self) -> Option<Instant> {
+        let nth = self.taken.fetch_add(1, Relaxed);
+        if nth >= self.total {
+            return None;
+        }
+        self.due.acquire().await.expect("it is never closed").forget();
+        Some(self.start + Duration::from_secs_f64((nth + 1) as f64 / self.rate))
     }
 }
 
@@ -342,4 +410,21 @@ pub async fn executions(addr: SocketAddr) -> io::Result<u64> {
         body.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{addr}/count: {body:?}")))
     };
     timeout(RESPONSE_TIMEOUT, ask).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pacer_makes_its_rate_due_and_ends() {
+        let pacer = Pacer::start(2000.0, Duration::from_millis(250));
+        let mut last = pacer.start;
+        let mut count = 0;
+        while let Some(due) = pacer.next_due().await {
+            assert!(due > last && due <= pacer.start + Duration::from_millis(251));
+            (last, count) = (due, count + 1);
+        }
+        assert_eq!(count, 500);
+    }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use ibid_bench::{
     args::{BenchArgs, HELP},
-    gateway_counts,
+    gateway_counts, half_load,
     report::BenchReport,
     round_trips, rows, runner,
 };
@@ -45,6 +45,10 @@ fn run() -> Result<ExitCode, String> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     if args.gateway_counts {
         print!("{}", runtime.block_on(until_terminated(gateway_counts::table(&args)))?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.half_load {
+        print!("{}", runtime.block_on(until_terminated(half_load::table(&args)))?);
         return Ok(ExitCode::SUCCESS);
     }
     let report = runtime.block_on(until_terminated(run_benchmarks(&args)))?;

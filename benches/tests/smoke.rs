@@ -60,6 +60,19 @@ fn gateway_rows_run_from_warm_up_to_json() {
 }
 
 #[test]
+fn latency_at_half_load_is_told_for_both_stores() {
+    let stub = stub();
+    let (output, text) = run(&["--half-load", "--proxy-bin", &stub, "--ibid-bin", &stub]);
+    assert!(output.status.success(), "{text}");
+    for store in ["memory", "embedded"] {
+        let line =
+            text.lines().find(|line| line.starts_with(&format!("| {store} "))).unwrap_or_else(|| panic!("{text}"));
+        let rate = line.split('|').nth(2).and_then(|rate| rate.trim().parse::<f64>().ok());
+        assert!(rate.is_some_and(|rate| rate > 10.0), "{text}");
+    }
+}
+
+#[test]
 fn another_proxy_runs_beside_nginx() {
     // Long enough for nginx to use some ticks of the clock that counts its CPU, also on a busy machine.
     let (output, text) = run(&["--rows", "peer-haproxy-300", "--seconds", "2"]);

@@ -1,0 +1,131 @@
+//! Latency at half of the throughput that a gateway reaches, beside the bare proxy at the same rate.
+//!
+//! Requests are sent at a fixed rate, whether or not earlier ones were answered, and each is timed from when it was due:
+//! a pause delays everything that is due meanwhile, and counts that often. In every round the gateway and the bare proxy
+//! are loaded once, in fresh processes; what the gateway adds is the difference within a round.
+
+use std::{
+    fmt::Write,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use crate::{
+    args::BenchArgs,
+    load::{LoadGenerator, LoadKeys, LoadPlan, LoadProtocol, LoadResult, StopCondition},
+    rows::ContenderProgram,
+    runner,
+    server_child::ServerChild,
+};
+
+const BODY_BYTES: usize = 300;
+/// The longest pause that a gateway may make.
+const MAX_PAUSE: Duration = Duration::from_millis(20);
+
+/// The gateways, by name, and what each may add to the bare proxy's 99th percentile.
+const GATEWAYS: [(&str, ContenderProgram, Duration); 2] = [
+    ("memory", ContenderProgram::Ibid, Duration::from_micros(300)),
+    ("embedded", ContenderProgram::IbidEmbedded, Duration::from_millis(2)),
+];
+
+/// Measures and prints one line per gateway.
+///
+/// # Errors
+/// A sentence for the user if a server cannot be started or answers wrongly.
+pub async fn table(args: &BenchArgs) -> Result<String, String> {
+    let app = runner::start_server(args, ContenderProgram::Upstream, None, None).await?;
+    let mut out = String::from(
+        "First requests at half of the throughput that each store reaches, timed from when they were due\n\n\
+         | store | requests/s | p50 | p99 | p99 of the bare proxy | added | may add | longest | longest of the bare proxy | may last |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for (name, program, may_add) in GATEWAYS {
+        let mut reached = Vec::new();
+        for _ in 0..args.rounds {
+            let mut load = PacedLoad::start(args, program, &app).await?;
+            reached.push(load.run(args, None).await?.per_second());
+        }
+        let rate = median(reached) / 2.0;
+        let (mut gateway, mut proxy) = (Vec::new(), Vec::new());
+        for _ in 0..args.rounds {
+            for (program, results) in [(program, &mut gateway), (ContenderProgram::Proxy, &mut proxy)] {
+                let mut load = PacedLoad::start(args, program, &app).await?;
+                results.push(load.run(args, Some(rate)).await?);
+            }
+        }
+        let millis = |results: &[LoadResult], share| {
+            median(results.iter().map(|run| run.latency.quantile(share).as_secs_f64() * 1e3).collect())
+        };
+        let longest = |results: &[LoadResult]| {
+            results.iter().map(|run| run.latency.quantile(1.0).as_secs_f64() * 1e3).fold(0.0, f64::max)
+        };
+        let added = median(
+            gateway
+                .iter()
+                .zip(&proxy)
+                .map(|(gateway, proxy)| {
+                    (gateway.latency.quantile(0.99).as_secs_f64() - proxy.latency.quantile(0.99).as_secs_f64()) * 1e3
+                })
+                .collect(),
+        );
+        let _ = writeln!(
+            out,
+            "| {name} | {rate:.0} | {:.2} ms | {:.2} ms | {:.2} ms | {added:.2} ms | {:.1} ms | {:.1} ms | {:.1} ms | {:.0} ms |",
+            millis(&gateway, 0.5),
+            millis(&gateway, 0.99),
+            millis(&proxy, 0.99),
+            may_add.as_secs_f64() * 1e3,
+            longest(&gateway),
+            longest(&proxy),
+            MAX_PAUSE.as_secs_f64() * 1e3,
+        );
+    }
+    Ok(out)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// A server and the load on it.
+struct PacedLoad {
+    server: ServerChild,
+    load: LoadGenerator,
+}
+
+impl PacedLoad {
+    async fn start(args: &BenchArgs, program: ContenderProgram, app: &ServerChild) -> Result<Self, String> {
+        let server = runner::start_server(args, program, Some(app.addr()), None).await?;
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let plan = LoadPlan {
+            addr: server.addr(),
+            protocol: LoadProtocol::Http1,
+            path: "/orders".to_owned(),
+            body_bytes: BODY_BYTES,
+            connections: args.connections,
+            namespace: since_epoch.as_nanos() as u64,
+            keys: LoadKeys::Unique,
+        };
+        let load = LoadGenerator::connect(&plan).await.map_err(|error| error.to_string())?;
+        let mut started = Self { server, load };
+        started.run_for(args.warm_up, None).await?;
+        Ok(started)
+    }
+
+    async fn run(&mut self, args: &BenchArgs, rate: Option<f64>) -> Result<LoadResult, String> {
+        self.run_for(args.measure, rate).await
+    }
+
+    /// Loads the server at a rate per second, or as fast as it answers.
+    async fn run_for(&mut self, time: Duration, rate: Option<f64>) -> Result<LoadResult, String> {
+        let run = match rate {
+            Some(rate) => self.load.run_at_rate(rate, time, self.server.pid()).await,
+            None => self.load.run(StopCondition::After(time), self.server.pid()).await,
+        };
+        let run = run.map_err(|error| error.to_string())?;
+        match &run.problem {
+            Some(problem) => Err(format!("{problem}\nby status: {:?}", run.statuses)),
+            None => Ok(run),
+        }
+    }
+}
