@@ -75,6 +75,8 @@ bugs! {
     TruncatesRecords: "a_large_record_comes_back_whole",
     /// Returns the first page for every cursor.
     ListIgnoresCursor: "paging_shows_every_entry_once",
+    /// Has an answer at hand although its entry was replaced.
+    StaleAnswerAtHand: "replace_swaps_bytes_and_keeps_life",
     /// Ignores the page size.
     ListIgnoresAtMost: "paging_shows_every_entry_once",
     /// Forgets an entry whatever its fence.

@@ -6,9 +6,9 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, CounterUsage, Counters, EntryCounts, EntryFilter, EntryPage,
-    EntryState, Fence, Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin, StoreError,
-    StoreFuture, SweepResult,
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, CounterUsage, Counters, EntryCounts, EntryFilter,
+    EntryPage, EntryState, Fence, Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin,
+    StoreError, StoreFuture, SweepResult,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -41,6 +41,7 @@ struct FaultyStoreState {
     by_age: VecDeque<(Address, Fence)>,
     /// The inner fences of restarted fences.
     restarted: HashMap<(Address, Fence), Fence>,
+    at_hand: HashMap<Address, CompletedEntry>,
 }
 
 impl FaultyStore {
@@ -253,6 +254,18 @@ impl Store for FaultyStore {
         StoreFuture::boxed(
             async move { Ok(self.inner.get(at).await?.map(|found| self.to_outer_outcome(at, found, None))) },
         )
+    }
+
+    fn find_completed(&self, at: &Address) -> Option<CompletedEntry> {
+        if self.bug != Bug::StaleAnswerAtHand {
+            return None;
+        }
+        let mut state = self.state.lock();
+        if !state.at_hand.contains_key(at) {
+            let found = self.inner.find_completed(at)?;
+            state.at_hand.insert(*at, found);
+        }
+        state.at_hand.get(at).cloned()
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {

@@ -91,11 +91,31 @@ pub(super) fn expect_answer<T>(call: &str, answered: Result<T, StoreError>) -> T
 }
 
 pub(super) async fn claim(store: &dyn Store, ask: &ClaimRequest) -> ClaimOutcome {
-    expect_answer("claim", store.claim(&Arc::new(ask.clone())).await)
+    let at_hand = store.find_completed(&ask.address);
+    let found = expect_answer("claim", store.claim(&Arc::new(ask.clone())).await);
+    // A spent token never gets an answer.
+    if found != ClaimOutcome::TokenSpent {
+        check_at_hand(at_hand, Some(&found));
+    }
+    found
 }
 
 pub(super) async fn get(store: &dyn Store, at: &ClaimRequest) -> Option<ClaimOutcome> {
-    expect_answer("get", store.get(&at.address).await)
+    let at_hand = store.find_completed(&at.address);
+    let found = expect_answer("get", store.get(&at.address).await);
+    check_at_hand(at_hand, found.as_ref());
+    found
+}
+
+/// The answer that a store had at hand must be the one that it then returned.
+fn check_at_hand(at_hand: Option<CompletedEntry>, found: Option<&ClaimOutcome>) {
+    // One that is about to expire may be gone by then.
+    let Some(at_hand) = at_hand.filter(|at_hand| at_hand.expires_in > Duration::from_millis(200)) else { return };
+    let Some(ClaimOutcome::Completed(stored)) = found else {
+        panic!("the store has an answer at hand, and returns {found:?}")
+    };
+    let stored = CompletedEntry { expires_in: at_hand.expires_in, ..stored.clone() };
+    assert_eq!(at_hand, stored, "the answer at hand");
 }
 
 pub(super) async fn settle(store: &dyn Store, lease: &Lease, end: &Settlement) -> SettleOutcome {
