@@ -41,6 +41,9 @@ pub trait App<B>: Clone + Send + 'static {
     /// The future of [`pass`](Self::pass).
     type PassFuture: Future<Output = Result<Response<Self::Body>, Self::PassError>> + Send;
 
+    /// Whether [`AppCall::claim`] is used. An app that does not use it saves the claim's allocation.
+    const USES_CLAIM: bool = false;
+
     /// Sends a request that no claim protects.
     fn pass(&mut self, request: Request<RequestBody<B>>) -> Self::PassFuture;
 
@@ -55,7 +58,7 @@ pub trait App<B>: Clone + Send + 'static {
 pub struct AppCall<'a> {
     /// Identifies the run. `None` for a probe, and if the operation runs unprotected.
     pub run: Option<RunInfo>,
-    /// The claim for the handler. `None` if `run` is, and for gRPC calls.
+    /// The claim for the handler. `None` if `run` is, for gRPC calls, and without [`App::USES_CLAIM`].
     pub claim: Option<&'a HandlerClaim>,
     /// Tells the layer whether the request has been sent. `None` in shadow mode, where no claim protects the request.
     pub send_state: Option<&'a SendState>,
@@ -123,6 +126,8 @@ where
     type Body = RB;
     type PassError = S::Error;
     type PassFuture = S::Future;
+
+    const USES_CLAIM: bool = true;
 
     fn pass(&mut self, request: Request<RequestBody<B>>) -> S::Future {
         self.0.call(request)

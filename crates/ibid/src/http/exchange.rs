@@ -169,7 +169,7 @@ where
             return BegunExchange::Respond(context.refuse_and_report(&shared, &refusal));
         }
     };
-    let claim = run.as_ref().filter(|_| context.route.protocol.rules().is_plain_http());
+    let claim = run.as_ref().filter(|_| A::USES_CLAIM && context.route.protocol.rules().is_plain_http());
     let handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
     let request = Some((parts, body, trailers));
     BegunExchange::Run(Exchange { shared, context, run, handler_claim, anonymous, buffers, request, _slot: slot })
