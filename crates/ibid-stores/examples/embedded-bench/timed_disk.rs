@@ -69,6 +69,9 @@ impl DiskFile for TimedFile {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
         self.file.read_at(into, at)
     }
+    fn read_cached_at(&self, into: &mut [u8], at: u64) -> io::Result<bool> {
+        self.file.read_cached_at(into, at)
+    }
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         self.file.write_at(bytes, at)
     }
