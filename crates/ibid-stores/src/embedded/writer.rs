@@ -26,7 +26,7 @@ use super::{
 };
 
 /// How long a caller that is woken for its thread may leave the others of that thread asleep.
-const MAX_WAKE_DELAY: Duration = Duration::from_millis(10);
+const MAX_WAKE_DELAY: Duration = Duration::from_millis(20);
 
 pub(super) struct LogWriter {
     log: Arc<SharedLog>,
