@@ -8,18 +8,24 @@
 use std::{
     fmt,
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, IoSliceMut},
+    io,
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::PathBuf,
     sync::Arc,
 };
 
+use rustix::{fs::FallocateFlags, io::Errno};
+#[cfg(target_os = "linux")]
 use rustix::{
-    fs::FallocateFlags,
-    io::{Errno, ReadWriteFlags, preadv2},
+    fs::fstatfs,
+    io::{ReadWriteFlags, preadv2},
 };
 
 use crate::ProcessLock;
+
+/// The type of a file system that keeps its files in memory, in `statfs`.
+#[cfg(target_os = "linux")]
+const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// A directory of files.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -122,9 +128,13 @@ impl DiskFile for File {
     #[cfg(target_os = "linux")]
     fn read_cached_at(&self, into: &mut [u8], at: u64) -> io::Result<bool> {
         let length = into.len();
-        match preadv2(self, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT) {
+        match preadv2(self, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT) {
             // The kernel may have only a part of it in memory.
             Ok(read) => Ok(read == length),
+            // Files of this kind are memory, but cannot tell.
+            Err(Errno::OPNOTSUPP) if fstatfs(self)?.f_type as u64 == TMPFS_MAGIC => {
+                self.read_exact_at(into, at).map(|()| true)
+            }
             Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
             Err(error) => Err(error.into()),
         }
