@@ -1,12 +1,14 @@
 //! The embedded store: a segmented log for entries whose expiry is known when they are written.
 //!
 //! ```text
-//!  callers ──► queue ──► writer ──► one batch: one write, one sync ──► index ──► answers
-//!     │                    │                                             ▲
-//!     └── replays ◄── pread ◄── index            compactor: next segment, recycling, moving live entries
+//!  callers ──► staged batch ──► writer: one write, one sync ──► index ──► one wake-up per thread of callers
+//!     │                                                           ▲
+//!     └── replays ◄── page cache, or a blocking thread ◄──────────┴── compactor: next segment, recycling, moving
 //! ```
 //!
-//! A claim is answered only once it is durable. Replays never wait for the writer. Space is reclaimed by recycling
+//! Callers decide their calls and encode them on their own threads (`staging`); the writer only writes, syncs and
+//! publishes (`writer`). A claim is answered only once it is durable (`completion`). Replays never wait for the writer,
+//! and no call waits for the disk on a thread that runs tasks. Space is reclaimed by recycling
 //! whole segments. `docs/embedded-store.md` describes the guarantees, the modules `format`, `entry` and `snapshot` the
 //! format.
 //!
@@ -26,32 +28,32 @@
 //! ```
 
 use std::{
-    fmt, io, mem,
+    fmt, io, mem, panic,
     path::Path,
-    sync::{
-        Arc,
-        mpsc::{self, Sender},
-    },
+    sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
-    Store, StoreAdmin, StoreError, StoreFuture, SweepResult, transitions,
+    Address, ClaimOutcome, ClaimRequest, Counters, Fence, Guarantees, Lease, SettleOutcome, Settlement, Store,
+    StoreAdmin, StoreError, StoreFuture, SweepResult,
+    transitions::{self, EntryDecision, StoredEntry},
 };
-use tokio::sync::oneshot;
+use tokio::task;
 
 use self::{
     compactor::Compactor,
+    completion::DurableOutcome,
     entry::UnixMicros,
     format::MAIN_LANE,
     lane::LaneTail,
-    log::{STORE_NAME, SharedLog, StoreClock, store_error},
+    log::{LoadedEntry, STORE_NAME, SharedLog, StoreClock},
     quota_counters::QuotaCounters,
     recovery::{RecoveredLog, RecoveryMode, repair},
-    segments::{LogLimits, SegmentError, SegmentSet},
-    writer::{EntryChange, LogWriter, WriterCall, WriterReply, WriterRequest},
+    segments::{LogLimits, ReadMode, SegmentError, SegmentSet},
+    staging::{CallKind, Submission},
+    writer::LogWriter,
 };
 pub use self::{
     disk::{Directory, Disk, DiskFile},
@@ -63,6 +65,7 @@ pub use self::{
 
 mod admin;
 mod compactor;
+mod completion;
 mod disk;
 mod entry;
 mod format;
@@ -75,6 +78,7 @@ mod recovery;
 mod segment_reader;
 mod segments;
 mod snapshot;
+mod staging;
 mod writer;
 
 /// Maximum number of overdue claims named in the log message at start.
@@ -148,8 +152,6 @@ pub enum OpenError {
 /// A store in the files of one directory, for one process at a time.
 pub struct Embedded {
     log: Arc<SharedLog>,
-    /// `None` once the store is closed.
-    queue: Option<Sender<WriterCall>>,
     threads: Vec<JoinHandle<()>>,
     report: StoreReport,
     quotas: QuotaCounters,
@@ -188,11 +190,9 @@ impl Embedded {
             (Err(full), None) => return Err(OpenError::NoSpace(full.to_string())),
         };
         let compactor = thread::Builder::new().name("ibid-keeper".into()).spawn(move || compactor.run())?;
-        let (queue, calls) = mpsc::channel();
         // From here on, dropping the store ends its threads.
-        let mut store =
-            Self { log: log.clone(), queue: Some(queue), threads: vec![compactor], report, quotas, _lock: lock };
-        let writer = LogWriter::new(log, calls, tail, recovered)?;
+        let mut store = Self { log: log.clone(), threads: vec![compactor], report, quotas, _lock: lock };
+        let writer = LogWriter::new(log, tail, recovered)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
         Ok(store)
@@ -208,50 +208,97 @@ impl Embedded {
         self.log.position().sequence
     }
 
-    fn send_to_writer<T: Unpin + Send + 'static>(
-        &self, now: UnixMicros, what: impl FnOnce(WriterReply<T>) -> WriterRequest,
-    ) -> StoreFuture<'_, T> {
-        let (reply, answer) = oneshot::channel();
-        let call = WriterCall { now, request: what(reply) };
-        let sent = self.queue.as_ref().is_some_and(|queue| queue.send(call).is_ok());
-        StoreFuture::boxed(async move {
-            match answer.await {
-                Ok(answered) => answered,
-                Err(_) if !sent => Err(store_error(ErrorKind::NotApplied, "the store is closed")),
-                Err(_) => Err(store_error(ErrorKind::Ambiguous, "the store ended before it answered")),
+    /// Makes a call, on this thread unless it has to wait.
+    fn submit<'a, T: Unpin + Send + 'a>(
+        &'a self, at: &'a Address, call: CallKind, loaded: Option<LoadedEntry>,
+        decide: impl Fn(Option<&StoredEntry>, Fence, UnixMicros) -> EntryDecision<T> + Send + Sync + 'a,
+    ) -> StoreFuture<'a, T> {
+        match self.log.submit(at, call, loaded.as_ref(), &decide) {
+            Err(error) => StoreFuture::ready(Err(error)),
+            Ok(Submission::Decided(outcome)) => StoreFuture::ready(Ok(outcome)),
+            Ok(Submission::Staged(outcome, batch)) => StoreFuture::boxed(DurableOutcome::new(outcome, batch)),
+            Ok(waits) => StoreFuture::boxed(self.submit_later(at, call, waits, decide)),
+        }
+    }
+
+    async fn submit_later<T: Unpin>(
+        &self, at: &Address, call: CallKind, mut waits: Submission<'_, T>,
+        decide: impl Fn(Option<&StoredEntry>, Fence, UnixMicros) -> EntryDecision<T>,
+    ) -> Result<T, StoreError> {
+        loop {
+            let mut loaded = None;
+            match waits {
+                Submission::Decided(outcome) => return Ok(outcome),
+                Submission::Staged(outcome, batch) => return DurableOutcome::new(outcome, batch).await,
+                Submission::StagedFirst(outcome, guard) => {
+                    return DurableOutcome::new(outcome, guard.gather().await).await;
+                }
+                // Its failure is not this call's.
+                Submission::WaitForBatch(batch) => drop(DurableOutcome::new((), batch).await),
+                Submission::WaitForSegment => self.log.segment_pool.wait_ready().await,
+                Submission::LoadEntry => loaded = Some(self.load(at).await?),
             }
-        })
+            waits = self.log.submit(at, call, loaded.as_ref(), &decide)?;
+        }
     }
 
-    fn change_entry(&self, at: &Address, change: EntryChange) -> StoreFuture<'_, SettleOutcome> {
+    fn change<'a>(
+        &'a self, at: &'a Address,
+        decide: impl Fn(Option<&StoredEntry>, UnixMicros) -> EntryDecision<SettleOutcome> + Send + Sync + 'a,
+    ) -> StoreFuture<'a, SettleOutcome> {
+        self.submit(at, CallKind::Change, None, move |current, _, now| decide(current, now))
+    }
+
+    /// Loads the entry at an address. If it is not in memory, another thread reads it.
+    async fn load(&self, at: &Address) -> Result<LoadedEntry, StoreError> {
+        if let Some(loaded) = self.log.load(at, ReadMode::CachedOnly)? {
+            return Ok(loaded);
+        }
         let at = *at;
-        self.send_to_writer(self.log.clock.now(), move |reply| WriterRequest::Change(at, change, reply))
+        let loaded = self.read_blocking(move |log| log.load(&at, ReadMode::Blocking)).await?;
+        Ok(loaded.expect("a blocking read finds what there is"))
     }
 
-    /// Answers a claim that changes nothing from durable data, without the writer.
-    fn claim_unchanged(&self, ask: &Arc<ClaimRequest>, now: UnixMicros) -> Result<Option<ClaimOutcome>, StoreError> {
-        let current = self.log.load(&ask.address)?;
-        let current = current.as_deref().map(|current| &current.entry);
-        let (answer, granted) = transitions::claim(current, ask, Fence::UNSEEN, now);
-        Ok(granted.is_none().then_some(answer))
+    /// Runs something that reads the disk on a thread that may wait for it.
+    async fn read_blocking<T: Send + 'static>(&self, read: impl FnOnce(&SharedLog) -> T + Send + 'static) -> T {
+        let log = self.log.clone();
+        task::spawn_blocking(move || read(&log))
+            .await
+            .unwrap_or_else(|panicked| panic::resume_unwind(panicked.into_panic()))
+    }
+
+    /// Answers a claim that changes nothing from durable data. Otherwise submits it.
+    fn claim_loaded<'a>(&'a self, ask: &'a Arc<ClaimRequest>, loaded: LoadedEntry) -> StoreFuture<'a, ClaimOutcome> {
+        if let Some(current) = &loaded.entry {
+            let now = self.log.clock.now();
+            let (outcome, granted) = transitions::claim(Some(&current.entry), ask, Fence::UNSEEN, now);
+            if granted.is_none() {
+                return StoreFuture::ready(Ok(outcome));
+            }
+        }
+        let decide = move |current: Option<&StoredEntry>, fence, now| transitions::claim(current, ask, fence, now);
+        self.submit(&ask.address, CallKind::Claim, Some(loaded), decide)
     }
 }
 
 impl Store for Embedded {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
-        let now = self.log.clock.now();
-        match self.claim_unchanged(ask, now).transpose() {
-            Some(answered) => StoreFuture::ready(answered),
-            None => self.send_to_writer(now, |reply| WriterRequest::Claim(ask.clone(), reply)),
+        match self.log.load(&ask.address, ReadMode::CachedOnly).transpose() {
+            Some(Ok(loaded)) => self.claim_loaded(ask, loaded),
+            Some(Err(error)) => StoreFuture::ready(Err(error)),
+            None => StoreFuture::boxed(async move {
+                let loaded = self.load(&ask.address).await?;
+                self.claim_loaded(ask, loaded).await
+            }),
         }
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
-        self.change_entry(&lease.request.address, EntryChange::Extend(lease.clone(), hold))
+        self.change(&lease.request.address, move |current, now| transitions::extend(current, lease, hold, now))
     }
 
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        self.change_entry(&lease.request.address, EntryChange::Settle(lease.clone(), end.clone()))
+        self.change(&lease.request.address, move |current, now| transitions::settle(current, lease, end, now))
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
@@ -263,8 +310,11 @@ impl Store for Embedded {
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
-        let now = self.log.clock.now();
-        StoreFuture::ready(self.log.load(at).map(|entry| entry.and_then(|entry| entry.read(now))))
+        let read = |loaded: LoadedEntry| loaded.entry.and_then(|entry| entry.read(self.log.clock.now()));
+        match self.log.load(at, ReadMode::CachedOnly).transpose() {
+            Some(loaded) => StoreFuture::ready(loaded.map(read)),
+            None => StoreFuture::boxed(async move { self.load(at).await.map(read) }),
+        }
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
@@ -293,7 +343,7 @@ impl Drop for Embedded {
     fn drop(&mut self) {
         // The writer records this time as the last at which the store was open.
         self.log.clock.now();
-        self.queue = None;
+        self.log.staging.close();
         let compactor = self.threads.pop();
         // A panicked thread has already reported its error.
         self.threads.drain(..).for_each(|writer| drop(writer.join()));

@@ -87,6 +87,10 @@ impl DiskFile for MemFile {
         Ok(())
     }
 
+    fn read_cached_at(&self, into: &mut [u8], at: u64) -> io::Result<bool> {
+        self.read_at(into, at).map(|()| true)
+    }
+
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let end = at.checked_add(bytes.len() as u64).filter(|end| *end <= 64 << 20);
         let end = end.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))? as usize;

@@ -1,6 +1,9 @@
 //! How fast the embedded store is, against this disk's own fdatasync rate in the same run.
 //!
-//! `cargo run --release -p ibid-stores --example embedded-bench -- [DIRECTORY] [SECONDS] [MAX_IN_FLIGHT] [RECORDS]`
+//! `cargo run --release -p ibid-stores --example embedded-bench -- [DIRECTORY] [SECONDS] [IN_FLIGHT] [RECORDS]`
+//!
+//! The store is loaded by clients on one runtime per core, as in the gateway: fully, in turns with the disk alone; then
+//! with half of that load, which shows pauses.
 //!
 //! With RECORDS, so many are put in first (not synced one by one), and what they take up is printed; in the end they are
 //! all forgotten. Absolute figures depend on the disk and on who else uses it: only ratios within one run count.
@@ -15,7 +18,7 @@ use std::{
     process::Command,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -26,9 +29,16 @@ use ibid::store::{
 };
 use ibid_stores::embedded::{Directory, Durability, Embedded, EmbeddedOptions, TimeSource};
 
+use tokio::task::JoinSet;
+
 use crate::timed_disk::TimedDisk;
 
 mod timed_disk;
+
+/// Rounds of a run. In each, the disk is measured alone and then the store.
+const ROUNDS: u32 = 5;
+/// How long the disk is measured in a round.
+const DISK_ROUND: Duration = Duration::from_millis(500);
 
 fn main() {
     let mut arguments = env::args().skip(1);
@@ -42,31 +52,7 @@ fn main() {
         // They were not synced one by one: else the kernel writes gigabytes of them while the pauses are measured.
         assert!(Command::new("sync").status().expect("the sync command").success());
     }
-    let (before, slow_before) = syncs_per_second(&path);
-    let run = run(&path, in_flight, Duration::from_secs(seconds));
-    let (after, slow_after) = syncs_per_second(&path);
-    let syncs = (before + after) / 2.0;
-    println!("this disk: {before:.0} and {after:.0} fdatasyncs of 4 KiB per second, before and after");
-    println!(
-        "slowest of what the store cannot help: {:?} for a sync of its own, {:?} until a thread ran that was due; \
-         without the store {slow_before:?} and {slow_after:?} for a sync",
-        run.slowest_sync, run.worst_start_delay
-    );
-    println!(
-        "{in_flight} in flight: {:.0} operations per second (a claim or a completion each), p50 {:?}, p99 {:?}, worst {:?}",
-        run.operations, run.p50, run.p99, run.worst
-    );
-    println!(
-        "{:.0} batches per second: {:.2} of this disk's fdatasync rate; {:.0} operations per batch",
-        run.batches,
-        run.batches / syncs,
-        run.operations / run.batches
-    );
-    println!("{:.0} replays per second, one thread", run.replays);
-    println!(
-        "opened again in {:?} with {} live records; without its snapshot in {:?}",
-        run.reopened, run.live, run.reread
-    );
+    run(&path, in_flight, Duration::from_secs(seconds));
     println!("all forgotten at {:.2} million keys per second", forget_all(&path) / 1e6);
     std::fs::remove_dir_all(&path).expect("the directory goes");
 }
@@ -132,85 +118,188 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-struct EmbeddedBenchRun {
-    operations: f64,
-    batches: f64,
-    replays: f64,
-    p50: Duration,
-    p99: Duration,
-    worst: Duration,
-    worst_start_delay: Duration,
-    slowest_sync: Duration,
-    reopened: Duration,
-    reread: Duration,
-    live: u64,
-}
-
-fn run(path: &Path, in_flight: usize, time: Duration) -> EmbeddedBenchRun {
-    let runtime = runtime();
+/// Full load and the disk alone in turns, then half of that load, then replays and starts.
+fn run(path: &Path, in_flight: u64, time: Duration) {
     let options = || EmbeddedOptions { max_size: 1 << 40, ..EmbeddedOptions::default() };
     let disk = Arc::new(TimedDisk::new(Directory::open(path.join("store")).expect("a directory")));
     let store = Arc::new(Embedded::open_on(disk.clone(), options()).expect("a store"));
-    disk.slowest_sync();
-    let done = Arc::new(AtomicBool::new(false));
-    let finished = Arc::new(AtomicU64::new(0));
-    let (began, batches_before) = (Instant::now(), store.batch_count());
-    let clients: Vec<_> = (0..in_flight)
-        .map(|client| {
-            let (store, done, finished) = (store.clone(), done.clone(), finished.clone());
-            runtime.spawn(client_loop(client, store, done, finished))
-        })
-        .collect();
-    let late = worst_start_delay(time);
-    done.store(true, Relaxed);
-    let mut times: Vec<Duration> = Vec::new();
-    for client in clients {
-        times.extend(runtime.block_on(client).expect("a client ends"));
+    let (mut full, mut shares) = (Vec::new(), Vec::new());
+    let mut batch_bytes = 16 << 10;
+    for round in 0..ROUNDS {
+        let (before, _) = syncs_per_second(path, batch_bytes);
+        let load = LoadRun::measure(&store, &disk, round, in_flight, time / ROUNDS, None);
+        batch_bytes = load.batch_bytes();
+        let (after, _) = syncs_per_second(path, batch_bytes);
+        shares.push(load.batches / ((before + after) / 2.0));
+        full.push(load);
     }
-    let elapsed = began.elapsed().as_secs_f64();
-    let slowest_sync = disk.slowest_sync();
-    let batches = (store.batch_count() - batches_before) as f64 / elapsed;
-    times.sort_unstable();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-    let (operations, p50, p99, worst) = (times.len() as f64 / elapsed, at(0.5), at(0.99), at(1.0));
-    let replays = replays_per_second(&runtime, &store);
+    full.sort_unstable_by(|one, other| one.operations.total_cmp(&other.operations));
+    shares.sort_unstable_by(f64::total_cmp);
+    let median = &full[full.len() / 2];
+    median.print(&format!("{in_flight} in flight"));
+    println!(
+        "  {:.0} batches per second of {} bytes: {:.2} of this disk's fdatasync rate for such writes ({:.2} to {:.2})",
+        median.batches,
+        median.batch_bytes(),
+        shares[shares.len() / 2],
+        shares[0],
+        shares[shares.len() - 1]
+    );
+    let half = LoadRun::measure(&store, &disk, ROUNDS, in_flight, time, Some(median.operations / 2.0));
+    half.print("half of that load");
+    let (_, alone) = syncs_per_second(path, half.batch_bytes());
+    println!(
+        "  slowest of what the store cannot help: {:?} for a sync of its own, {:?} until a thread ran that was due; \
+         without the store {alone:?} for a sync",
+        half.slowest_sync, half.worst_start_delay
+    );
+    println!("{:.0} replays per second, one thread", replays_per_second(&runtime(), &store));
+    let finished = full.iter().chain([&half]).map(|load| load.times.len() as u64 / 2).sum::<u64>();
     drop(store);
     let began = Instant::now();
     let store = Embedded::open(path.join("store"), options()).expect("it opens again");
     let (reopened, live) = (began.elapsed(), store.report().live_entries);
-    assert!(live >= finished.load(Relaxed), "{live} of {} are there", finished.load(Relaxed));
+    assert!(live >= finished, "{live} of {finished} are there");
     drop(store);
     std::fs::remove_file(path.join("store/index.snap")).expect("there is a snapshot");
     let began = Instant::now();
     drop(Embedded::open(path.join("store"), options()).expect("it opens without a snapshot"));
     let reread = began.elapsed();
-    EmbeddedBenchRun {
-        operations,
-        batches,
-        replays,
-        p50,
-        p99,
-        worst,
-        worst_start_delay: late,
-        slowest_sync,
-        reopened,
-        reread,
-        live,
+    println!("opened again in {reopened:?} with {live} live records; without its snapshot in {reread:?}");
+}
+
+/// What callers on one runtime per core have seen, as in the gateway.
+struct LoadRun {
+    operations: f64,
+    batches: f64,
+    written: f64,
+    /// Microseconds of CPU per operation.
+    cpu: f64,
+    /// Of all threads, per operation.
+    context_switches: f64,
+    /// How long each operation took, sorted.
+    times: Vec<Duration>,
+    worst_start_delay: Duration,
+    slowest_sync: Duration,
+}
+
+impl LoadRun {
+    fn measure(
+        store: &Arc<Embedded>, disk: &TimedDisk, round: u32, in_flight: u64, time: Duration, rate: Option<f64>,
+    ) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+        // A client claims and completes, and so makes two operations in an interval.
+        let interval = rate.map(|rate| Duration::from_secs_f64(2.0 * in_flight as f64 / rate));
+        disk.restart();
+        let done = Arc::new(AtomicBool::new(false));
+        let usage = ProcessUsage::now();
+        let (began, batches_before) = (Instant::now(), store.batch_count());
+        let (times, usage, late) = std::thread::scope(|scope| {
+            let done = &done;
+            let threads: Vec<_> = (0..cores)
+                .map(|core| {
+                    let clients = (0..in_flight).filter(move |client| client % cores == core);
+                    scope.spawn(move || run_core(store, clients, round, done, interval))
+                })
+                .collect();
+            let late = worst_start_delay(time);
+            let usage = usage.elapsed();
+            done.store(true, Relaxed);
+            let times: Vec<Duration> = threads.into_iter().flat_map(|core| core.join().expect("a core ends")).collect();
+            (times, usage, late)
+        });
+        let mut times = times;
+        times.sort_unstable();
+        let (elapsed, made) = (began.elapsed().as_secs_f64(), times.len() as f64);
+        Self {
+            operations: made / elapsed,
+            batches: (store.batch_count() - batches_before) as f64 / elapsed,
+            written: disk.written_bytes() as f64 / elapsed,
+            cpu: usage.cpu.as_secs_f64() * 1e6 / made,
+            context_switches: usage.context_switches as f64 / made,
+            times,
+            worst_start_delay: late,
+            slowest_sync: disk.slowest_sync(),
+        }
+    }
+
+    fn batch_bytes(&self) -> usize {
+        (self.written / self.batches.max(1.0)) as usize
+    }
+
+    fn print(&self, what: &str) {
+        let at = |share: f64| self.times[((self.times.len() - 1) as f64 * share) as usize];
+        println!(
+            "{what}: {:.0} operations per second (a claim or a completion each), p50 {:?}, p99 {:?}, worst {:?}",
+            self.operations,
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        );
+        println!(
+            "  {:.1} µs of CPU and {:.3} context switches per operation; {:.0} operations per batch",
+            self.cpu,
+            self.context_switches,
+            self.operations / self.batches
+        );
     }
 }
 
-async fn client_loop(
-    client: usize, store: Arc<Embedded>, done: Arc<AtomicBool>, finished: Arc<AtomicU64>,
+/// Runs clients on a runtime of this thread's own.
+fn run_core(
+    store: &Arc<Embedded>, clients: impl Iterator<Item = u64>, round: u32, done: &Arc<AtomicBool>,
+    interval: Option<Duration>,
+) -> Vec<Duration> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let run = |client| run_client(store.clone(), client | u64::from(round) << 16, done.clone(), interval);
+        let clients: JoinSet<Vec<Duration>> = clients.map(run).collect();
+        clients.join_all().await.concat()
+    })
+}
+
+async fn run_client(
+    store: Arc<Embedded>, client: u64, done: Arc<AtomicBool>, interval: Option<Duration>,
 ) -> Vec<Duration> {
     let mut times = Vec::new();
+    let mut next = tokio::time::Instant::now() + interval.unwrap_or_default().mul_f64((client % 64) as f64 / 64.0);
     for nth in 0.. {
+        if let Some(interval) = interval {
+            tokio::time::sleep_until(next).await;
+            next += interval;
+        }
         if done.load(Relaxed) {
             break;
         }
-        claim_and_complete(&store, client as u64, nth, &mut times).await;
-        finished.fetch_add(1, Relaxed);
+        claim_and_complete(&store, client, nth, &mut times).await;
     }
     times
+}
+
+/// CPU time and context switches of this process.
+struct ProcessUsage {
+    cpu: Duration,
+    context_switches: u64,
+}
+
+impl ProcessUsage {
+    fn now() -> Self {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        let context_switches = statuses.map(|status| {
+            let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+            lines.filter_map(|line| line.rsplit_once('\t')?.1.parse::<u64>().ok()).sum::<u64>()
+        });
+        Self { cpu: Duration::from_millis(ticks * 10), context_switches: context_switches.sum() }
+    }
+
+    fn elapsed(&self) -> Self {
+        let now = Self::now();
+        Self { cpu: now.cpu - self.cpu, context_switches: now.context_switches - self.context_switches }
+    }
 }
 
 /// Claims a key and completes it.
@@ -251,17 +340,19 @@ fn worst_start_delay(time: Duration) -> Duration {
     latest
 }
 
-/// Of 4 KiB each, into a file that is filled with zeroes; and how long the slowest took.
-fn syncs_per_second(path: &Path) -> (f64, Duration) {
+/// Writes of this size, each synced, into a file that is filled with zeroes; and how long the slowest took.
+fn syncs_per_second(path: &Path, bytes: usize) -> (f64, Duration) {
+    const FILE_LEN: usize = 16 << 20;
     let name = path.join("syncs");
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(&name).expect("a file");
-    file.write_all_at(&vec![0; 16 << 20], 0).expect("zeroes");
+    file.write_all_at(&vec![0; FILE_LEN], 0).expect("zeroes");
     file.sync_all().expect("a sync");
-    let began = Instant::now();
+    let (data, began) = (vec![0x5a; bytes.next_multiple_of(512)], Instant::now());
     let (mut syncs, mut slowest) = (0, Duration::ZERO);
-    while began.elapsed() < Duration::from_secs(1) {
+    while began.elapsed() < DISK_ROUND {
         let one = Instant::now();
-        file.write_all_at(&[0x5a; 4096], syncs % 4096 * 4096).expect("a write");
+        let at = syncs * data.len() % (FILE_LEN - data.len());
+        file.write_all_at(&data, at as u64 & !511).expect("a write");
         file.sync_data().expect("a sync");
         slowest = slowest.max(one.elapsed());
         syncs += 1;

@@ -1,4 +1,5 @@
-//! A directory that says how long its slowest sync took: what of a pause is the disk's and what is the store's.
+//! A directory that says how much is written and how long its slowest sync took: what of a pause is the disk's and what
+//! is the store's.
 
 use std::{
     fmt, io,
@@ -14,27 +15,44 @@ use ibid_stores::embedded::{Directory, Disk, DiskFile};
 #[derive(Debug)]
 pub(crate) struct TimedDisk {
     directory: Directory,
-    slowest_us: Arc<AtomicU64>,
+    usage: Arc<DiskUsage>,
+}
+
+/// Of all files together.
+#[derive(Debug, Default)]
+struct DiskUsage {
+    slowest_us: AtomicU64,
+    written: AtomicU64,
 }
 
 #[derive(Debug)]
 struct TimedFile {
     file: Arc<dyn DiskFile>,
-    slowest_us: Arc<AtomicU64>,
+    usage: Arc<DiskUsage>,
 }
 
 impl TimedDisk {
     pub(crate) fn new(directory: Directory) -> Self {
-        Self { directory, slowest_us: Arc::default() }
+        Self { directory, usage: Arc::default() }
     }
 
-    /// Of all files, since the last time that somebody asked.
+    /// Begins to measure.
+    pub(crate) fn restart(&self) {
+        self.usage.slowest_us.store(0, Relaxed);
+        self.usage.written.store(0, Relaxed);
+    }
+
     pub(crate) fn slowest_sync(&self) -> Duration {
-        Duration::from_micros(self.slowest_us.swap(0, Relaxed))
+        Duration::from_micros(self.usage.slowest_us.load(Relaxed))
+    }
+
+    /// Without the zeroes that new segments are filled with.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.usage.written.load(Relaxed)
     }
 
     fn file(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
-        Arc::new(TimedFile { file, slowest_us: self.slowest_us.clone() })
+        Arc::new(TimedFile { file, usage: self.usage.clone() })
     }
 }
 
@@ -69,13 +87,19 @@ impl DiskFile for TimedFile {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
         self.file.read_at(into, at)
     }
+    fn read_cached_at(&self, into: &mut [u8], at: u64) -> io::Result<bool> {
+        self.file.read_cached_at(into, at)
+    }
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        if bytes[0] != 0 {
+            self.usage.written.fetch_add(bytes.len() as u64, Relaxed);
+        }
         self.file.write_at(bytes, at)
     }
     fn sync_data(&self) -> io::Result<()> {
         let began = Instant::now();
         let synced = self.file.sync_data();
-        self.slowest_us.fetch_max(began.elapsed().as_micros() as u64, Relaxed);
+        self.usage.slowest_us.fetch_max(began.elapsed().as_micros() as u64, Relaxed);
         synced
     }
     fn allocate(&self, length: u64) -> io::Result<()> {

@@ -4,14 +4,15 @@
 use bytes::Bytes;
 use ibid::store::{
     Address, EntryCounts, EntryFilter, EntryInfo, EntryPage, Fence, ListCursor, SettleOutcome, Settlement, StoreAdmin,
-    StoreError, StoreFuture,
+    StoreError, StoreFuture, transitions,
 };
 
 use super::{
     Embedded,
     entry::{LogEntry, LogEntryKind, UnixMicros},
     index::{IndexSlot, SHARD_COUNT, shard_of},
-    writer::EntryChange,
+    log::SharedLog,
+    segments::ReadMode,
 };
 
 /// Maximum number of entries read for one page. A page may return fewer entries than requested.
@@ -19,23 +20,28 @@ const MAX_READ_PER_PAGE: usize = 2000;
 
 impl StoreAdmin for Embedded {
     fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
-        StoreFuture::ready(match &filter.address {
-            Some(at) => self.list_one(at, filter, from),
-            None if at_most == 0 => Ok(EntryPage::default()),
-            None => Ok(self.list_page(filter, from, at_most as usize)),
+        StoreFuture::boxed(async move {
+            match &filter.address {
+                Some(at) => self.list_one(at, filter, from).await,
+                None if at_most == 0 => Ok(EntryPage::default()),
+                None => {
+                    let filter = filter.clone();
+                    Ok(self.read_blocking(move |log| log.list_page(&filter, from, at_most as usize)).await)
+                }
+            }
         })
     }
 
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        self.change_entry(at, EntryChange::Resolve(seen, end.clone()))
+        self.change(at, move |current, now| transitions::resolve(current, seen, end, now))
     }
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
-        self.change_entry(at, EntryChange::Forget(seen))
+        self.change(at, move |current, now| transitions::forget(current, seen, now))
     }
 
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
-        self.change_entry(at, EntryChange::Replace(seen, record))
+        self.change(at, move |current, now| transitions::replace_record(current, seen, &record, now))
     }
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
@@ -69,15 +75,16 @@ impl Embedded {
         }
     }
 
-    fn list_one(&self, at: &Address, filter: &EntryFilter, from: ListCursor) -> Result<EntryPage, StoreError> {
-        let now = self.log.clock.now();
-        let listed = self.log.load(at)?.and_then(|entry| entry.entry_info(now));
+    async fn list_one(&self, at: &Address, filter: &EntryFilter, from: ListCursor) -> Result<EntryPage, StoreError> {
+        let listed = self.load(at).await?.entry.and_then(|entry| entry.entry_info(self.log.clock.now()));
         let wanted = |listed: &EntryInfo| from.0.is_none_or(|from| listed.address > from) && filter.matches(listed);
         Ok(EntryPage { entries: listed.into_iter().filter(wanted).collect(), next: None })
     }
+}
 
+impl SharedLog {
     fn list_page(&self, filter: &EntryFilter, from: ListCursor, at_most: usize) -> EntryPage {
-        let now = self.log.clock.now();
+        let now = self.clock.now();
         let mut entries: Vec<EntryInfo> = Vec::new();
         let mut read = 0;
         let mut passed = from.0;
@@ -100,7 +107,7 @@ impl Embedded {
         &self, nth: usize, filter: &EntryFilter, from: Option<Address>, now: UnixMicros, at_most: usize,
     ) -> Vec<LogEntry> {
         let mut slots: Vec<IndexSlot> = {
-            let shard = self.log.index.shard_by_number(nth);
+            let shard = self.index.shard_by_number(nth);
             let behind = |slot: &&IndexSlot| from.is_none_or(|from| slot.prefix[..] >= from.0[..16]);
             let shown = |slot: &&IndexSlot| slot.kind() != LogEntryKind::Released && !slot.has_expired(now);
             let fits = |slot: &&IndexSlot| filter.key_hash.as_deref().is_none_or(|hash| slot.may_match_key_hash(hash));
@@ -122,12 +129,12 @@ impl Embedded {
 
     /// Reads the current entry of a slot that may have been moved meanwhile. Returns `None` if it cannot be read.
     fn read_current(&self, slot: &IndexSlot) -> Option<LogEntry> {
-        let Ok(entry) = self.log.segments.read(slot) else {
-            let slot = self.log.index.current_slot(slot)?;
-            return self.log.segments.read(&slot).ok();
+        let Ok(entry) = self.segments.read(slot, ReadMode::Blocking) else {
+            let slot = self.index.current_slot(slot)?;
+            return self.segments.read(&slot, ReadMode::Blocking).ok();
         };
         // Memory is more current for running claims: the disk does not show that a restart interrupted them.
-        let shard = self.log.index.shard(&entry.request.address);
+        let shard = self.index.shard(&entry.request.address);
         let running = shard.running_entries.get(&entry.request.address);
         Some(running.map_or(entry, |running| (**running).clone()))
     }

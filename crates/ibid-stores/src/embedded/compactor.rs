@@ -15,6 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tokio::sync::Notify;
 
 use super::{
     entry::UnixMicros,
@@ -46,6 +47,8 @@ const MAX_SWEEP_BATCH: u32 = 1000;
 pub(super) struct SegmentPool {
     state: Mutex<SegmentPoolState>,
     changed: Condvar,
+    /// Notified when a segment is ready, or when there will be none soon.
+    settled: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -69,27 +72,43 @@ impl SegmentPool {
 
     /// Takes the next segment once it is ready, or returns why none will be ready soon.
     pub(super) fn take(&self) -> Result<Arc<LogSegment>, String> {
-        let mut state = self.wait_settled()?;
-        Ok(state.ready_segment.take().expect("it is ready"))
-    }
-
-    /// Waits until the next segment is ready, or returns why none will be ready soon.
-    pub(super) fn wait_ready(&self) -> Result<(), String> {
-        self.wait_settled().map(drop)
-    }
-
-    fn wait_settled(&self) -> Result<MutexGuard<'_, SegmentPoolState>, String> {
         let mut state = self.state.lock();
         loop {
-            if state.ready_segment.is_some() {
-                return Ok(state);
+            if let Some(ready) = self.check_ready(&mut state) {
+                return ready.map(|()| state.ready_segment.take().expect("it is ready"));
             }
-            if let Some(problem) = &state.failure {
-                return Err(problem.clone());
-            }
-            (state.is_wanted, state.is_urgent) = (true, true);
-            self.changed.notify_all();
             self.changed.wait(&mut state);
+        }
+    }
+
+    /// Returns whether the next segment is ready, or why none will be ready soon. Returns `None` while it is being
+    /// prepared.
+    pub(super) fn poll_ready(&self) -> Option<Result<(), String>> {
+        self.check_ready(&mut self.state.lock())
+    }
+
+    fn check_ready(&self, state: &mut SegmentPoolState) -> Option<Result<(), String>> {
+        if state.ready_segment.is_some() {
+            return Some(Ok(()));
+        }
+        if let Some(problem) = &state.failure {
+            return Some(Err(problem.clone()));
+        }
+        (state.is_wanted, state.is_urgent) = (true, true);
+        self.changed.notify_all();
+        None
+    }
+
+    /// Waits until [`Self::poll_ready`] returns a result.
+    pub(super) async fn wait_ready(&self) {
+        loop {
+            let settled = self.settled.notified();
+            tokio::pin!(settled);
+            settled.as_mut().enable();
+            if self.poll_ready().is_some() {
+                return;
+            }
+            settled.await;
         }
     }
 
@@ -109,6 +128,7 @@ impl SegmentPool {
             Err(why) => state.failure = Some(why.to_string()),
         }
         self.changed.notify_all();
+        self.settled.notify_waiters();
         state
     }
 
@@ -344,6 +364,7 @@ impl Drop for CompactorExitGuard<'_> {
     fn drop(&mut self) {
         self.0.state.lock().failure.get_or_insert_with(|| "the thread that makes room has ended".into());
         self.0.changed.notify_all();
+        self.0.settled.notify_waiters();
     }
 }
 

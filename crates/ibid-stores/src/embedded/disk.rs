@@ -14,9 +14,18 @@ use std::{
     sync::Arc,
 };
 
-use rustix::fs::FallocateFlags;
+use rustix::{fs::FallocateFlags, io::Errno};
+#[cfg(target_os = "linux")]
+use rustix::{
+    fs::fstatfs,
+    io::{ReadWriteFlags, preadv2},
+};
 
 use crate::ProcessLock;
+
+/// The type of a file system that keeps its files in memory, in `statfs`.
+#[cfg(target_os = "linux")]
+const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// A directory of files.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -45,6 +54,8 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     fn length(&self) -> io::Result<u64>;
     /// Fills `into` from offset `at`.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
+    /// Fills `into` from offset `at` if that needs no disk access. Returns `false` if it does, or may.
+    fn read_cached_at(&self, into: &mut [u8], at: u64) -> io::Result<bool>;
     /// Writes all of `bytes` at offset `at`.
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
     /// Makes written data durable.
@@ -114,6 +125,26 @@ impl DiskFile for File {
         self.read_exact_at(into, at)
     }
 
+    #[cfg(target_os = "linux")]
+    fn read_cached_at(&self, into: &mut [u8], at: u64) -> io::Result<bool> {
+        let length = into.len();
+        match preadv2(self, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT) {
+            // The kernel may have only a part of it in memory.
+            Ok(read) => Ok(read == length),
+            // Files of this kind are memory, but cannot tell.
+            Err(Errno::OPNOTSUPP) if fstatfs(self)?.f_type as u64 == TMPFS_MAGIC => {
+                self.read_exact_at(into, at).map(|()| true)
+            }
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn read_cached_at(&self, _: &mut [u8], _: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         self.write_all_at(bytes, at)
     }
@@ -124,7 +155,7 @@ impl DiskFile for File {
 
     fn allocate(&self, length: u64) -> io::Result<()> {
         match rustix::fs::fallocate(self, FallocateFlags::empty(), 0, length) {
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => self.set_len(length),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.set_len(length),
             allocated => Ok(allocated?),
         }
     }

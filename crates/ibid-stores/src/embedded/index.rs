@@ -134,7 +134,7 @@ pub(super) struct IndexShard {
     slots: HashTable<IndexSlot>,
     /// Lower bound of the death times of all slots, in seconds.
     earliest_death_s: u32,
-    pub(super) running_entries: HashMap<Address, Arc<LogEntry>>,
+    pub(super) running_entries: HashMap<Address, Arc<LogEntry>, AddressHashBuilder>,
 }
 
 pub(super) enum IndexLookup {
@@ -289,7 +289,11 @@ impl Default for Index {
 
 impl Default for IndexShard {
     fn default() -> Self {
-        Self { slots: HashTable::new(), earliest_death_s: u32::MAX, running_entries: HashMap::new() }
+        Self {
+            slots: HashTable::new(),
+            earliest_death_s: u32::MAX,
+            running_entries: HashMap::with_hasher(HASH_BUILDER.clone()),
+        }
     }
 }
 

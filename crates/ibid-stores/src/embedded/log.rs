@@ -21,7 +21,8 @@ use super::{
     format::MAIN_LANE,
     index::{Index, IndexLookup, IndexSlot},
     recovery::RecoveredLog,
-    segments::{EntryReadError, LogPosition, SegmentSet},
+    segments::{EntryReadError, LogPosition, ReadMode, SegmentSet},
+    staging::Staging,
 };
 
 /// Name of the store in errors and guarantees.
@@ -35,6 +36,7 @@ pub(super) struct SharedLog {
     pub(super) segments: SegmentSet,
     pub(super) clock: StoreClock,
     pub(super) segment_pool: SegmentPool,
+    pub(super) staging: Staging,
     /// Whether a batch is synced before it is answered.
     pub(super) is_synced: bool,
     /// Sequence number of the last batch of the main lane. Changed by the writer.
@@ -54,6 +56,7 @@ impl SharedLog {
             segments,
             clock,
             segment_pool: SegmentPool::default(),
+            staging: Staging::default(),
             is_synced,
             sequence: AtomicU64::new(recovered.sequences[usize::from(MAIN_LANE)]),
             highest_fence: AtomicU64::new(recovered.highest_fence),
@@ -62,15 +65,16 @@ impl SharedLog {
         }
     }
 
-    /// Returns the entry at an address, even if it has expired.
-    pub(super) fn load(&self, at: &Address) -> Result<Option<Arc<LogEntry>>, StoreError> {
+    /// Returns the entry at an address, even if it has expired. Returns `None` if `mode` does not allow to read it.
+    pub(super) fn load(&self, at: &Address, mode: ReadMode) -> Result<Option<LoadedEntry>, StoreError> {
         for _ in 0..MAX_LOOKUP_RETRIES {
             let slots = match self.index.find(at) {
-                IndexLookup::Running(entry) => return Ok(Some(entry)),
+                IndexLookup::Running(entry) => return Ok(Some(LoadedEntry { entry: Some(entry), slots: Vec::new() })),
                 IndexLookup::Slots(slots) => slots,
             };
-            match self.read_matching(at, &slots) {
-                Ok(found) => return Ok(found.map(Arc::new)),
+            match self.read_matching(at, &slots, mode) {
+                Ok(entry) => return Ok(Some(LoadedEntry { entry: entry.map(Arc::new), slots })),
+                Err((_, EntryReadError::NotCached)) => return Ok(None),
                 // The entry was recycled or moved during the read: look it up again.
                 Err((slot, _)) if !self.index.contains_slot(&slot) => {}
                 Err((_, error @ EntryReadError::Io(_))) => {
@@ -83,10 +87,10 @@ impl SharedLog {
     }
 
     fn read_matching(
-        &self, at: &Address, slots: &[IndexSlot],
+        &self, at: &Address, slots: &[IndexSlot], mode: ReadMode,
     ) -> Result<Option<LogEntry>, (IndexSlot, EntryReadError)> {
         for slot in slots {
-            let entry = self.segments.read(slot).map_err(|error| (*slot, error))?;
+            let entry = self.segments.read(slot, mode).map_err(|error| (*slot, error))?;
             if entry.request.address == *at {
                 return Ok(Some(entry));
             }
@@ -109,6 +113,21 @@ impl SharedLog {
     pub(super) fn set_read_only(&self, why: impl fmt::Display) {
         // The first reason stays.
         let _ = self.read_only.set(format!("the store is read-only until it is opened again: {why}"));
+    }
+}
+
+/// The entry at an address, and the slots that it was found by.
+#[derive(Debug)]
+pub(super) struct LoadedEntry {
+    pub(super) entry: Option<Arc<LogEntry>>,
+    slots: Vec<IndexSlot>,
+}
+
+impl LoadedEntry {
+    /// Whether these slots still lead to the same entry. Only the version matters: an entry may be moved.
+    pub(super) fn is_current(&self, slots: &[IndexSlot]) -> bool {
+        let is_known = |slot: &IndexSlot| self.slots.iter().any(|known| known.version() == slot.version());
+        slots.len() == self.slots.len() && slots.iter().all(is_known)
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     log::StoreClock,
     recover_log,
     recovery::{RecoveredLog, RecoveryMode, StoreReport},
+    segments::ReadMode,
 };
 
 /// The result of [`compact`].
@@ -52,7 +53,7 @@ pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, 
         let mut entries = Vec::with_capacity(slots.len());
         for slot in slots {
             let segment = recovered.segments.iter().find(|segment| segment.header.id == slot.segment);
-            entries.extend(segment.and_then(|segment| segment.read(&slot).ok()));
+            entries.extend(segment.and_then(|segment| segment.read(&slot, ReadMode::Blocking).ok()));
         }
         entries.sort_unstable_by_key(|entry| entry.request.address);
         for entry in entries {

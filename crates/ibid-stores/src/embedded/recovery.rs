@@ -25,7 +25,9 @@ use super::{
     format::{Corruption, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, SegmentHeader},
     index::{Index, IndexSlot, SHARD_COUNT},
     segment_reader::{ScannedSegment, read_segments},
-    segments::{LogPosition, LogSegment, SegmentEnd, UNFINISHED_NAME, file_name, parse_file_name, seal_segment},
+    segments::{
+        LogPosition, LogSegment, ReadMode, SegmentEnd, UNFINISHED_NAME, file_name, parse_file_name, seal_segment,
+    },
     snapshot,
 };
 
@@ -218,7 +220,7 @@ impl RecoveredLog {
             let claims: Vec<IndexSlot> = self.index.shard_by_number(nth).slots().filter(is_claim).copied().collect();
             for slot in claims {
                 // A claim that fetches this entry will find it corrupt.
-                let Ok(mut entry) = by_id[&slot.segment].read(&slot) else { continue };
+                let Ok(mut entry) = by_id[&slot.segment].read(&slot, ReadMode::Blocking) else { continue };
                 entry.mark_interrupted(self.opened_at);
                 if (self.last_log_time + 1..=self.opened_at).contains(&entry.expires_at) {
                     entry.renew_retention(self.opened_at);

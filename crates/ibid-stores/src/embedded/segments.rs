@@ -64,8 +64,18 @@ pub(super) struct LogSegment {
     is_spoiled: AtomicBool,
 }
 
+/// Whether a read may wait for the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReadMode {
+    /// Only what is in memory is read, because the thread runs tasks.
+    CachedOnly,
+    Blocking,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EntryReadError {
+    #[error("the entry is not in memory")]
+    NotCached,
     #[error("segment {0} is gone")]
     Gone(u32),
     #[error(transparent)]
@@ -124,9 +134,13 @@ impl LogSegment {
         self.is_closed.load(SeqCst) && self.live_slots.load(SeqCst) == 0
     }
 
-    pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
+    pub(super) fn read(&self, slot: &IndexSlot, mode: ReadMode) -> Result<LogEntry, EntryReadError> {
         let mut bytes = vec![0; slot.length()];
-        self.file.read_at(&mut bytes, slot.offset.into())?;
+        match mode {
+            ReadMode::Blocking => self.file.read_at(&mut bytes, slot.offset.into())?,
+            ReadMode::CachedOnly if self.file.read_cached_at(&mut bytes, slot.offset.into())? => {}
+            ReadMode::CachedOnly => return Err(EntryReadError::NotCached),
+        }
         let IndexSlot { segment, offset, .. } = *slot;
         let corrupt = |corruption| EntryReadError::Corrupt { segment, offset, corruption };
         LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(corrupt)
@@ -181,9 +195,9 @@ impl SegmentSet {
         self.used_bytes.load(Relaxed)
     }
 
-    pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
+    pub(super) fn read(&self, slot: &IndexSlot, mode: ReadMode) -> Result<LogEntry, EntryReadError> {
         let segment = self.by_id.read().get(&slot.segment).cloned();
-        segment.ok_or(EntryReadError::Gone(slot.segment))?.read(slot)
+        segment.ok_or(EntryReadError::Gone(slot.segment))?.read(slot, mode)
     }
 
     /// Returns closed segments with little live data: most of it died, or a restart ended them early.

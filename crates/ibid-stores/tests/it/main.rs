@@ -30,6 +30,7 @@ mod redis;
 mod reopening;
 mod seal;
 mod sim_disk;
+mod staging;
 mod store_configs;
 mod tiered;
 

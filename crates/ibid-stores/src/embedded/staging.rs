@@ -1,0 +1,408 @@
+//! The next batch. Callers decide their calls and encode the changes into it on their own threads, while the writer
+//! makes the previous batch durable.
+//!
+//! Invariants: each call is decided against the durable state plus earlier decisions in the same batch, so duplicates
+//! within a batch see each other. A call never depends on the batch that is being written, which may still fail: it
+//! waits for that batch first. Nothing under the lock waits for the disk.
+//!
+//! A sync costs as much CPU as several requests. So the writer does not take a batch as soon as it can: the first caller
+//! of each thread that has a call in the batch holds it back while its thread still has other tasks to run, which may
+//! have calls for the same batch, for at most [`MAX_GATHER_TIME`]. On an idle thread that takes microseconds.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ibid::store::{
+    Address, AddressHashBuilder, ErrorKind, Fence, StoreError,
+    transitions::{EntryDecision, StoredEntry},
+};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tokio::task;
+
+use super::{
+    completion::{BatchCompletion, BatchResult, thread_number},
+    entry::{LogEntry, UnixMicros},
+    format::{BATCH_HEADER_LEN, FIRST_BATCH_OFFSET, SECTOR_LEN, pad_to_sector},
+    index::{IndexLookup, IndexSlot},
+    log::{LoadedEntry, SharedLog, store_error},
+    segments::LogPosition,
+};
+
+/// Approximate maximum bytes of a batch.
+const MAX_BATCH_BYTES: usize = 4 << 20;
+/// Maximum time for which a batch is held back to gather more calls.
+const MAX_GATHER_TIME: Duration = Duration::from_micros(500);
+/// A thread that returns to the caller within this time had no other task to run.
+const IDLE_THREAD_TURN: Duration = Duration::from_micros(10);
+/// Maximum number of times that a caller lets the other tasks of its thread run.
+const MAX_GATHER_TURNS: u32 = 16;
+
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    state: Mutex<StagingState>,
+    /// Notified when the writer has something to do.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct StagingState {
+    batch: StagedBatch,
+    /// The batch that is being written.
+    in_flight: Option<InFlightBatch>,
+    clock: UnixMicros,
+    highest_fence: u64,
+    /// Version of the last entry.
+    version: u64,
+    tail: TailSpace,
+    /// Number of threads that hold the staged batch back.
+    gathering: usize,
+    is_writer_waiting: bool,
+    is_closed: bool,
+}
+
+/// The segment that the staged batch will be written to, if it fits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct TailSpace {
+    pub(super) segment_size: u64,
+    /// Position of the next batch.
+    pub(super) offset: u64,
+}
+
+#[derive(Debug)]
+struct InFlightBatch {
+    entries: Arc<StagedEntries>,
+    completion: Arc<BatchCompletion>,
+}
+
+pub(super) type StagedEntries = HashMap<Address, StagedEntry, AddressHashBuilder>;
+
+/// An entry of a batch. Only the latest one of an address counts.
+#[derive(Debug)]
+pub(super) struct StagedEntry {
+    pub(super) entry: Arc<LogEntry>,
+    /// Offset within the batch.
+    pub(super) offset: usize,
+    pub(super) length: usize,
+    /// The version that the index still has.
+    pub(super) supersedes: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct StagedBatch {
+    /// Space for the header, then the entries.
+    pub(super) bytes: Vec<u8>,
+    /// Offset and length of each entry.
+    pub(super) spans: Vec<(usize, usize)>,
+    pub(super) entries: Arc<StagedEntries>,
+    pub(super) completion: Arc<BatchCompletion>,
+    /// The threads of its callers.
+    pub(super) threads: Vec<u64>,
+    pub(super) clock: UnixMicros,
+    pub(super) highest_fence: u64,
+    pub(super) version: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CallKind {
+    /// A claim is refused if there is no room to settle it.
+    Claim,
+    Change,
+}
+
+/// What became of a call.
+pub(super) enum Submission<'a, T> {
+    /// The outcome follows from durable data.
+    Decided(T),
+    /// The outcome counts once the batch is durable.
+    Staged(T, Arc<BatchCompletion>),
+    /// The same, for the first call of a thread in the batch.
+    StagedFirst(T, GatherGuard<'a>),
+    /// The call can be decided after this batch.
+    WaitForBatch(Arc<BatchCompletion>),
+    /// The call can be decided once the next segment is prepared.
+    WaitForSegment,
+    /// The entry must be loaded first.
+    LoadEntry,
+}
+
+/// What the writer does next.
+pub(super) enum WriterTask {
+    Write(StagedBatch),
+    /// Nothing was staged in the given time.
+    Idle,
+    Exit,
+}
+
+impl SharedLog {
+    /// Decides a call. If it changes the entry, the change becomes part of the next batch. `loaded` is the entry at the
+    /// address if an earlier attempt had to load it.
+    pub(super) fn submit<'a, T>(
+        &'a self, at: &Address, call: CallKind, loaded: Option<&LoadedEntry>,
+        decide: impl Fn(Option<&StoredEntry>, Fence, UnixMicros) -> EntryDecision<T>,
+    ) -> Result<Submission<'a, T>, StoreError> {
+        let now = self.clock.now();
+        let mut state = self.staging.state.lock();
+        if state.is_closed {
+            return Err(store_error(ErrorKind::NotApplied, "the store is closed"));
+        }
+        state.clock = state.clock.max(now);
+        let staged = state.batch.entries.get(at).map(|staged| (staged.entry.clone(), staged.supersedes));
+        let is_staged = staged.is_some();
+        let (current, supersedes) = match staged {
+            Some((entry, supersedes)) => (Some(entry), supersedes),
+            None if let Some(batch) = state.in_flight.as_ref().filter(|batch| batch.entries.contains_key(at)) => {
+                return Ok(Submission::WaitForBatch(batch.completion.clone()));
+            }
+            None => match (self.index.find(at), loaded) {
+                (IndexLookup::Running(entry), _) => (Some(entry.clone()), Some(entry.version)),
+                (IndexLookup::Slots(slots), _) if slots.is_empty() => (None, None),
+                (IndexLookup::Slots(slots), Some(loaded)) if loaded.is_current(&slots) => {
+                    (loaded.entry.clone(), loaded.entry.as_ref().map(|entry| entry.version))
+                }
+                _ => return Ok(Submission::LoadEntry),
+            },
+        };
+        let before = current.as_deref();
+        let fence = Fence((state.highest_fence + 1).max(state.clock));
+        let (outcome, changed) = decide(before.map(|before| &before.entry), fence, state.clock);
+        let Some(changed) = changed else {
+            let completion = is_staged.then(|| state.batch.completion.clone());
+            return Ok(match completion {
+                Some(completion) => Submission::Staged(outcome, completion),
+                None => Submission::Decided(outcome),
+            });
+        };
+        if let Some(why) = self.read_only_reason() {
+            return Err(store_error(ErrorKind::Rejected, why));
+        }
+        if call == CallKind::Claim && !state.tail.has_room_for_claims(state.batch.bytes.len()) {
+            match self.segment_pool.poll_ready() {
+                Some(ready) => ready.map_err(|why| store_error(ErrorKind::Rejected, why))?,
+                // The batch that is being written may move on to a fresh segment.
+                None => return Ok(state.wait_for_in_flight().unwrap_or(Submission::WaitForSegment)),
+            }
+        }
+        if state.batch.is_full(state.tail) {
+            return Ok(Submission::WaitForBatch(state.batch.completion.clone()));
+        }
+        // A restored holder may have a higher fence than a log that has lost its entry.
+        let fence = changed.fence.0;
+        let is_first = state.batch.spans.is_empty();
+        state.stage(LogEntry::new(changed, before), supersedes)?;
+        state.highest_fence = state.highest_fence.max(fence);
+        let (completion, thread) = (state.batch.completion.clone(), thread_number());
+        if state.batch.threads.contains(&thread) {
+            return Ok(Submission::Staged(outcome, completion));
+        }
+        state.batch.threads.push(thread);
+        state.gathering += 1;
+        if is_first {
+            self.staging.wake_writer(state);
+        }
+        Ok(Submission::StagedFirst(outcome, GatherGuard { staging: &self.staging, batch: completion }))
+    }
+}
+
+impl Staging {
+    /// Begins with the state of a recovered log.
+    pub(super) fn open(&self, so_far: LogPosition, version: u64, tail: TailSpace) {
+        let mut state = self.state.lock();
+        (state.clock, state.highest_fence, state.version, state.tail) =
+            (so_far.clock, so_far.highest_fence, version, tail);
+    }
+
+    fn wake_writer(&self, mut state: MutexGuard<'_, StagingState>) {
+        let was_waiting = mem::take(&mut state.is_writer_waiting);
+        drop(state);
+        if was_waiting {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Returns the next batch to write, once there is one, and stages further calls in `spare`. Waits for at most `limit`.
+    pub(super) fn take(&self, spare: &mut Option<StagedBatch>, limit: Option<Duration>) -> WriterTask {
+        let mut state = self.state.lock();
+        while state.batch.spans.is_empty() {
+            if state.is_closed {
+                return WriterTask::Exit;
+            }
+            if self.wait_changed(&mut state, limit) && state.batch.spans.is_empty() && !state.is_closed {
+                return WriterTask::Idle;
+            }
+        }
+        // Twice: a caller's thread may be slow to run it.
+        let deadline = Instant::now() + 2 * MAX_GATHER_TIME;
+        while state.gathering > 0 && !state.is_closed {
+            if self.wait_changed(&mut state, Some(deadline.saturating_duration_since(Instant::now()))) {
+                break;
+            }
+        }
+        state.gathering = 0;
+        let next = spare.take().unwrap_or_default();
+        let mut batch = mem::replace(&mut state.batch, next);
+        (batch.clock, batch.highest_fence, batch.version) = (state.clock, state.highest_fence, state.version);
+        state.tail.offset += pad_to_sector(batch.bytes.len()) as u64;
+        let (entries, completion) = (batch.entries.clone(), batch.completion.clone());
+        state.in_flight = Some(InFlightBatch { entries, completion });
+        WriterTask::Write(batch)
+    }
+
+    /// Returns `true` if nothing changed within `limit`.
+    fn wait_changed(&self, state: &mut MutexGuard<'_, StagingState>, limit: Option<Duration>) -> bool {
+        state.is_writer_waiting = true;
+        let timed_out = match limit {
+            Some(limit) => self.changed.wait_for(state, limit).timed_out(),
+            None => {
+                self.changed.wait(state);
+                false
+            }
+        };
+        state.is_writer_waiting = false;
+        timed_out
+    }
+
+    /// Ends the batch that was taken: its entries are in the index, or its callers will be refused.
+    pub(super) fn retire(&self, tail: TailSpace) {
+        let mut state = self.state.lock();
+        (state.in_flight, state.tail) = (None, tail);
+    }
+
+    pub(super) fn set_tail(&self, tail: TailSpace) {
+        self.state.lock().tail = tail;
+    }
+
+    /// Refuses further calls. The writer ends once it has written what is staged.
+    pub(super) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.changed.notify_one();
+    }
+
+    /// Refuses all calls that are not answered yet.
+    pub(super) fn fail_all(&self, result: &BatchResult) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let in_flight = state.in_flight.take().map(|batch| batch.completion);
+        let staged = mem::take(&mut state.batch).completion;
+        drop(state);
+        for completion in in_flight.into_iter().chain([staged]) {
+            completion.finish(result.clone());
+            completion.wake_all();
+        }
+    }
+}
+
+/// Holds the staged batch back until it is dropped.
+pub(super) struct GatherGuard<'a> {
+    staging: &'a Staging,
+    batch: Arc<BatchCompletion>,
+}
+
+impl GatherGuard<'_> {
+    /// Holds the batch back while the caller's thread has other tasks to run. Returns its completion.
+    pub(super) async fn gather(self) -> Arc<BatchCompletion> {
+        let began = Instant::now();
+        let mut turn = began;
+        for _ in 0..MAX_GATHER_TURNS {
+            task::yield_now().await;
+            let now = Instant::now();
+            if now - turn < IDLE_THREAD_TURN || now - began > MAX_GATHER_TIME {
+                break;
+            }
+            turn = now;
+        }
+        self.batch.clone()
+    }
+}
+
+impl Drop for GatherGuard<'_> {
+    fn drop(&mut self) {
+        let mut state = self.staging.state.lock();
+        // The writer may have taken the batch.
+        if Arc::ptr_eq(&state.batch.completion, &self.batch) {
+            state.gathering -= 1;
+            if state.gathering == 0 {
+                self.staging.wake_writer(state);
+            }
+        }
+    }
+}
+
+impl StagingState {
+    fn stage(&mut self, entry: LogEntry, supersedes: Option<u64>) -> Result<(), StoreError> {
+        let most = (self.tail.capacity() / 2 - BATCH_HEADER_LEN).min(IndexSlot::MAX_LENGTH - 1);
+        let length = entry.encoded_length();
+        if length > most {
+            let why = format!("an entry of {length} bytes is too large; at most {most} fit");
+            return Err(store_error(ErrorKind::Rejected, why));
+        }
+        self.version += 1;
+        self.batch.push(self.version, supersedes, entry);
+        Ok(())
+    }
+
+    fn wait_for_in_flight<'a, T>(&self) -> Option<Submission<'a, T>> {
+        self.in_flight.as_ref().map(|batch| Submission::WaitForBatch(batch.completion.clone()))
+    }
+}
+
+impl TailSpace {
+    /// Maximum bytes of a batch in a segment.
+    pub(super) fn capacity(&self) -> usize {
+        (self.segment_size - FIRST_BATCH_OFFSET) as usize - SECTOR_LEN
+    }
+
+    /// The last quarter of the last segment is reserved for settlements.
+    fn has_room_for_claims(&self, batch_len: usize) -> bool {
+        self.offset + batch_len as u64 <= self.segment_size / 4 * 3
+    }
+}
+
+impl Default for StagedBatch {
+    fn default() -> Self {
+        Self {
+            bytes: vec![0; BATCH_HEADER_LEN],
+            spans: Vec::new(),
+            entries: Arc::default(),
+            completion: Arc::default(),
+            threads: Vec::new(),
+            clock: 0,
+            highest_fence: 0,
+            version: 0,
+        }
+    }
+}
+
+impl StagedBatch {
+    pub(super) fn push(&mut self, version: u64, supersedes: Option<u64>, mut entry: LogEntry) {
+        entry.version = version;
+        let offset = self.bytes.len();
+        let length = entry.encode(&mut self.bytes);
+        let at = entry.request.address;
+        self.spans.push((offset, length));
+        let staged = StagedEntry { entry: Arc::new(entry), offset, length, supersedes };
+        self.entries_mut().insert(at, staged);
+    }
+
+    /// The map is shared only while the batch is being written.
+    pub(super) fn entries_mut(&mut self) -> &mut StagedEntries {
+        Arc::get_mut(&mut self.entries).expect("nobody reads the entries of a batch that is still staged")
+    }
+
+    /// Removes all entries, but keeps their memory.
+    pub(super) fn clear(&mut self) {
+        self.completion = Arc::default();
+        self.bytes.truncate(BATCH_HEADER_LEN);
+        self.bytes.shrink_to(MAX_BATCH_BYTES);
+        self.spans.clear();
+        self.threads.clear();
+        self.entries_mut().clear();
+    }
+
+    pub(super) fn is_full(&self, tail: TailSpace) -> bool {
+        self.bytes.len() >= MAX_BATCH_BYTES.min(tail.capacity() / 4)
+    }
+}
