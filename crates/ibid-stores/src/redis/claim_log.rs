@@ -16,7 +16,7 @@ use super::{
     resp::{decimal, encode_arg, encode_command, encode_header},
 };
 
-/// Milliseconds after which a list that nobody deleted expires.
+/// Milliseconds after which a list that nobody deleted, and a registry that nobody uses, expire.
 const LIST_TTL_MS: &[u8] = b"86400000";
 
 pub(super) struct ClaimLog {
@@ -88,8 +88,9 @@ impl ClaimLog {
         self.next.drain(..).for_each(|at| encode_arg(buffer, &at.0));
         if is_new {
             encode_command(buffer, &[b"PEXPIRE", list.key.as_bytes(), LIST_TTL_MS]);
+            encode_command(buffer, &[b"PEXPIRE", list.registry.as_bytes(), LIST_TTL_MS]);
         }
-        if is_new { 3 } else { 1 }
+        if is_new { 4 } else { 1 }
     }
 
     /// Takes the open claims that are older than `age`, and the lists of which all claims are. They are either indexed,

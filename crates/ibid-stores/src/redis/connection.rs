@@ -33,6 +33,8 @@ const CLOCK_REFRESH_MICROS: u64 = 8_000_000;
 /// Age from which a reading of the server's clock is not used for fences, in microseconds.
 const MAX_CLOCK_AGE_MICROS: u64 = 10_000_000;
 const READ_SIZE: usize = 16 << 10;
+/// Capacity that an idle write buffer keeps.
+const MAX_KEPT_WRITE_BYTES: usize = 1 << 20;
 
 /// An open connection, used by concurrent calls.
 pub(super) struct RedisConnection {
@@ -379,6 +381,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
 
     /// Takes all commands that have arrived as the next write. Returns whether there are any.
     fn next_batch(&mut self) -> Result<bool, String> {
+        if self.write.capacity() > MAX_KEPT_WRITE_BYTES {
+            self.write = Vec::new();
+        }
         self.write.clear();
         self.written = 0;
         let mut outbox = self.state.outbox.lock();

@@ -62,11 +62,8 @@ impl RedisCore {
         };
         let answered = match self.run_on_owner(at.0[0], build).await {
             Ok(answered) => answered,
-            // It may still be read.
-            Err(trouble) if trouble.refuses_writes() => match self.get(at).await {
-                Ok(Some(found @ ClaimOutcome::Completed(_))) => return Ok(found),
-                _ => return Err(trouble.into()),
-            },
+            // A full or read-only server refuses this command even where it would only read. The script reads first.
+            Err(trouble) if is_plain && trouble.refuses_writes() => return self.claim_by_script(ask).await,
             Err(trouble) => return Err(trouble.into()),
         };
         let Answered { reply, sent, connection } = answered;

@@ -41,8 +41,19 @@ struct WaitersConnection {
 }
 
 thread_local! {
-    /// The connections of this thread, by server.
-    static THREAD_CONNECTIONS: RefCell<Vec<(u64, Weak<RedisConnection>)>> = const { RefCell::new(Vec::new()) };
+    static THREAD_CONNECTIONS: RefCell<Vec<ThreadConnection>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A connection of this thread to one server. It is given up when the thread ends.
+struct ThreadConnection {
+    server: u64,
+    connection: Weak<RedisConnection>,
+}
+
+impl Drop for ThreadConnection {
+    fn drop(&mut self) {
+        self.connection.upgrade().iter().for_each(|connection| connection.retire());
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,8 +179,8 @@ impl RedisServer {
                 let connection = Arc::new(connection);
                 self.connections.lock().push(connection.clone());
                 THREAD_CONNECTIONS.with_borrow_mut(|all| {
-                    all.retain(|(_, connection)| connection.upgrade().is_some_and(|connection| connection.is_open()));
-                    all.push((self.id, Arc::downgrade(&connection)));
+                    all.retain(|own| own.connection.upgrade().is_some_and(|connection| connection.is_open()));
+                    all.push(ThreadConnection { server: self.id, connection: Arc::downgrade(&connection) });
                 });
                 Ok(connection)
             }
@@ -182,8 +193,8 @@ impl RedisServer {
 
     fn thread_connection(&self) -> Option<Arc<RedisConnection>> {
         THREAD_CONNECTIONS.with_borrow(|all| {
-            let own = all.iter().filter(|(id, _)| *id == self.id);
-            own.filter_map(|(_, connection)| connection.upgrade()).find(|connection| connection.is_open())
+            let own = all.iter().filter(|own| own.server == self.id);
+            own.filter_map(|own| own.connection.upgrade()).find(|connection| connection.is_open())
         })
     }
 
@@ -242,7 +253,13 @@ impl RedisServer {
     /// is none, or the server does not support it.
     pub(super) async fn waiters_connection(&self, on_invalidate: &OnInvalidate) -> Option<Arc<RedisConnection>> {
         let mut waiters = self.waiters.lock().await;
-        if let Some(open) = waiters.connection.as_ref().filter(|connection| connection.is_open()) {
+        // After a failover, the former primary may still answer.
+        let is_current = |host: &RedisHost| match &self.target {
+            ServerTarget::Host(_) => true,
+            ServerTarget::Primary(_) => self.host().is_none_or(|current| current == *host),
+        };
+        let open = waiters.connection.as_ref().filter(|connection| connection.is_open());
+        if let Some(open) = open.filter(|connection| is_current(&connection.host)) {
             return Some(open.clone());
         }
         if waiters.failed_at.is_some_and(|at| at.elapsed() < WAITERS_RETRY_DELAY) {

@@ -286,3 +286,32 @@ async fn a_lapsed_claim_is_counted_by_one_sweep_only_and_one_sweeps_at_a_time() 
     assert_eq!(server.cli(&["EXISTS", &lock]), "0", "the lock is given back");
     assert_eq!(store.admin().counts().await.unwrap().unknown, 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn each_thread_has_its_connection_and_gives_it_up_when_it_ends() {
+    let server = TestRedis::start();
+    let store = std::sync::Arc::new(open(&server.url()).await);
+    let connections = || server.cli(&["CLIENT", "LIST"]).lines().filter(|line| !line.contains("cmd=client")).count();
+    claim_granted(&*store, &claim_request()).await;
+    // This thread's, and that of the worker, on which background tasks run.
+    let before = 2;
+    let (runtime, used) = (tokio::runtime::Handle::current(), store.clone());
+    let thread = std::thread::spawn(move || {
+        runtime.block_on(async {
+            for _ in 0..100 {
+                claim_granted(&*used, &claim_request()).await;
+            }
+        });
+    });
+    tokio::task::block_in_place(|| thread.join()).unwrap();
+    wait_for("its connection to close", async || (connections() <= before).then_some(())).await;
+    // A runtime of its own, of which nothing is left afterwards.
+    let used = store.clone();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { claim_granted(&*used, &claim_request()).await });
+    });
+    tokio::task::block_in_place(|| thread.join()).unwrap();
+    claim_granted(&*store, &claim_request()).await;
+    wait_for("its connection to close", async || (connections() <= before).then_some(())).await;
+}
