@@ -1,7 +1,7 @@
 //! `redis-benchmark` of the very command by which the store claims.
 //!
-//! The command is not written down here: the store sends one, the server's `MONITOR` shows it, and its address and token
-//! are made random. What differs from the store's own: zero bytes, which no command line can carry, are ones; and all
+//! The command is not written down here: the store sends one, the server's `MONITOR` shows it, and its address is
+//! made random. What differs from the store's own: zero bytes, which no command line can carry, are ones; and all
 //! addresses share one bucket, because their first byte does not change.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, process::Command, time::Duration};
@@ -66,7 +66,7 @@ fn keys(server: &testbed::TestRedis) -> Result<u64, String> {
 /// The command of a claim, with `RANDOM` in the place of all that differs from claim to claim.
 async fn recorded(url: &str, port: u16) -> Result<Vec<OsString>, String> {
     let store = Redis::open(url, RemoteOptions { timeout: STORE_CALL_TIMEOUT, ..RemoteOptions::default() }).await?;
-    // The first brings the script to the server, the second is sent as all others will be.
+    // The first opens the connection, the second is sent as all others will be.
     granted(&store, &claim_request(address(0))).await?;
     let failed = |error: std::io::Error| format!("MONITOR: {error}");
     let mut monitor = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await.map_err(failed)?);
@@ -83,7 +83,7 @@ async fn recorded(url: &str, port: u16) -> Result<Vec<OsString>, String> {
             return Err("MONITOR ended before it showed a claim".into());
         }
         let command = parse_monitor_line(&line);
-        if command.first().is_some_and(|verb| verb.eq_ignore_ascii_case(b"EVALSHA")) {
+        if command.first().is_some_and(|verb| verb.eq_ignore_ascii_case(b"SET")) {
             return Ok(command.into_iter().map(|argument| randomise_argument(argument, &ask)).collect());
         }
     }
@@ -97,9 +97,6 @@ async fn granted(store: &Redis, ask: &std::sync::Arc<ClaimRequest>) -> Result<()
 }
 
 fn randomise_argument(argument: Vec<u8>, ask: &ClaimRequest) -> OsString {
-    if argument == ask.token.0 {
-        return format!("{RANDOM_PLACEHOLDER}{}", "t".repeat(ask.token.0.len() - RANDOM_PLACEHOLDER.len())).into();
-    }
     let address = ask.address.to_string();
     if let Some(start) = argument.strip_suffix(address.as_bytes()) {
         let fixed = &address.as_bytes()[..address.len() - RANDOM_PLACEHOLDER.len()];
@@ -163,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn address_and_token_become_random_and_keep_their_length() {
+    fn an_address_becomes_random_and_keeps_its_length() {
         let ask = claim_request(address(7));
         let key = format!("idempotency:{{00}}:{}", ask.address);
         let random = randomise_argument(key.clone().into_bytes(), &ask).into_string().unwrap();
@@ -172,8 +169,6 @@ mod tests {
                 && random.ends_with(RANDOM_PLACEHOLDER)
                 && random.len() == key.len()
         );
-        let token = randomise_argument(ask.token.0.to_vec(), &ask).into_string().unwrap();
-        assert!(token.starts_with(RANDOM_PLACEHOLDER) && token.len() == ask.token.0.len());
         assert_eq!(randomise_argument(vec![0, 4, b'a'], &ask), OsString::from("\u{1}\u{4}a"));
     }
 

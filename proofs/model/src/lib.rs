@@ -15,6 +15,7 @@ use stateright::{Model, Property};
 pub mod gateway;
 pub mod properties;
 pub mod red;
+pub mod redis;
 pub mod setups;
 pub mod state;
 pub mod store;

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use ibid_model::{ModelSetup, red, setups};
+use ibid_model::{ModelSetup, red, redis, setups};
 
 fn holds(part: &str) {
     let chosen: Vec<ModelSetup> =
@@ -45,6 +45,24 @@ fn every_rule_left_out_breaks_its_property() {
         assert!(rules.insert(variant.setup.rules.0), "{}: this rule is left out twice", variant.name);
     }
     assert_eq!(rules.len(), red::RULE_COUNT, "a rule without a red variant");
+}
+
+#[test]
+fn the_redis_store_keeps_its_own_rules() {
+    let (states, wrong) = redis::explore(redis::RedisModel::default());
+    println!("{states} states");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(states > 10_000, "only {states} states");
+}
+
+#[test]
+fn every_rule_of_the_redis_store_left_out_breaks_its_property() {
+    for (name, rule, broken) in redis::RED_VARIANTS {
+        let (states, wrong) = redis::explore(redis::RedisModel { left_out: Some(rule) });
+        println!("{name}: {states} states, {}", wrong.first().map_or("", String::as_str));
+        let broke = wrong.iter().any(|line| line.starts_with(&format!("broken: {broken}:")));
+        assert!(broke, "\"{name}\" must break \"{broken}\": {wrong:?}");
+    }
 }
 
 /// The counterexample is of the rule: with the rule, nothing as short breaks the property. That nothing longer does either

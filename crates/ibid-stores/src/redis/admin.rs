@@ -9,7 +9,13 @@ use std::collections::BTreeSet;
 use futures_util::{TryStreamExt, stream};
 use ibid::store::ClaimToken;
 
-use super::*;
+use super::{
+    connection::RedisCall,
+    entry::{EntryView, HEADER_LEN, has_completed, reply_number},
+    maintenance::byte_strings,
+    resp::Reply,
+    *,
+};
 
 /// Maximum number of concurrent scripts, so that a walk over all buckets does not delay other calls.
 const MAX_CONCURRENT_SCRIPTS: usize = 16;
@@ -26,27 +32,21 @@ const MAX_SAMPLE_SCANS: usize = 20;
 /// Maximum number of keys whose state and size are read for counts.
 const MAX_SAMPLED_KEYS: usize = 500;
 /// Milliseconds for which a crashed sweeper blocks other sweepers.
-const SWEEPER_LOCK_MS: usize = 30_000;
-/// Approximate bytes of an entry beside its record: fields, key name and server overhead.
-const ENTRY_OVERHEAD_BYTES: u64 = 1200;
+const SWEEPER_LOCK_MS: &[u8] = b"30000";
+/// Approximate bytes of an entry beside its value: key name and server overhead.
+const ENTRY_OVERHEAD_BYTES: u64 = 250;
 
-impl Redis {
+impl RedisCore {
     pub(super) async fn sweep_locked(&self, at_most: u32) -> Result<SweepResult, StoreError> {
         let me = u128::from_le_bytes(ClaimToken::mint().0).to_string();
-        let mut lock = redis::cmd("SET");
-        lock.arg(self.key_names.sweeper_key()).arg(&me).arg("NX").arg("PX").arg(SWEEPER_LOCK_MS);
-        if self.run_command(0, &lock).await? != Value::Okay {
+        let key = self.key_names.sweeper_key();
+        let lock: &[&[u8]] = &[b"SET", key.as_bytes(), me.as_bytes(), b"NX", b"PX", SWEEPER_LOCK_MS];
+        if self.run_command(0, lock).await? != Reply::Ok {
             return Ok(SweepResult::default());
         }
         let swept = self.sweep_all(at_most).await;
-        let unlock = ScriptCall {
-            script: &scripts::UNLOCK,
-            bucket: 0,
-            keys: vec![self.key_names.sweeper_key()],
-            args: vec![me.into()],
-        };
         // If unlocking fails, the lock expires.
-        let _ = self.run(&unlock).await;
+        let _ = self.run_script(&scripts::UNLOCK, 0, &[key.as_bytes()], &[me.as_bytes()]).await;
         swept
     }
 
@@ -54,8 +54,16 @@ impl Redis {
     async fn sweep_all(&self, at_most: u32) -> Result<SweepResult, StoreError> {
         let mut swept = SweepResult::default();
         let (mut due, mut failed) = (Vec::new(), Vec::new());
+        let now_ms = match &self.run_command(0, &[b"TIME"]).await? {
+            Reply::Array(time) => reply_number(time.first().unwrap_or(&Reply::Nil))? * 1000,
+            _ => return Err(corrupt_reply("no time came")),
+        };
+        let indexed = self.index_own_claims(0).await;
         // The first pass over all buckets removes nothing: few have work.
-        let looks = (0..=u8::MAX).map(|bucket| async move { (bucket, self.sweep_bucket(bucket, 0).await) });
+        let looks = (0..=u8::MAX).map(|bucket| async move {
+            let indexed = self.index_listed_claims(bucket, Some(now_ms)).await;
+            (bucket, indexed.and(self.sweep_bucket(bucket, 0).await))
+        });
         let mut looks = stream::iter(looks).buffered(MAX_CONCURRENT_SCRIPTS);
         while let Some((bucket, looked)) = looks.next().await {
             match looked {
@@ -85,23 +93,30 @@ impl Redis {
                 more = left;
             }
         }
-        Ok(swept)
+        match indexed {
+            // A server that is down is asked again later; missing rights are not.
+            Err(error) if error.kind != ErrorKind::NotApplied => Err(error),
+            _ => Ok(swept),
+        }
     }
 
     /// Returns the number removed, the number lapsed, and whether more are due.
     async fn sweep_bucket(&self, bucket: u8, at_most: u32) -> Result<(u32, u32, bool), StoreError> {
-        let mut parts = self.run_on_index(&scripts::SWEEP, bucket, at_most.into()).await?;
-        Ok((parts.number()? as u32, parts.number()? as u32, parts.number()? == 1))
+        let [removed, lapsed, more] = self.run_on_index(&scripts::SWEEP, bucket, at_most.into()).await?;
+        Ok((removed as u32, lapsed as u32, more == 1))
     }
 
-    /// Runs a script about at most [`ENTRIES_PER_SCRIPT`] entries of a bucket's index.
-    async fn run_on_index(
-        &self, script: &'static RedisScript, bucket: u8, argument: u64,
-    ) -> Result<ReplyParts, StoreError> {
-        let prefix = self.key_names.entry_prefix(bucket).into();
-        let args = vec![prefix, number_arg(argument), number_arg(ENTRIES_PER_SCRIPT as u64)];
-        let call = ScriptCall { script, bucket, keys: vec![self.key_names.index_key(bucket)], args };
-        ReplyParts::from_value(self.run(&call).await?)
+    /// Runs a script about at most [`ENTRIES_PER_SCRIPT`] entries of a bucket's index. It returns three numbers.
+    async fn run_on_index(&self, script: &RedisScript, bucket: u8, argument: u64) -> Result<[u64; 3], StoreError> {
+        let (index, prefix) = (self.key_names.index_key(bucket), self.key_names.entry_prefix(bucket));
+        let (argument, at_most) = (argument.to_string(), ENTRIES_PER_SCRIPT.to_string());
+        let args = [prefix.as_bytes(), argument.as_bytes(), at_most.as_bytes()];
+        match self.run_script(script, bucket, &[index.as_bytes()], &args).await? {
+            Reply::Array(parts) if parts.len() == 3 => {
+                Ok([reply_number(&parts[0])?, reply_number(&parts[1])?, reply_number(&parts[2])?])
+            }
+            _ => Err(corrupt_reply("three numbers were expected")),
+        }
     }
 
     pub(super) async fn list_page(
@@ -132,6 +147,7 @@ impl Redis {
     async fn list_indexed(
         &self, filter: &EntryFilter, from: ListCursor, at_most: usize,
     ) -> Result<EntryPage, StoreError> {
+        self.index_all_claims().await?;
         let first = from.0.map_or(0, |from| from.0[0]);
         let buckets = stream::iter((first..=u8::MAX).map(|bucket| self.indexed_addresses(bucket, from.0)));
         let mut buckets = buckets.buffered(MAX_CONCURRENT_SCRIPTS);
@@ -142,6 +158,12 @@ impl Redis {
             }
         }
         Ok(EntryPage::truncated(entries, at_most))
+    }
+
+    /// Indexes all claims that are only listed, of any bucket in any list.
+    async fn index_all_claims(&self) -> Result<(), StoreError> {
+        let lists = stream::iter((0..=u8::MAX).map(|bucket| self.index_listed_claims(bucket, None)));
+        lists.buffered(MAX_CONCURRENT_SCRIPTS).try_collect().await
     }
 
     /// Reads matching entries until there are more than `at_most`. Returns whether there are.
@@ -159,15 +181,11 @@ impl Redis {
 
     /// Returns the addresses in a bucket's index after `from`, in order.
     async fn indexed_addresses(&self, bucket: u8, from: Option<Address>) -> Result<Vec<Address>, StoreError> {
-        let mut range = redis::cmd("ZRANGE");
-        range.arg(self.key_names.index_key(bucket)).arg(0).arg(-1);
-        let mut parts = ReplyParts::from_value(self.run_command(bucket, &range).await?)?;
-        let mut found = Vec::new();
-        while let Some(member) = parts.value() {
-            let Value::BulkString(hex) = member else { continue };
-            let at = std::str::from_utf8(&hex).ok().and_then(Address::from_hex);
-            found.extend(at.filter(|at| from.is_none_or(|from| *at > from)));
-        }
+        let index = self.key_names.index_key(bucket);
+        let members = self.run_command(bucket, &[b"ZRANGE", index.as_bytes(), b"0", b"-1"]).await?;
+        let addresses =
+            byte_strings(members)?.into_iter().filter_map(|hex| Address::from_hex(std::str::from_utf8(&hex).ok()?));
+        let mut found: Vec<Address> = addresses.filter(|at| from.is_none_or(|from| *at > from)).collect();
         found.sort_unstable();
         Ok(found)
     }
@@ -180,14 +198,17 @@ impl Redis {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Reads entries of one bucket. `some` must not be empty.
+    /// Reads entries of one bucket, without records. `some` must not be empty.
     async fn read_bucket_entries(&self, some: Vec<Address>) -> Result<Vec<EntryInfo>, StoreError> {
-        let keys = some.iter().map(|at| self.key_names.entry_key(at)).collect();
-        let call = ScriptCall { script: &scripts::LOOK, bucket: some[0].0[0], keys, args: Vec::new() };
-        let mut rows = ReplyParts::from_value(self.run(&call).await?)?;
+        let keys: Vec<Vec<u8>> = some.iter().map(|at| self.key_names.entry_key(at)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let rows = self.run_script(&scripts::LOOK, some[0].0[0], &keys, &[b"0"]).await?;
+        let Reply::Array(rows) = rows else { return Err(corrupt_reply("rows are missing")) };
         let mut found = Vec::new();
-        for at in some {
-            found.extend(replies::parse_entry_info(rows.value().unwrap_or(Value::Nil), at)?);
+        for (at, row) in some.into_iter().zip(rows) {
+            if let Reply::Array(parts) = row {
+                found.extend(EntryView::from_parts(&parts)?.entry_info(at)?);
+            }
         }
         Ok(found)
     }
@@ -220,20 +241,19 @@ impl Redis {
     }
 
     async fn scan(&self, server: &RedisServer, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>), StoreError> {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor[..]).arg("MATCH").arg(self.key_names.scan_pattern()).arg("COUNT").arg(SCAN_COUNT);
-        let answer = server.send(RedisCommand::plain(&scan), background_deadline(self.timeout())).await?;
-        let mut parts = ReplyParts::from_value(answer)?;
-        let next = parts.bytes()?;
-        let mut keys = ReplyParts::from_value(parts.value().unwrap_or(Value::Nil))?;
-        let mut found = Vec::new();
-        while let Ok(key) = keys.bytes() {
-            found.push(key);
+        let (pattern, count) = (self.key_names.scan_pattern(), SCAN_COUNT.to_string());
+        let scan = RedisCall::new(&[b"SCAN", cursor, b"MATCH", pattern.as_bytes(), b"COUNT", count.as_bytes()]);
+        match server.send_plain(scan, background_deadline(self.timeout())).await? {
+            Reply::Array(parts) if matches!(&parts[..], [Reply::Bytes(_), Reply::Array(_)]) => {
+                let [next, keys] = <[Reply; 2]>::try_from(parts).expect("there are two parts");
+                Ok((next.as_bytes().cloned().unwrap_or_default(), byte_strings(keys)?))
+            }
+            _ => Err(corrupt_reply("no cursor came")),
         }
-        Ok((next, found))
     }
 
     pub(super) async fn count_entries(&self) -> Result<EntryCounts, StoreError> {
+        self.index_all_claims().await?;
         let mut counts = EntryCounts::default();
         let buckets = stream::iter((0..=u8::MAX).map(|bucket| self.count_bucket(bucket)));
         let buckets: Vec<(u64, u64)> = buckets.buffered(MAX_CONCURRENT_SCRIPTS).try_collect().await?;
@@ -253,10 +273,9 @@ impl Redis {
     async fn count_bucket(&self, bucket: u8) -> Result<(u64, u64), StoreError> {
         let (mut processing, mut unknown, mut from) = (0, 0, 0);
         loop {
-            let mut parts = self.run_on_index(&scripts::COUNTS, bucket, from).await?;
-            processing += parts.number()?;
-            unknown += parts.number()?;
-            let seen = parts.number()?;
+            let [running, lapsed, seen] = self.run_on_index(&scripts::COUNTS, bucket, from).await?;
+            processing += running;
+            unknown += lapsed;
             if seen < ENTRIES_PER_SCRIPT as u64 {
                 return Ok((processing, unknown));
             }
@@ -266,10 +285,8 @@ impl Redis {
 
     /// Returns the number of completed entries at one server and the bytes of all: exact if few, sampled if many.
     async fn estimate(&self, server: &RedisServer) -> Result<(u64, u64), StoreError> {
-        let mut size = ReplyParts::from_value(Value::Array(vec![
-            server.send(RedisCommand::plain(&redis::cmd("DBSIZE")), background_deadline(self.timeout())).await?,
-        ]))?;
-        let all_keys = size.number()?;
+        let size = server.send_plain(RedisCall::new(&[b"DBSIZE"]), background_deadline(self.timeout())).await?;
+        let all_keys = reply_number(&size)?;
         let (mut entries, mut sample, mut cursor) = (0_u64, Vec::new(), Bytes::from_static(b"0"));
         let mut looked_at = all_keys;
         for step in 1..=MAX_SAMPLE_SCANS {
@@ -288,27 +305,18 @@ impl Redis {
         if sample.is_empty() {
             return Ok((0, 0));
         }
-        let mut ask = redis::pipe();
-        ask.cmd("TIME");
-        for key in &sample {
-            ask.cmd("HMGET").arg(&key[..]).arg("p").arg("v");
-            ask.cmd("HSTRLEN").arg(&key[..]).arg("r");
-        }
-        let mut answers = server.send_all(&ask, background_deadline(self.timeout())).await?.into_iter();
-        let mut time = ReplyParts::from_value(answers.next().unwrap_or(Value::Nil))?;
-        let now = time.number()? * 1_000_000 + time.number()?;
+        let last = (HEADER_LEN - 1).to_string();
+        let read = sample.iter().fold(RedisCall::default(), |call, key| {
+            let call = call.then(&[b"GETRANGE", key, b"0", last.as_bytes()]);
+            call.then(&[b"PTTL", key]).then(&[b"STRLEN", key])
+        });
+        let answers = server.send_plain(read.keep_all(), background_deadline(self.timeout())).await?;
+        let Reply::Array(answers) = answers else { return Err(corrupt_reply("a sample is missing")) };
         let (mut finished, mut bytes) = (0_u64, 0_u64);
-        while let (Some(fields), Some(length)) = (answers.next(), answers.next()) {
+        for parts in answers.chunks_exact(3) {
             // Skip keys whose slot is being moved to another node.
-            let (Ok(fields), Ok(Value::Int(length))) = (check_reply(fields), check_reply(length)) else { continue };
-            let mut fields = ReplyParts::from_value(fields)?;
-            let phase = fields.bytes().unwrap_or_default();
-            let times = fields.bytes().unwrap_or_default();
-            // As `entry.lua` writes them: the second value is the expiry.
-            let expires = std::str::from_utf8(&times).ok().and_then(|times| times.split(' ').nth(1)?.parse().ok());
-            if phase == b"d"[..] && expires.is_some_and(|expires: u64| now < expires) {
-                finished += 1;
-            }
+            let [Reply::Bytes(header), Reply::Int(pttl), Reply::Int(length)] = parts else { continue };
+            finished += u64::from(has_completed(header, *pttl));
             bytes += ENTRY_OVERHEAD_BYTES + length.unsigned_abs();
         }
         let scale = |of_sample: u64| {
@@ -322,12 +330,8 @@ impl Redis {
         self.topology.ensure_known().await.map_err(|why| StoreError::from(RedisCallError::NotSent(why)))?;
         let nodes = self.topology.all();
         if nodes.is_empty() {
-            return Err(StoreError::new(ErrorKind::NotApplied, super::error::STORE_NAME, "no node is known"));
+            return Err(StoreError::new(ErrorKind::NotApplied, STORE_NAME, "no node is known"));
         }
         Ok(nodes)
     }
-}
-
-pub(super) fn number_arg(number: u64) -> Bytes {
-    number.to_string().into()
 }

@@ -1,6 +1,6 @@
 //! Start-up checks of the server settings that the guarantees depend on.
 
-use super::*;
+use super::{connection::RedisCall, resp::Reply, *};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RedisFindings {
@@ -35,7 +35,7 @@ async fn check_server(
     server: &Arc<RedisServer>, topology: &RedisTopology, wait_replicas: u32,
 ) -> Result<RedisFindings, RedisCallError> {
     let deadline = || background_deadline(topology.connector.timeout);
-    let info = match server.send(RedisCommand::plain(&redis::cmd("INFO")), deadline()).await {
+    let info = match server.send_plain(RedisCall::new(&[b"INFO"]), deadline()).await {
         Ok(info) => Some(parse_info(&info)),
         Err(trouble) if trouble.has_code("NOPERM") => None,
         Err(trouble) => return Err(trouble),
@@ -43,11 +43,9 @@ async fn check_server(
     let mut config = HashMap::new();
     let mut denied = false;
     for name in ["appendfsync", "min-replicas-to-write"] {
-        let mut ask = redis::cmd("CONFIG");
-        ask.arg("GET").arg(name);
-        match server.send(RedisCommand::plain(&ask), deadline()).await {
-            Ok(Value::Array(parts)) => {
-                if let [_, Value::BulkString(value)] = &parts[..] {
+        match server.send_plain(RedisCall::new(&[b"CONFIG", b"GET", name.as_bytes()]), deadline()).await {
+            Ok(Reply::Array(parts)) => {
+                if let [_, Reply::Bytes(value)] = &parts[..] {
                     config.insert(name, String::from_utf8_lossy(value).into_owned());
                 }
             }
@@ -66,9 +64,8 @@ async fn check_server(
 
 /// Checks that the user may run scripts, so that start-up reports it before the first claim fails.
 async fn check_scripts(server: &Arc<RedisServer>, topology: &RedisTopology) -> Result<Option<String>, RedisCallError> {
-    let mut ask = redis::cmd("EVAL");
-    ask.arg("return 1").arg(0);
-    match server.send(RedisCommand::plain(&ask), background_deadline(topology.connector.timeout)).await {
+    let ask = RedisCall::new(&[b"EVAL", b"return 1", b"0"]);
+    match server.send_plain(ask, background_deadline(topology.connector.timeout)).await {
         Ok(_) => Ok(None),
         Err(trouble @ RedisCallError::Refused { .. }) => {
             Ok(Some(format!("scripts are refused, so nothing works: {}", error_message(&trouble))))
@@ -143,12 +140,8 @@ fn evaluate(
 }
 
 /// Parses `name:value` lines.
-fn parse_info(info: &Value) -> HashMap<String, String> {
-    let text = match check_reply(info.clone()) {
-        Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
-        Ok(Value::VerbatimString { text, .. }) => text,
-        _ => String::new(),
-    };
+fn parse_info(info: &Reply) -> HashMap<String, String> {
+    let text = info.as_bytes().map(|text| String::from_utf8_lossy(text).into_owned()).unwrap_or_default();
     text.lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.into(), value.trim().into()))

@@ -1,19 +1,19 @@
 //! Opens connections: TCP, TLS, login.
 
-use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, aio::MultiplexedConnection};
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    task::AbortHandle,
-};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::*;
+use super::{
+    connection::{OnInvalidate, RedisCall, RedisConnection},
+    resp::Reply,
+    *,
+};
 use crate::certificates::{ReloadingTlsConfig, TlsMaterial};
 
-/// Maximum number of calls queued for a connection's writer.
-const PIPELINE_BUFFER_SIZE: usize = 1024;
+/// Milliseconds after which the system gives up a connection whose peer acknowledges nothing.
+#[cfg(target_os = "linux")]
+const TCP_USER_TIMEOUT_MS: u32 = 30_000;
 
 /// Opens connections to the servers of one URL.
 pub(super) struct RedisConnector {
@@ -21,161 +21,184 @@ pub(super) struct RedisConnector {
     tls: Option<Arc<ReloadingTlsConfig>>,
     /// Limits both connecting and one call.
     pub(super) timeout: Duration,
+    pub(super) key_names: Arc<KeyNames>,
+    /// Local cache to keep coherent: connections for calls track what they read.
+    pub(super) answer_cache: Option<AnswerCache>,
 }
 
-/// Receives push messages.
-pub(super) type PushHandler = Arc<dyn Fn(PushInfo) + Send + Sync>;
-
-/// An open connection, multiplexed by concurrent calls.
-pub(super) struct RedisConnection {
-    pub(super) host: RedisHost,
-    connection: MultiplexedConnection,
-    reply_count: AtomicU64,
-    is_aborted: AtomicBool,
-    /// Drives the socket, and ends with it.
-    driver: AbortHandle,
+/// What a connection is opened for.
+enum ConnectionUse {
+    /// Calls about entries, in the URL's database.
+    Calls,
+    /// Waiters: every key that is read is tracked.
+    Waiters(OnInvalidate),
+    Sentinel {
+        with_login: bool,
+    },
 }
 
 impl RedisConnector {
-    pub(super) fn new(place: RedisUrl, timeout: Duration) -> Result<Self, String> {
-        let tls = place.tls.clone().map(|files| ReloadingTlsConfig::open(STORE_NAME, files, tls_config)).transpose()?;
-        Ok(Self { url: place, tls, timeout })
+    pub(super) fn new(
+        url: RedisUrl, timeout: Duration, key_names: Arc<KeyNames>, answer_cache: Option<AnswerCache>,
+    ) -> Result<Self, String> {
+        let tls = url.tls.clone().map(|files| ReloadingTlsConfig::open(STORE_NAME, files, tls_config)).transpose()?;
+        Ok(Self { url, tls, timeout, key_names, answer_cache })
     }
 
     pub(super) async fn connect(&self, host: &RedisHost) -> Result<RedisConnection, String> {
-        self.open(host, self.connection_info(true), self.url.database, None).await
+        self.open(host, ConnectionUse::Calls).await
     }
 
-    /// Opens a connection that also receives push messages.
-    pub(super) async fn connect_pubsub(
-        &self, host: &RedisHost, pushes: PushHandler,
+    /// Opens a connection that passes on every invalidation of a key that it has read.
+    pub(super) async fn connect_waiters(
+        &self, host: &RedisHost, on_invalidate: OnInvalidate,
     ) -> Result<RedisConnection, String> {
-        let info = self.connection_info(true).set_protocol(ProtocolVersion::RESP3);
-        self.open(host, info, 0, Some(pushes)).await
+        self.open(host, ConnectionUse::Waiters(on_invalidate)).await
     }
 
     /// Opens a connection to a sentinel: with the same login, or without one if the sentinel rejects it.
     pub(super) async fn connect_sentinel(&self, host: &RedisHost) -> Result<RedisConnection, String> {
-        match self.open(host, self.connection_info(true), 0, None).await {
-            Err(_) if self.url.password.is_some() => self.open(host, self.connection_info(false), 0, None).await,
-            answered => answered,
-        }
-    }
-
-    fn connection_info(&self, with: bool) -> RedisConnectionInfo {
-        let mut info = RedisConnectionInfo::default().set_skip_set_lib_name();
-        if let Some(user) = self.url.user.as_deref().filter(|_| with) {
-            info = info.set_username(user);
-        }
-        if let Some(password) = self.url.password.as_deref().filter(|_| with) {
-            info = info.set_password(password);
-        }
-        info
-    }
-
-    async fn open(
-        &self, host: &RedisHost, info: RedisConnectionInfo, database: i64, pushes: Option<PushHandler>,
-    ) -> Result<RedisConnection, String> {
-        let deadline = Instant::now() + self.timeout;
-        let opened = timeout_at(deadline, async {
-            let tcp = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(|error| error.to_string())?;
-            tcp.set_nodelay(true).map_err(|error| error.to_string())?;
-            let info = info.set_db(database);
-            match &self.tls {
-                None => start_driver(host, info, tcp, pushes).await,
-                Some(tls) => {
-                    let name = ServerName::try_from(host.name.clone()).map_err(|error| error.to_string())?;
-                    let tls = TlsConnector::from(tls.now().await);
-                    let tcp = tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
-                    start_driver(host, info, tcp, pushes).await?.verify_accepted().await
-                }
+        match self.open(host, ConnectionUse::Sentinel { with_login: true }).await {
+            Err(_) if self.url.password.is_some() => {
+                self.open(host, ConnectionUse::Sentinel { with_login: false }).await
             }
-        });
-        match opened.await {
+            opened => opened,
+        }
+    }
+
+    async fn open(&self, host: &RedisHost, purpose: ConnectionUse) -> Result<RedisConnection, String> {
+        match timeout(self.timeout, self.open_socket(host, &purpose)).await {
             Ok(opened) => opened.map_err(|why| format!("cannot connect to {host}: {why}")),
             Err(_) => Err(format!("cannot connect to {host}: no answer within {:?}", self.timeout)),
         }
     }
-}
 
-async fn start_driver(
-    host: &RedisHost, info: RedisConnectionInfo, socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    pushes: Option<PushHandler>,
-) -> Result<RedisConnection, String> {
-    // This crate enforces deadlines: a driver timeout would hide whether a call was sent.
-    let mut config = AsyncConnectionConfig::new()
-        .set_response_timeout(None)
-        .set_connection_timeout(None)
-        .set_pipeline_buffer_size(PIPELINE_BUFFER_SIZE);
-    if let Some(pushes) = pushes {
-        config = config.set_push_sender(move |push: PushInfo| {
-            pushes(push);
-            Ok::<_, ()>(())
-        });
+    async fn open_socket(&self, host: &RedisHost, purpose: &ConnectionUse) -> Result<RedisConnection, String> {
+        let tcp = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(|error| error.to_string())?;
+        configure_socket(&tcp).map_err(|error| error.to_string())?;
+        let on_invalidate = match purpose {
+            ConnectionUse::Calls => self.answer_cache.clone().map(|answers| self.forget_invalidated(answers)),
+            ConnectionUse::Waiters(on_invalidate) => Some(on_invalidate.clone()),
+            ConnectionUse::Sentinel { .. } => None,
+        };
+        let names = self.key_names.clone();
+        let connection = match &self.tls {
+            None => RedisConnection::start(host, tcp, names, on_invalidate),
+            Some(tls) => {
+                let name = ServerName::try_from(host.name.clone()).map_err(|error| error.to_string())?;
+                let tls = TlsConnector::from(tls.now().await);
+                let tcp = tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
+                RedisConnection::start(host, tcp, names, on_invalidate)
+            }
+        };
+        self.greet(connection, purpose).await
     }
-    let (connection, driver) =
-        MultiplexedConnection::new_with_config(&info, socket, config).await.map_err(|error| login_refused(&error))?;
-    let (reply_count, is_aborted) = (AtomicU64::new(0), AtomicBool::new(false));
-    let driver = tokio::spawn(driver).abort_handle();
-    Ok(RedisConnection { host: host.clone(), connection, reply_count, is_aborted, driver })
+
+    /// Keeps the local cache coherent: an answer whose key was changed is removed, and all are if that cannot be known.
+    fn forget_invalidated(&self, answers: AnswerCache) -> OnInvalidate {
+        let names = self.key_names.clone();
+        Arc::new(move |key| match key {
+            None => answers.flush(),
+            Some(key) => names.parse_address(key).iter().for_each(|at| answers.forget(at)),
+        })
+    }
+
+    /// Logs in, and finds out what the server supports.
+    async fn greet(&self, mut connection: RedisConnection, purpose: &ConnectionUse) -> Result<RedisConnection, String> {
+        let with_login = !matches!(purpose, ConnectionUse::Sentinel { with_login: false });
+        let password = self.url.password.as_deref().filter(|_| with_login);
+        let user = self.url.user.as_deref().unwrap_or("default");
+        let mut hello: Vec<&[u8]> = vec![b"HELLO", b"3"];
+        if let Some(password) = password {
+            hello.extend([&b"AUTH"[..], user.as_bytes(), password.as_bytes()]);
+        }
+        let mut speaks_resp3 = false;
+        match connection.call(RedisCall::new(&hello)).await {
+            Ok(Reply::Array(facts)) => {
+                speaks_resp3 = true;
+                connection.features.compare_and_set = has_compare_and_set(&facts);
+            }
+            Ok(_) => return Err("the server does not answer HELLO as Redis does".into()),
+            Err(RedisCallError::NotSent(why) | RedisCallError::Unanswered(why)) => {
+                // With TLS 1.3 a server rejects a client certificate only after the handshake.
+                let why = if self.tls.is_some() {
+                    format!("TLS: the server does not let us in; perhaps it does not know our certificate: {why}")
+                } else {
+                    why
+                };
+                return Err(why);
+            }
+            Err(error) if error.has_code("WRONGPASS") => return Err(login_refused()),
+            // Without a password every call says what is missing.
+            Err(error) if error.has_code("NOAUTH") => {}
+            // A proxy that speaks RESP2 only.
+            Err(_) if password.is_none() => {}
+            Err(_) => {
+                let mut auth: Vec<&[u8]> = vec![b"AUTH"];
+                auth.extend(self.url.user.as_deref().map(str::as_bytes));
+                auth.extend(password.map(str::as_bytes));
+                connection.call(RedisCall::new(&auth)).await.map_err(|_| login_refused())?;
+            }
+        }
+        if matches!(purpose, ConnectionUse::Sentinel { .. }) {
+            return Ok(connection);
+        }
+        self.prepare(&mut connection, purpose, speaks_resp3).await?;
+        Ok(connection)
+    }
+
+    /// Selects the database, starts tracking and reads the server's clock.
+    async fn prepare(
+        &self, connection: &mut RedisConnection, purpose: &ConnectionUse, speaks_resp3: bool,
+    ) -> Result<(), String> {
+        if self.url.database != 0 {
+            let select = RedisCall::new(&[b"SELECT", self.url.database.to_string().as_bytes()]);
+            connection.call(select).await.map_err(|error| StoreError::from(error).source.to_string())?;
+        }
+        let tracking: &[&[u8]] = match purpose {
+            ConnectionUse::Waiters(_) => &[b"CLIENT", b"TRACKING", b"ON"],
+            // What this connection writes itself is known here.
+            _ => &[b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"],
+        };
+        let wants_tracking = matches!(purpose, ConnectionUse::Waiters(_)) || self.answer_cache.is_some();
+        if wants_tracking && speaks_resp3 {
+            connection.features.tracking = matches!(connection.call(RedisCall::new(tracking)).await, Ok(Reply::Ok));
+        }
+        connection.read_clock().await;
+        Ok(())
+    }
 }
 
 /// Describes the server's response, never the credentials.
-fn login_refused(error: &RedisError) -> String {
-    match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => {
-            "the login was refused; check user and password in the store's URL".to_owned()
-        }
-        _ => error.to_string(),
+fn login_refused() -> String {
+    "the login was refused; check user and password in the store's URL".to_owned()
+}
+
+/// Whether the server that answered HELLO has `SET … IFEQ`: Valkey since 8.1, Redis since 8.4.
+fn has_compare_and_set(facts: &[Reply]) -> bool {
+    let fact = |name: &str| {
+        let mut pairs = facts.chunks_exact(2);
+        let value = pairs.find(|pair| pair[0].as_bytes().is_some_and(|key| key == name))?[1].as_bytes()?;
+        String::from_utf8(value.to_vec()).ok()
+    };
+    let Some((server, version)) = fact("server").zip(fact("version")) else { return false };
+    let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match server.as_str() {
+        "valkey" => version >= (8, 1),
+        "redis" => version >= (8, 4),
+        _ => false,
     }
 }
 
-impl RedisConnection {
-    /// Checks that the server accepts our certificate. With TLS 1.3 it rejects it only after the handshake; without
-    /// this check the first call would fail as ambiguous.
-    async fn verify_accepted(self) -> Result<Self, String> {
-        match self.ask(&redis::cmd("PING")).await {
-            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
-                Err(format!("TLS: the server does not let us in; perhaps it does not know our certificate: {error}"))
-            }
-            // Any reply shows that the connection was accepted.
-            _ => Ok(self),
-        }
-    }
-
-    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
-        let answer = self.connection.clone().send_packed_command(command).await?;
-        self.reply_count.fetch_add(1, Relaxed);
-        Ok(answer)
-    }
-
-    /// Sends all commands at once and returns the replies from index `first` on.
-    pub(super) async fn ask_all(&self, commands: &redis::Pipeline, first: usize) -> Result<Vec<Value>, RedisError> {
-        let count = commands.len() - first;
-        let answers = self.connection.clone().send_packed_commands(commands, first, count).await?;
-        self.reply_count.fetch_add(1, Relaxed);
-        Ok(answers)
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        !self.is_aborted.load(Relaxed) && !self.driver.is_finished()
-    }
-
-    pub(super) fn answers(&self) -> u64 {
-        self.reply_count.load(Relaxed)
-    }
-
-    /// Closes the connection. Calls in flight get no reply.
-    pub(super) fn abort(&self) {
-        self.is_aborted.store(true, Relaxed);
-        self.driver.abort();
-    }
-}
-
-impl Drop for RedisConnection {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
+/// Sends at once, gives up a silent peer, and discards what is unsent when the connection is closed: no command arrives
+/// long after its caller was told that it is ambiguous.
+fn configure_socket(tcp: &TcpStream) -> std::io::Result<()> {
+    tcp.set_nodelay(true)?;
+    tcp.set_zero_linger()?;
+    #[cfg(target_os = "linux")]
+    rustix::net::sockopt::set_tcp_user_timeout(tcp, TCP_USER_TIMEOUT_MS)?;
+    Ok(())
 }
 
 fn tls_config(files: &TlsMaterial) -> Result<ClientConfig, String> {
@@ -185,4 +208,31 @@ fn tls_config(files: &TlsMaterial) -> Result<ClientConfig, String> {
         .map_err(|error| format!("TLS: {error}"))?
         .with_root_certificates(files.root_certificates("ca")?);
     files.with_client_certificate(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compare_and_set_is_found_by_server_and_version() {
+        let facts = |server: &str, version: &str| {
+            let texts = ["server", server, "version", version].map(|text| Reply::Bytes(text.to_owned().into()));
+            let mut facts = texts.to_vec();
+            facts.extend([Reply::Bytes("proto".into()), Reply::Int(3)]);
+            facts
+        };
+        for (server, version, has) in [
+            ("redis", "7.0.15", false),
+            ("redis", "8.2.1", false),
+            ("redis", "8.4.0", true),
+            ("valkey", "8.0.9", false),
+            ("valkey", "8.1.0", true),
+            ("valkey", "9.1.2", true),
+            ("another", "9.1.2", false),
+        ] {
+            assert_eq!(has_compare_and_set(&facts(server, version)), has, "{server} {version}");
+        }
+        assert!(!has_compare_and_set(&[]));
+    }
 }

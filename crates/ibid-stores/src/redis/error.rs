@@ -2,11 +2,11 @@
 //!
 //! - *Not sent* (no connection, breaker open): [`ErrorKind::NotApplied`].
 //! - *Sent, but no reply* (deadline, connection lost): [`ErrorKind::Ambiguous`], for any cause.
-//! - *Error reply.* A script is validated before its first write and then runs to its end, so the errors listed in
-//!   [`RedisCallError::kind`] occur before any write. Any other error of a script is ambiguous.
+//! - *Error reply.* A native command that fails has written nothing. A script is validated before its first write and
+//!   then runs to its end, so the errors listed in [`RedisCallError::kind`] occur before any write. Any other error of a
+//!   script is ambiguous.
 
 use ibid::store::{ErrorKind, StoreError};
-use redis::{ServerError, Value};
 
 pub(super) const STORE_NAME: &str = "redis";
 
@@ -17,7 +17,7 @@ const REJECTED: [&str; 9] =
     ["OOM", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MISCONF", "NOREPLICAS", "NOSCRIPT", "CROSSSLOT"];
 
 /// Why a call has no usable reply.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RedisCallError {
     NotSent(String),
     Unanswered(String),
@@ -25,8 +25,16 @@ pub(super) enum RedisCallError {
 }
 
 impl RedisCallError {
-    pub(super) fn from_server(error: &ServerError) -> Self {
-        Self::Refused { code: error.code().to_owned(), text: error.details().unwrap_or_default().to_owned() }
+    /// Parses an error reply: a code in capitals, then text.
+    pub(super) fn from_server(error: &[u8]) -> Self {
+        let error = String::from_utf8_lossy(error);
+        let (code, text) = error.split_once(' ').unwrap_or((&error, ""));
+        Self::Refused { code: code.to_owned(), text: text.to_owned() }
+    }
+
+    /// Whether the server refuses writes, but may still be read.
+    pub(super) fn refuses_writes(&self) -> bool {
+        ["OOM", "READONLY", "MISCONF", "NOREPLICAS"].iter().any(|code| self.has_code(code))
     }
 
     /// Whether the server reports that it is not a working primary.
@@ -94,14 +102,6 @@ impl From<RedisCallError> for StoreError {
 /// The error for stored data that this version cannot read.
 pub(super) fn corrupt_reply(what: &str) -> StoreError {
     StoreError::new(ErrorKind::Corrupt, STORE_NAME, format!("an answer could not be read: {what}"))
-}
-
-/// Converts an error reply into an error.
-pub(super) fn check_reply(answer: Value) -> Result<Value, RedisCallError> {
-    match answer {
-        Value::ServerError(error) => Err(RedisCallError::from_server(&error)),
-        answer => Ok(answer),
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Names of keys and channels.
+//! Names of keys.
 //!
 //! All keys of one address share the part between braces, and so the same cluster slot.
 
@@ -35,21 +35,38 @@ impl KeyNames {
         }
     }
 
-    /// Prefix of a bucket's channels and fences, which do not depend on the generation.
-    pub(super) fn bucket_prefix(&self, bucket: u8) -> String {
+    /// Prefix of a bucket's keys that do not depend on the generation.
+    fn bucket_prefix(&self, bucket: u8) -> String {
         format!("{}:{{{bucket:02x}}}:", self.prefix)
     }
 
-    pub(super) fn entry_key(&self, at: &Address) -> String {
-        format!("{}{at}", self.entry_prefix(at.0[0]))
+    pub(super) fn entry_key(&self, at: &Address) -> Vec<u8> {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut key = Vec::with_capacity(self.prefix.len() + 96);
+        key.extend_from_slice(self.prefix.as_bytes());
+        match self.generation.load(Relaxed) {
+            0 => {}
+            generation => key.extend_from_slice(format!(":{generation}").as_bytes()),
+        }
+        let hex = |byte: u8| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]];
+        key.extend_from_slice(b":{");
+        key.extend_from_slice(&hex(at.0[0]));
+        key.extend_from_slice(b"}:");
+        at.0.iter().for_each(|byte| key.extend_from_slice(&hex(*byte)));
+        key
     }
 
     pub(super) fn index_key(&self, bucket: u8) -> String {
         format!("{}index", self.entry_prefix(bucket))
     }
 
-    pub(super) fn fences_key(&self, bucket: u8) -> String {
-        format!("{}fence", self.bucket_prefix(bucket))
+    /// Key of the registry of claim lists.
+    pub(super) fn claim_lists_key(&self, bucket: u8) -> String {
+        format!("{}claims", self.entry_prefix(bucket))
+    }
+
+    pub(super) fn claim_list_key(&self, bucket: u8, name: &str) -> String {
+        format!("{}claims:{name}", self.entry_prefix(bucket))
     }
 
     /// Key of a tenant's quota usage. It does not depend on the generation.
@@ -79,9 +96,8 @@ impl KeyNames {
 
     /// Returns the address in an entry name of the current generation.
     pub(super) fn parse_address(&self, key: &[u8]) -> Option<Address> {
-        let key = std::str::from_utf8(key).ok()?;
-        let (_, hex) = key.rsplit_once(':')?;
-        let at = Address::from_hex(hex)?;
+        let hex = key.get(key.len().checked_sub(64)?..)?;
+        let at = Address::from_hex(std::str::from_utf8(hex).ok()?)?;
         (self.entry_key(&at) == key).then_some(at)
     }
 }
@@ -94,16 +110,18 @@ mod tests {
     fn names_share_a_slot_and_are_read_again() {
         let names = KeyNames::new("a*b").unwrap();
         let at = Address([0xa5; 32]);
-        assert_eq!(names.entry_key(&at), format!("a*b:{{a5}}:{at}"));
-        assert_eq!(names.parse_address(names.entry_key(&at).as_bytes()), Some(at));
+        assert_eq!(names.entry_key(&at), format!("a*b:{{a5}}:{at}").into_bytes());
+        assert_eq!(names.entry_prefix(0xa5), "a*b:{a5}:");
+        assert_eq!(names.parse_address(&names.entry_key(&at)), Some(at));
         assert_eq!(names.scan_pattern(), "a\\*b:{??}:*");
         let before = names.entry_key(&at);
         names.generation.store(7, Relaxed);
-        assert_eq!(names.entry_key(&at), format!("a*b:7:{{a5}}:{at}"));
-        assert_eq!(names.parse_address(names.entry_key(&at).as_bytes()), Some(at));
-        assert_eq!(names.parse_address(before.as_bytes()), None, "of another generation");
+        assert_eq!(names.entry_key(&at), format!("a*b:7:{{a5}}:{at}").into_bytes());
+        assert_eq!(names.parse_address(&names.entry_key(&at)), Some(at));
+        assert_eq!(names.parse_address(&before), None, "of another generation");
         assert_eq!(names.parse_address(names.index_key(0xa5).as_bytes()), None);
-        assert_eq!(names.fences_key(0xa5), "a*b:{a5}:fence", "fences outlive a generation");
+        assert_eq!(names.parse_address(names.claim_list_key(0xa5, "x").as_bytes()), None);
+        assert_eq!(names.quota_key(&at), format!("a*b:{{a5}}:quota:{at}"), "quotas outlive a generation");
     }
 
     #[test]

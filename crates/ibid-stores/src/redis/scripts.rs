@@ -1,9 +1,8 @@
-//! The Lua scripts: one per operation. The server runs each atomically, in one round trip.
+//! The Lua scripts, for operations that no native command does. The server runs each atomically, in one round trip.
 
 use std::sync::LazyLock;
 
-use bytes::Bytes;
-use redis::Cmd;
+use super::{connection::RedisCall, resp::decimal};
 
 /// A script and its SHA-1 digest, which EVALSHA uses.
 #[derive(Debug)]
@@ -17,48 +16,45 @@ macro_rules! scripts {
         $(#[$doc])*
         pub(super) static $name: RedisScript = {
             const BODY: &str = concat!($(include_str!(concat!("lua/", $file))),+);
-            RedisScript { body: BODY, digest: LazyLock::new(|| redis::Script::new(BODY).get_hash().to_owned()) }
+            RedisScript { body: BODY, digest: LazyLock::new(|| sha1_smol::Sha1::from(BODY).digest().to_string()) }
         };
     )*};
 }
 
 scripts! {
-    CLAIM = "entry.lua" "index.lua" "claim_new.lua" "common.lua" "claim.lua";
-    EXTEND = "entry.lua" "index.lua" "common.lua" "lease.lua" "extend.lua";
-    SETTLE = "entry.lua" "index.lua" "settle_done.lua" "common.lua" "lease.lua" "settle.lua";
-    WAIT = "entry.lua" "index.lua" "common.lua" "wait.lua";
-    GET = "entry.lua" "index.lua" "common.lua" "get.lua";
-    RESOLVE = "entry.lua" "index.lua" "common.lua" "resolve.lua";
-    FORGET = "entry.lua" "index.lua" "common.lua" "forget.lua";
-    REPLACE = "entry.lua" "index.lua" "common.lua" "replace.lua";
-    SWEEP = "entry.lua" "sweep.lua";
-    COUNTS = "entry.lua" "counts.lua";
-    LOOK = "entry.lua" "look.lua";
+    CLAIM = "state.lua" "entry.lua" "claim.lua";
+    EXTEND = "state.lua" "entry.lua" "lease.lua" "extend.lua";
+    SETTLE = "settle_done.lua" "state.lua" "entry.lua" "lease.lua" "settle.lua";
+    RESOLVE = "state.lua" "entry.lua" "resolve.lua";
+    FORGET = "state.lua" "entry.lua" "forget.lua";
+    REPLACE = "state.lua" "entry.lua" "replace.lua";
+    LOOK = "state.lua" "look.lua";
+    SWEEP = "state.lua" "sweep.lua";
+    COUNTS = "state.lua" "counts.lua";
+    INDEX = "state.lua" "index.lua";
     UNLOCK = "unlock.lua";
     RESERVE = "reserve.lua";
 }
 
-/// A script with its keys and arguments.
-#[derive(Debug)]
-pub(super) struct ScriptCall {
-    pub(super) script: &'static RedisScript,
-    pub(super) bucket: u8,
-    pub(super) keys: Vec<String>,
-    pub(super) args: Vec<Bytes>,
+impl RedisScript {
+    /// Runs the script in full, after which the server caches it, or by its digest.
+    pub(super) fn call(&self, form: ScriptForm, keys: &[&[u8]], args: &[&[u8]]) -> RedisCall {
+        let (verb, script) = match form {
+            ScriptForm::Digest => (&b"EVALSHA"[..], self.digest.as_bytes()),
+            ScriptForm::Full => (&b"EVAL"[..], self.body.as_bytes()),
+        };
+        let mut digits = [0; 20];
+        let mut all = Vec::with_capacity(3 + keys.len() + args.len());
+        all.extend([verb, script, decimal(keys.len() as u64, &mut digits)]);
+        all.extend_from_slice(keys);
+        all.extend_from_slice(args);
+        RedisCall::new(&all)
+    }
 }
 
-impl ScriptCall {
-    /// Runs the script in full, after which the server caches it, or by its digest.
-    pub(super) fn command(&self, in_full: bool) -> Cmd {
-        let (verb, script) = if in_full { ("EVAL", self.script.body) } else { ("EVALSHA", &**self.script.digest) };
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.keys.len());
-        for key in &self.keys {
-            command.arg(key);
-        }
-        for arg in &self.args {
-            command.arg(&arg[..]);
-        }
-        command
-    }
+/// How a script is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScriptForm {
+    Digest,
+    Full,
 }

@@ -3,7 +3,7 @@
 //! All sentinels are asked at once, because some may be down. Their answer is verified at the server itself, because an
 //! isolated sentinel may name an old primary.
 
-use super::*;
+use super::{connection::RedisCall, resp::Reply, *};
 
 /// Interval at which the connected server is compared with the sentinels' answer: an isolated old primary may keep
 /// responding.
@@ -37,13 +37,11 @@ async fn ask_sentinel(connector: &RedisConnector, sentinel: &RedisHost, name: &s
 
 async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -> Result<RedisHost, String> {
     let sentinel = &wire.host;
-    let mut ask = redis::cmd("SENTINEL");
-    ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-    let answer = timeout(patience, wire.ask(&ask)).await.map_err(|_| format!("sentinel {sentinel} is silent"))?;
-    let answer = check_reply(answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?);
+    let ask = RedisCall::new(&[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name.as_bytes()]);
+    let answer = timeout(patience, wire.call(ask)).await.map_err(|_| format!("sentinel {sentinel} is silent"))?;
     let answer = answer.map_err(|trouble| format!("sentinel {sentinel}: {trouble:?}"))?;
-    let Value::Array(parts) = answer else { return Err(format!("sentinel {sentinel} knows no {name:?}")) };
-    let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else {
+    let Reply::Array(parts) = answer else { return Err(format!("sentinel {sentinel} knows no {name:?}")) };
+    let [Reply::Bytes(host), Reply::Bytes(port)] = &parts[..] else {
         return Err(format!("sentinel {sentinel} answered in a way that is not understood"));
     };
     let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
@@ -54,13 +52,13 @@ async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -
 /// Connects to a server, and verifies that it is a primary.
 async fn connect_confirmed(connector: &RedisConnector, host: &RedisHost) -> Result<RedisConnection, String> {
     let wire = connector.connect(host).await?;
-    let answer =
-        timeout(connector.timeout, wire.ask(&redis::cmd("ROLE"))).await.map_err(|_| format!("{host} is silent"))?;
-    match answer.map_err(|error| format!("{host}: {error}")).map(check_reply)? {
-        Ok(Value::Array(parts)) => match parts.first() {
-            Some(Value::BulkString(role)) if role == b"master" => Ok(wire),
+    let role = timeout(connector.timeout, wire.call(RedisCall::new(&[b"ROLE"])));
+    match role.await.map_err(|_| format!("{host} is silent"))? {
+        Ok(Reply::Array(parts)) => match parts.first() {
+            Some(Reply::Bytes(role)) if role == "master" => Ok(wire),
             _ => Err(format!("{host} is not a primary (any more)")),
         },
+        Err(RedisCallError::NotSent(why) | RedisCallError::Unanswered(why)) => Err(format!("{host}: {why}")),
         _ => Err(format!("{host} does not say whether it is a primary; its user needs +role")),
     }
 }

@@ -1,27 +1,59 @@
-//! One server: a connection that is reopened when lost, a circuit breaker, and a deadline per call.
-//!
-//! Invariant: [`RedisCallError::NotSent`] is returned only if no byte of the call was handed to a connection.
+//! One server: a connection per thread that is reopened when lost, a circuit breaker, and a deadline per call.
+
+use std::cell::RefCell;
 
 use tokio::sync::Semaphore;
 
-use super::*;
+use super::{
+    connection::{OnInvalidate, RedisCall},
+    resp::Reply,
+    *,
+};
 use crate::breaker::CircuitBreaker;
 
 /// Maximum number of connections per server for calls that wait for replicas. Each serves one call at a time.
 const MAX_WAIT_CONNECTIONS: usize = 32;
+/// Delay before a connection for waiters is tried again.
+const WAITERS_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 pub(super) struct RedisServer {
+    /// Identifies the server in [`THREAD_CONNECTIONS`].
+    id: u64,
     connector: Arc<RedisConnector>,
     pub(super) target: ServerTarget,
     breaker: CircuitBreaker,
-    /// The connection for calls. Replaced only under `connect_lock`.
-    wire: Mutex<Option<Arc<RedisConnection>>>,
+    /// The connections of all threads. A lost one stays until its claims are indexed.
+    connections: Mutex<Vec<Arc<RedisConnection>>>,
     connect_lock: tokio::sync::Mutex<()>,
     /// Time and reason of the last failed connect, so that concurrent calls need not repeat it.
     failed: Mutex<Option<(Instant, String)>>,
     /// Idle connections for calls that wait for replicas.
     wait_connections: Mutex<Vec<Arc<RedisConnection>>>,
     wait_permits: Semaphore,
+    waiters: tokio::sync::Mutex<WaitersConnection>,
+}
+
+/// The connection on which waiters read. `failed_at` is set if there is none.
+#[derive(Default)]
+struct WaitersConnection {
+    connection: Option<Arc<RedisConnection>>,
+    failed_at: Option<Instant>,
+}
+
+thread_local! {
+    static THREAD_CONNECTIONS: RefCell<Vec<ThreadConnection>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A connection of this thread to one server. It is given up when the thread ends.
+struct ThreadConnection {
+    server: u64,
+    connection: Weak<RedisConnection>,
+}
+
+impl Drop for ThreadConnection {
+    fn drop(&mut self) {
+        self.connection.upgrade().iter().for_each(|connection| connection.retire());
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,97 +63,54 @@ pub(super) enum ServerTarget {
     Primary(String),
 }
 
-/// A call and how it is sent.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RedisCommand<'a> {
-    pub(super) command: &'a Cmd,
-    /// Precedes the command with ASKING, for a node that is importing the slot.
-    pub(super) asking: bool,
-    /// Follows the command with WAIT for this many replicas. The reply is then a pair: the command's and the number of
-    /// replicas.
-    pub(super) replicas: u32,
-}
-
-impl<'a> RedisCommand<'a> {
-    pub(super) fn plain(command: &'a Cmd) -> Self {
-        Self { command, asking: false, replicas: 0 }
-    }
-
-    fn pipeline(self, patience: Duration) -> redis::Pipeline {
-        let mut all = redis::pipe();
-        if self.asking {
-            all.add_command(redis::cmd("ASKING"));
-        }
-        all.add_command(self.command.clone());
-        if self.replicas > 0 {
-            let mut wait = redis::cmd("WAIT");
-            wait.arg(self.replicas).arg(patience.as_millis().max(1) as u64);
-            all.add_command(wait);
-        }
-        all
-    }
-
-    /// Index of the command's reply.
-    fn first(self) -> usize {
-        usize::from(self.asking)
-    }
+/// A reply, what the builder of the call returned, and the connection that it was sent on.
+pub(super) struct Answered<T> {
+    pub(super) reply: Reply,
+    pub(super) sent: T,
+    pub(super) connection: Arc<RedisConnection>,
 }
 
 impl RedisServer {
     pub(super) fn new(connector: Arc<RedisConnector>, target: ServerTarget) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Self {
+            id: NEXT_ID.fetch_add(1, Relaxed),
             connector,
             target,
             breaker: CircuitBreaker::default(),
-            wire: Mutex::default(),
+            connections: Mutex::default(),
             connect_lock: tokio::sync::Mutex::default(),
             failed: Mutex::default(),
             wait_connections: Mutex::default(),
             wait_permits: Semaphore::new(MAX_WAIT_CONNECTIONS),
+            waiters: tokio::sync::Mutex::default(),
         }
     }
 
     pub(super) fn host(&self) -> Option<RedisHost> {
-        self.wire.lock().as_ref().filter(|wire| wire.is_open()).map(|wire| wire.host.clone())
+        self.connections.lock().iter().find(|connection| connection.is_open()).map(|open| open.host.clone())
     }
 
-    /// Returns the host for another connection to the same server.
-    pub(super) async fn resolve_host(&self) -> Result<RedisHost, String> {
-        match &self.target {
-            ServerTarget::Host(host) => Ok(host.clone()),
-            ServerTarget::Primary(name) => match self.host() {
-                Some(host) => Ok(host),
-                None => sentinel::connect_primary(&self.connector, name).await.map(|wire| wire.host.clone()),
-            },
-        }
-    }
-
-    /// Sends a command and waits for the reply until the deadline.
-    pub(super) async fn send(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
+    /// Sends a call and waits for the reply until the deadline. An error reply is an error. With replicas, the reply is
+    /// an array of the call's reply and the number of replicas that have it.
+    pub(super) async fn send<T>(
+        &self, deadline: Instant, replicas: u32, build: impl FnOnce(&RedisConnection) -> (RedisCall, T),
+    ) -> Result<Answered<T>, RedisCallError> {
         self.guarded(async {
-            if call.replicas > 0 {
-                return self.send_replicated(call, deadline).await;
+            if replicas > 0 {
+                return self.send_replicated(deadline, replicas, build).await;
             }
-            let wire = self.get_connection(deadline).await?;
-            if call.asking {
-                let all = call.pipeline(Duration::ZERO);
-                let answers = self.exchange(&wire, deadline, wire.ask_all(&all, call.first())).await?;
-                return check_reply(answers.into_iter().next_back().unwrap_or(Value::Nil));
-            }
-            check_reply(self.exchange(&wire, deadline, wire.ask(call.command)).await?)
+            let connection = self.get_connection(deadline).await?;
+            let (call, sent) = build(&connection);
+            let reply = self.exchange(&connection, deadline, call).await?;
+            Ok(Answered { reply, sent, connection })
         })
         .await
     }
 
-    /// Sends several plain commands at once. Each has its own reply or error.
-    pub(super) async fn send_all(
-        &self, commands: &redis::Pipeline, deadline: Instant,
-    ) -> Result<Vec<Value>, RedisCallError> {
-        self.guarded(async {
-            let wire = self.get_connection(deadline).await?;
-            self.exchange(&wire, deadline, wire.ask_all(commands, 0)).await
-        })
-        .await
+    /// Sends a plain call.
+    pub(super) async fn send_plain(&self, call: RedisCall, deadline: Instant) -> Result<Reply, RedisCallError> {
+        self.send(deadline, 0, |_| (call, ())).await.map(|answered| answered.reply)
     }
 
     /// Sends through the circuit breaker.
@@ -142,44 +131,43 @@ impl RedisServer {
         answered
     }
 
-    /// Drops the connections, so that later calls open new ones.
+    /// Makes later calls open new connections. Calls in flight still get their replies.
     pub(super) fn hang_up(&self) {
-        self.wire.lock().take();
+        self.connections.lock().iter().for_each(|connection| connection.retire());
         self.wait_connections.lock().clear();
     }
 
-    /// Waits for a reply on `wire` until the deadline.
-    async fn exchange<T>(
-        &self, wire: &RedisConnection, deadline: Instant, ask: impl Future<Output = Result<T, RedisError>>,
-    ) -> Result<T, RedisCallError> {
-        let before = wire.answers();
-        match timeout_at(deadline, ask).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => {
-                wire.abort();
-                Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {error}", wire.host)))
+    /// Waits for a reply until the deadline.
+    async fn exchange(
+        &self, connection: &RedisConnection, deadline: Instant, call: RedisCall,
+    ) -> Result<Reply, RedisCallError> {
+        let before = connection.reply_count();
+        match timeout_at(deadline, connection.call(call)).await {
+            Ok(Err(RedisCallError::Unanswered(why))) => {
+                Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {why}", connection.host)))
             }
+            Ok(answered) => answered,
             Err(_) => {
                 // No call was answered meanwhile, so the connection is dead. Abort it, or every call would wait for a
                 // vanished peer.
-                if wire.answers() == before {
-                    wire.abort();
+                if connection.reply_count() == before {
+                    connection.abort();
                 }
-                let why = format!("no answer from {} within {:?}", wire.host, self.connector.timeout);
+                let why = format!("no answer from {} within {:?}", connection.host, self.connector.timeout);
                 Err(RedisCallError::Unanswered(why))
             }
         }
     }
 
     async fn get_connection(&self, deadline: Instant) -> Result<Arc<RedisConnection>, RedisCallError> {
-        if let Some(wire) = self.live_connection() {
-            return Ok(wire);
+        if let Some(connection) = self.thread_connection() {
+            return Ok(connection);
         }
         let asked = Instant::now();
         let late = || RedisCallError::NotSent(format!("no connection within {:?}", self.connector.timeout));
-        let _dialing = timeout_at(deadline, self.connect_lock.lock()).await.map_err(|_| late())?;
-        if let Some(wire) = self.live_connection() {
-            return Ok(wire);
+        let _connecting = timeout_at(deadline, self.connect_lock.lock()).await.map_err(|_| late())?;
+        if let Some(connection) = self.thread_connection() {
+            return Ok(connection);
         }
         if let Some((at, why)) = &*self.failed.lock()
             && *at >= asked
@@ -187,10 +175,14 @@ impl RedisServer {
             return Err(RedisCallError::NotSent(why.clone()));
         }
         match self.connect_until(deadline).await {
-            Ok(wire) => {
-                let wire = Arc::new(wire);
-                *self.wire.lock() = Some(wire.clone());
-                Ok(wire)
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                self.connections.lock().push(connection.clone());
+                THREAD_CONNECTIONS.with_borrow_mut(|all| {
+                    all.retain(|own| own.connection.upgrade().is_some_and(|connection| connection.is_open()));
+                    all.push(ThreadConnection { server: self.id, connection: Arc::downgrade(&connection) });
+                });
+                Ok(connection)
             }
             Err(why) => {
                 *self.failed.lock() = Some((Instant::now(), why.clone()));
@@ -199,8 +191,11 @@ impl RedisServer {
         }
     }
 
-    fn live_connection(&self) -> Option<Arc<RedisConnection>> {
-        self.wire.lock().as_ref().filter(|wire| wire.is_open()).cloned()
+    fn thread_connection(&self) -> Option<Arc<RedisConnection>> {
+        THREAD_CONNECTIONS.with_borrow(|all| {
+            let own = all.iter().filter(|own| own.server == self.id);
+            own.filter_map(|own| own.connection.upgrade()).find(|connection| connection.is_open())
+        })
     }
 
     async fn connect_until(&self, deadline: Instant) -> Result<RedisConnection, String> {
@@ -214,29 +209,104 @@ impl RedisServer {
         timeout_at(deadline, connecting).await.unwrap_or_else(late)
     }
 
-    /// WAIT blocks its connection, so each of these calls uses its own.
-    async fn send_replicated(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
+    /// Returns the connections whose claims may have to be indexed. Forgets those that are lost and have none.
+    pub(super) fn connections(&self) -> Vec<Arc<RedisConnection>> {
+        let mut all = self.connections.lock();
+        all.retain(|connection| connection.is_open() || connection.with_claim_log(|claims| !claims.is_empty()));
+        all.clone()
+    }
+
+    /// Sends a call followed by WAIT. That blocks its connection, so each of these calls uses its own.
+    async fn send_replicated<T>(
+        &self, deadline: Instant, replicas: u32, build: impl FnOnce(&RedisConnection) -> (RedisCall, T),
+    ) -> Result<Answered<T>, RedisCallError> {
         let late = || RedisCallError::NotSent("all connections on which replicas are waited for are busy".to_owned());
-        let _room = timeout_at(deadline, self.wait_permits.acquire()).await.map_err(|_| late())?;
+        let _permit = timeout_at(deadline, self.wait_permits.acquire()).await.map_err(|_| late())?;
         let idle = {
             let mut idle = self.wait_connections.lock();
-            std::iter::from_fn(|| idle.pop()).find(|wire| wire.is_open())
+            std::iter::from_fn(|| idle.pop()).find(|connection| connection.is_open())
         };
-        let wire = match idle {
-            Some(wire) => wire,
-            None => Arc::new(self.connect_until(deadline).await.map_err(RedisCallError::NotSent)?),
+        let connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let connection = Arc::new(self.connect_until(deadline).await.map_err(RedisCallError::NotSent)?);
+                self.connections.lock().push(connection.clone());
+                connection
+            }
         };
         // Reserve the last part of the deadline for the reply's way back; the server checks WAIT timeouts only ten
         // times a second.
         let left = deadline.saturating_duration_since(Instant::now());
         let patience = (left * 4 / 5).min(left.saturating_sub(Duration::from_millis(150))).max(left / 2);
-        let all = call.pipeline(patience);
-        let answers = self.exchange(&wire, deadline, wire.ask_all(&all, call.first())).await?;
-        self.wait_connections.lock().push(wire);
-        match answers.first() {
-            Some(Value::ServerError(error)) => Err(RedisCallError::from_server(error)),
-            _ => Ok(Value::Array(answers)),
+        let patience = (patience.as_millis() as u64).max(1).to_string();
+        let (call, sent) = build(&connection);
+        let call = call.then(&[b"WAIT", replicas.to_string().as_bytes(), patience.as_bytes()]).keep_all();
+        let reply = self.exchange(&connection, deadline, call).await?;
+        self.wait_connections.lock().push(connection.clone());
+        let Reply::Array(mut replies) = reply else { return Err(RedisCallError::Unanswered("no array".into())) };
+        // ASKING may come first.
+        let (reached, reply) = (replies.pop().unwrap_or(Reply::Nil), replies.pop().unwrap_or(Reply::Nil).ok()?);
+        Ok(Answered { reply: Reply::Array(vec![reply, reached.ok()?]), sent, connection })
+    }
+
+    /// Returns the connection on which waiters read: the server reports changes of what was read there. `None` if there
+    /// is none, or the server does not support it.
+    pub(super) async fn waiters_connection(&self, on_invalidate: &OnInvalidate) -> Option<Arc<RedisConnection>> {
+        let mut waiters = self.waiters.lock().await;
+        // After a failover, the former primary may still answer.
+        let is_current = |host: &RedisHost| match &self.target {
+            ServerTarget::Host(_) => true,
+            ServerTarget::Primary(_) => self.host().is_none_or(|current| current == *host),
+        };
+        let open = waiters.connection.as_ref().filter(|connection| connection.is_open());
+        if let Some(open) = open.filter(|connection| is_current(&connection.host)) {
+            return Some(open.clone());
         }
+        if waiters.failed_at.is_some_and(|at| at.elapsed() < WAITERS_RETRY_DELAY) {
+            return None;
+        }
+        waiters.connection = self.connect_waiters(on_invalidate).await.map(Arc::new);
+        waiters.failed_at = waiters.connection.is_none().then(Instant::now);
+        waiters.connection.clone()
+    }
+
+    async fn connect_waiters(&self, on_invalidate: &OnInvalidate) -> Option<RedisConnection> {
+        let host = match &self.target {
+            ServerTarget::Host(host) => host.clone(),
+            ServerTarget::Primary(_) => self.host()?,
+        };
+        let opened = self.connector.connect_waiters(&host, on_invalidate.clone()).await;
+        match opened {
+            Ok(connection) if connection.features.tracking => Some(connection),
+            Ok(_) => {
+                tracing::debug!("redis: the server does not report changes; waiters poll");
+                None
+            }
+            Err(why) => {
+                tracing::debug!(why, "redis: no connection for waiters; they poll");
+                None
+            }
+        }
+    }
+
+    /// Closes the connection on which nobody waits.
+    pub(super) async fn close_waiters_connection(&self) {
+        self.waiters.lock().await.connection = None;
+    }
+
+    /// Closes connections that were lost without notice and on which the local cache relies.
+    pub(super) async fn ping_tracking_connections(&self) {
+        let mut connections = self.connections();
+        connections.extend(self.waiters.lock().await.connection.clone());
+        let tracking =
+            connections.into_iter().filter(|connection| connection.features.tracking && connection.is_open());
+        join_all(tracking.map(|connection| async move {
+            let ping = connection.call(RedisCall::new(&[b"PING"]));
+            if timeout(self.connector.timeout, ping).await.is_err() {
+                connection.abort();
+            }
+        }))
+        .await;
     }
 }
 

@@ -6,7 +6,9 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Release};
 
-use super::{url::RedisDeployment, *};
+use parking_lot::RwLock;
+
+use super::{connection::RedisCall, resp::Reply, url::RedisDeployment, *};
 
 pub(super) const BUCKET_COUNT: usize = 256;
 /// Minimum interval between two refreshes.
@@ -24,28 +26,31 @@ enum TopologyKind {
 
 struct ClusterTopology {
     connector: Arc<RedisConnector>,
-    table: Mutex<BucketTable>,
+    table: RwLock<BucketTable>,
     is_refreshing: AtomicBool,
     /// Held by the call that loads the first table; others wait for its result.
     first_refresh: tokio::sync::Mutex<()>,
+    /// Called when a bucket has another owner: what the former owner was to report is not reported any more.
+    on_change: Arc<dyn Fn() + Send + Sync>,
 }
 
 struct BucketTable {
-    owners: Vec<Option<RedisHost>>,
+    owners: Vec<Option<Arc<RedisServer>>>,
     servers: HashMap<RedisHost, Arc<RedisServer>>,
 }
 
 impl RedisTopology {
-    pub(super) fn new(connector: Arc<RedisConnector>) -> Self {
+    pub(super) fn new(connector: Arc<RedisConnector>, on_change: Arc<dyn Fn() + Send + Sync>) -> Self {
         let server = |target| Arc::new(RedisServer::new(connector.clone(), target));
         let kind = match &connector.url.deployment {
             RedisDeployment::Single => TopologyKind::Single(server(ServerTarget::Host(connector.url.hosts[0].clone()))),
             RedisDeployment::Sentinel(name) => TopologyKind::Single(server(ServerTarget::Primary(name.clone()))),
             RedisDeployment::Cluster => TopologyKind::Cluster(Arc::new(ClusterTopology {
                 connector: connector.clone(),
-                table: Mutex::new(BucketTable { owners: vec![None; BUCKET_COUNT], servers: HashMap::new() }),
+                table: RwLock::new(BucketTable { owners: vec![None; BUCKET_COUNT], servers: HashMap::new() }),
                 is_refreshing: AtomicBool::new(false),
                 first_refresh: tokio::sync::Mutex::default(),
+                on_change,
             })),
         };
         Self { connector, kind }
@@ -59,7 +64,7 @@ impl RedisTopology {
     pub(super) fn server_for(&self, bucket: u8) -> Option<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(server) => Some(server.clone()),
-            TopologyKind::Cluster(cluster) => cluster.owner(bucket).map(|host| cluster.server(&host)),
+            TopologyKind::Cluster(cluster) => cluster.table.read().owners[usize::from(bucket)].clone(),
         }
     }
 
@@ -71,17 +76,20 @@ impl RedisTopology {
         }
     }
 
+    /// Returns every server that owns a bucket.
     pub(super) fn all(&self) -> Vec<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(server) => vec![server.clone()],
-            TopologyKind::Cluster(cluster) => cluster.owners().iter().map(|host| cluster.server(host)).collect(),
+            TopologyKind::Cluster(cluster) => cluster.owners(),
         }
     }
 
     /// Records the new owner of a bucket after a redirect.
-    pub(super) fn set_owner(&self, bucket: u8, to: RedisHost) {
+    pub(super) fn set_owner(&self, bucket: u8, to: &RedisHost) {
         if let TopologyKind::Cluster(cluster) = &self.kind {
-            cluster.table.lock().owners[usize::from(bucket)] = Some(to);
+            let server = cluster.server(to);
+            cluster.table.write().owners[usize::from(bucket)] = Some(server);
+            (cluster.on_change)();
         }
         self.refresh_in_background();
     }
@@ -115,64 +123,79 @@ impl RedisTopology {
 }
 
 impl ClusterTopology {
-    fn owner(&self, bucket: u8) -> Option<RedisHost> {
-        self.table.lock().owners[usize::from(bucket)].clone()
-    }
-
-    fn owners(&self) -> Vec<RedisHost> {
-        let mut hosts: Vec<RedisHost> = self.table.lock().owners.iter().flatten().cloned().collect();
-        hosts.sort_unstable();
-        hosts.dedup();
-        hosts
+    fn owners(&self) -> Vec<Arc<RedisServer>> {
+        let mut owners: Vec<Arc<RedisServer>> = Vec::new();
+        for owner in self.table.read().owners.iter().flatten() {
+            if !owners.iter().any(|known| Arc::ptr_eq(known, owner)) {
+                owners.push(owner.clone());
+            }
+        }
+        owners
     }
 
     fn server(&self, host: &RedisHost) -> Arc<RedisServer> {
-        let mut table = self.table.lock();
+        if let Some(server) = self.table.read().servers.get(host) {
+            return server.clone();
+        }
         let server = || Arc::new(RedisServer::new(self.connector.clone(), ServerTarget::Host(host.clone())));
-        table.servers.entry(host.clone()).or_insert_with(server).clone()
+        self.table.write().servers.entry(host.clone()).or_insert_with(server).clone()
     }
 
     /// Asks all known nodes for the table and uses the first valid reply. Returns whether there was one.
     async fn refresh(&self) -> bool {
-        let mut hosts = self.owners();
-        hosts.extend(self.connector.url.hosts.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());
+        let mut servers = self.owners();
+        let seeds = self.connector.url.hosts.iter().map(|seed| self.server(seed));
+        servers.extend(seeds.filter(|seed| !servers.iter().any(|known| Arc::ptr_eq(known, seed))).collect::<Vec<_>>());
         let deadline = Instant::now() + self.connector.timeout;
-        let mut answers: FuturesUnordered<_> = hosts
+        let mut answers: FuturesUnordered<_> = servers
             .iter()
-            .map(|host| async move {
-                let mut ask = redis::cmd("CLUSTER");
-                ask.arg("SLOTS");
-                let answer = self.server(host).send(RedisCommand::plain(&ask), deadline).await.ok()?;
+            .map(|server| async move {
+                let ServerTarget::Host(host) = &server.target else { return None };
+                let answer = server.send_plain(RedisCall::new(&[b"CLUSTER", b"SLOTS"]), deadline).await.ok()?;
                 parse_cluster_slots(&answer, host)
             })
             .collect();
         while let Some(answer) = answers.next().await {
-            if let Some(owners) = answer {
-                let mut table = self.table.lock();
-                table.servers.retain(|host, server| {
-                    owners.contains(&Some(host.clone()))
-                        || self.connector.url.hosts.contains(host)
-                        || Arc::strong_count(server) > 1
-                });
-                table.owners = owners;
+            if let Some(hosts) = answer {
+                let owners: Vec<_> = hosts.iter().map(|host| host.as_ref().map(|host| self.server(host))).collect();
+                drop(answers);
+                drop(servers);
+                self.replace_owners(owners);
                 return true;
             }
         }
         false
     }
+
+    fn replace_owners(&self, owners: Vec<Option<Arc<RedisServer>>>) {
+        let mut table = self.table.write();
+        let is_same = |(a, b): (&Option<Arc<RedisServer>>, &Option<Arc<RedisServer>>)| match (a, b) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        let has_changed = !table.owners.iter().zip(&owners).all(is_same);
+        table.owners = owners;
+        // A server that owns nothing, and that nobody uses, is forgotten. `owners` and `servers` hold one reference each.
+        table.servers.retain(|host, server| self.connector.url.hosts.contains(host) || Arc::strong_count(server) > 1);
+        drop(table);
+        if has_changed {
+            (self.on_change)();
+        }
+    }
 }
 
 /// Parses the reply of CLUSTER SLOTS. Returns `None` if it is invalid or names no node.
-fn parse_cluster_slots(answer: &Value, from: &RedisHost) -> Option<Vec<Option<RedisHost>>> {
-    let Value::Array(ranges) = answer else { return None };
+fn parse_cluster_slots(answer: &Reply, from: &RedisHost) -> Option<Vec<Option<RedisHost>>> {
+    let Reply::Array(ranges) = answer else { return None };
     let mut found = Vec::new();
     for range in ranges {
-        let Value::Array(parts) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &parts[..] else { return None };
-        let [name, Value::Int(port), ..] = &primary[..] else { return None };
+        let Reply::Array(parts) = range else { return None };
+        let [Reply::Int(first), Reply::Int(last), Reply::Array(primary), ..] = &parts[..] else { return None };
+        let [name, Reply::Int(port), ..] = &primary[..] else { return None };
         let name = match name {
             // A node that does not know its own address is the one that was asked.
-            Value::BulkString(name) if !name.is_empty() && name != b"?" => String::from_utf8_lossy(name).into_owned(),
+            Reply::Bytes(name) if !name.is_empty() && name != "?" => String::from_utf8_lossy(name).into_owned(),
             _ => from.name.clone(),
         };
         found.push((*first..=*last, RedisHost::new(&name, u16::try_from(*port).ok()?)));
@@ -206,21 +229,21 @@ mod tests {
 
     #[test]
     fn a_table_is_read_and_nonsense_is_not() {
-        let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let bulk = |text: &str| Reply::Bytes(text.to_owned().into());
         let range = |first, last, name: &str, port| {
-            Value::Array(vec![
-                Value::Int(first),
-                Value::Int(last),
-                Value::Array(vec![bulk(name), Value::Int(port), bulk("id"), Value::Array(vec![])]),
+            Reply::Array(vec![
+                Reply::Int(first),
+                Reply::Int(last),
+                Reply::Array(vec![bulk(name), Reply::Int(port), bulk("id"), Reply::Array(vec![])]),
             ])
         };
         let from = RedisHost::new("asked", 1);
-        let answer = Value::Array(vec![range(0, 12_000, "a", 7000), range(12_001, 16_383, "", 7001)]);
+        let answer = Reply::Array(vec![range(0, 12_000, "a", 7000), range(12_001, 16_383, "", 7001)]);
         let owners = parse_cluster_slots(&answer, &from).unwrap();
         assert_eq!(owners[0xff], Some(RedisHost::new("a", 7000)));
         assert_eq!(owners[0x00], Some(RedisHost::new("asked", 7001)));
-        assert_eq!(parse_cluster_slots(&Value::Array(vec![]), &from), None);
-        assert_eq!(parse_cluster_slots(&Value::Array(vec![Value::Nil]), &from), None);
-        assert_eq!(parse_cluster_slots(&Value::Okay, &from), None);
+        assert_eq!(parse_cluster_slots(&Reply::Array(vec![]), &from), None);
+        assert_eq!(parse_cluster_slots(&Reply::Array(vec![Reply::Nil]), &from), None);
+        assert_eq!(parse_cluster_slots(&Reply::Ok, &from), None);
     }
 }

@@ -37,15 +37,17 @@ pub(super) enum RedisDeployment {
     Cluster,
 }
 
-const SCHEMES: &str = "redis://, rediss://, redis+sentinel://, redis+cluster://, and the latter two with +tls";
+const SCHEMES: &str = "redis://, rediss://, redis+sentinel://, redis+cluster://, the latter two also with +tls, and all \
+                       with valkey instead of redis";
 const OPTIONS: &str = "tls, ca, cert and key";
 
 impl RedisUrl {
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| format!("write one of {SCHEMES}"))?;
+        let scheme = scheme.replacen("valkeys", "rediss", 1).replacen("valkey", "redis", 1);
         let (single, sentinel, cluster) =
             (RedisDeployment::Single, RedisDeployment::Sentinel(String::new()), RedisDeployment::Cluster);
-        let mut shape = match scheme {
+        let mut shape = match scheme.as_str() {
             "redis" | "rediss" => single,
             "redis+sentinel" | "redis+sentinel+tls" | "rediss+sentinel" => sentinel,
             "redis+cluster" | "redis+cluster+tls" | "rediss+cluster" => cluster,
@@ -207,11 +209,20 @@ mod tests {
         assert_eq!(hosts(&place), ["a:26379", "b:26380"]);
         let place = RedisUrl::parse("redis+cluster://u:p@a:1,b:2,[fe80::1]:3").unwrap();
         assert_eq!((place.deployment.clone(), hosts(&place).len()), (RedisDeployment::Cluster, 3));
+        assert_eq!(RedisUrl::parse("valkey+cluster://a").unwrap().deployment, RedisDeployment::Cluster);
+        assert_eq!(RedisUrl::parse("valkey://a/4").unwrap().database, 4);
     }
 
     #[test]
     fn tls_by_scheme_or_option() {
-        for url in ["rediss://h", "redis+cluster+tls://h", "rediss+sentinel://h/m", "redis+sentinel://h/m?tls=true"] {
+        for url in [
+            "rediss://h",
+            "valkeys://h",
+            "valkey+cluster+tls://h",
+            "redis+cluster+tls://h",
+            "rediss+sentinel://h/m",
+            "redis+sentinel://h/m?tls=true",
+        ] {
             assert_eq!(RedisUrl::parse(url).unwrap().tls, Some(TlsPaths::default()), "{url}");
         }
         let place = RedisUrl::parse("rediss://h?ca=/a%20b/ca.pem&cert=c.pem&key=k.pem").unwrap();

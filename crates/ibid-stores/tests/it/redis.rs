@@ -7,7 +7,11 @@ use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, SettleOutcome, Settlement,
     Store, Tags,
 };
-use ibid_stores::{RemoteOptions, redis::Redis};
+use ibid_stores::{
+    RemoteOptions,
+    local_cache::{AnswerCache, LocalCache},
+    redis::Redis,
+};
 use ibid_testkit::{
     broken::failing_cases,
     contract,
@@ -31,6 +35,13 @@ fn remote() -> RemoteOptions {
     RemoteOptions { prefix: format!("test-{prefix}"), timeout: Duration::from_secs(10), ..RemoteOptions::default() }
 }
 
+/// With a cache in front, as the gateway uses it.
+async fn open_cached(url: &str) -> LocalCache {
+    let answers = AnswerCache::new(1 << 20);
+    let with = RemoteOptions { answer_cache: Some(answers.clone()), ..remote() };
+    LocalCache::new(Arc::new(Redis::open(url, with).await.unwrap()), answers)
+}
+
 async fn open(url: &str) -> Redis {
     Redis::open(url, remote()).await.unwrap()
 }
@@ -50,6 +61,16 @@ ibid_testkit::contract_tests!(sentinels_losing_answers, async {
 ibid_testkit::contract_tests!(of_a_cluster_losing_answers, async {
     losing_answers(open(&RedisCluster::shared().url()).await)
 });
+
+ibid_testkit::contract_tests!(valkey, async { open(&TestRedis::shared_valkey().url()).await });
+
+ibid_testkit::contract_tests!(valkey_losing_answers, async {
+    losing_answers(open(&TestRedis::shared_valkey().url()).await)
+});
+
+ibid_testkit::contract_tests!(single_with_local_cache, async { open_cached(&TestRedis::shared().url()).await });
+
+ibid_testkit::contract_tests!(valkey_with_local_cache, async { open_cached(&TestRedis::shared_valkey().url()).await });
 
 ibid_testkit::contract_tests!(waiting_for_a_replica, async {
     let with = RemoteOptions { wait_replicas: 1, ..remote() };
@@ -71,6 +92,7 @@ async fn sweeps_count_what_they_remove() {
 #[test]
 fn it_answers_as_the_model_says() {
     check_histories(60, HistoryClock::Real, async || open(&TestRedis::shared().url()).await);
+    check_histories(60, HistoryClock::Real, async || open(&TestRedis::shared_valkey().url()).await);
 }
 
 /// An ask in the bucket of `first`.

@@ -52,7 +52,7 @@ impl TestRedis {
     /// Starts a sentinel that monitors this server as a primary, with TLS if the server has TLS.
     pub fn start_sentinel(&self) -> TestRedis {
         let watch = format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 1", self.port());
-        TestRedis::launch(RedisOptions { config: vec![watch], tls: self.options.tls, password: None }, true)
+        TestRedis::launch(RedisOptions { config: vec![watch], tls: self.options.tls, ..RedisOptions::default() }, true)
     }
 
     /// The last part of a sentinel URL: the name of the primary.

@@ -9,7 +9,7 @@ use testbed::{
     upstream::TestUpstream,
 };
 
-use crate::support::{BIN, run_ibid, until_some};
+use crate::support::{BIN, refusal_name, run_ibid, until_some};
 
 /// Two gateways with the same configuration in front of the same upstream.
 pub(super) async fn start_two(config: &str, upstream: &TestUpstream) -> [GatewayProcess; 2] {
@@ -23,11 +23,13 @@ pub(super) fn pay(gateway: &GatewayProcess, key: &str) -> TestRequest {
     post(gateway.addr(), "/pay").header("Host", "shop.example").key(key).json(r#"{"amount":1}"#)
 }
 
-/// Sends until the store can decide again: until then it is refused, or the answer would say that it is degraded.
+/// Sends until the store can decide again: until then it is refused, or the answer would say that it is degraded. A claim
+/// that a paused store took late is in progress until its release is repeated, within two seconds.
 pub(super) async fn send_until_protected(request: &TestRequest) -> TestResponse {
     until_some("the store to decide again", || async {
         let answer = request.send().await;
-        (answer.status != 503).then_some(answer)
+        let is_refused = answer.status == 503 || (answer.status == 409 && refusal_name(&answer) == "in-progress");
+        (!is_refused).then_some(answer)
     })
     .await
 }

@@ -1,26 +1,22 @@
-local token, hold, keep, over = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+-- ARGV[1]: the value of the claim, without fence and attempt. ARGV[2]: whom to take over, as the eight bytes of its fence, or
+-- nothing. ARGV[3]: '1' if replicas are waited for.
+local ask, over = parse(ARGV[1]), ARGV[2]
 local before = load()
-if before and is_spent(before, token) then return {'S'} end
-if live(before) then
-  local same = before.t == token
+if before and is_spent(before, ask.t) then return {'S'} end
+local is_live = live(before)
+if is_live then
+  local same = before.t == ask.t
   if same and before.p == 'r' then
-    touch(before)
+    touch(before, ARGV[3])
     return {'G', before.f, before.a}
   end
-  if same and (before.p == 'f' or (before.p == 'u' and before.x)) then return {'S'} end
-  local taken = over == before.f and (before.p == 'r' or before.p == 'u') and before.u <= now
-  if before.p ~= 'f' and not taken then return view(before) end
+  if same and has_spent_its_token(before) then return {'S'} end
+  local unknown = (before.p == 'r' and before.life <= before.lapse) or (before.p == 'u' and before.u <= now())
+  if before.p ~= 'f' and not (unknown and over == string.sub(before.value, 9, 16)) then return view(before) end
 end
-
-local fence = next_fence(math.max(now, before and tonumber(before.f) + 1 or 0))
-local e = {
-  p = 'r', t = token, f = int(fence), c = now, u = now + hold, e = now + hold + keep, h = hold, k = keep,
-  a = live(before) and math.min(before.a + 1, 4294967295) or 1,
-  o = live(before) and before.p ~= 'f' or false,
-  x = false, failed = false, s = into_spent(before),
-}
-if before then redis.call('HDEL', K, 'r', 'ol', 'w', 's', 'g', 'l') end
-save(e, {'fp', ARGV[9], 'g', ARGV[10], 'l', ARGV[11]})
-expire(e)
-index(e)
-return {'G', e.f, e.a}
+ask.f = math.max(now(), before and before.f + 1 or 0)
+ask.a = is_live and math.min(before.a + 1, 4294967295) or 1
+ask.o = is_live and before.p ~= 'f'
+ask.s = spent_after(before)
+save(ask, ask.h + ask.k, true)
+return {'G', ask.f, ask.a}

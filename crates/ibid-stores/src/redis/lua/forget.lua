@@ -1,7 +1,6 @@
+-- ARGV[1] the fence that the operator saw.
 local e = load()
-if not live(e) then return {'L', {'S'}} end
-if e.f ~= ARGV[5] or e.p == 'f' then return {'L', view(e)} end
--- First, so that nothing is written if it is not allowed. It is heard after the script has ended all the same.
-redis.call(PUBLISH, CHANNEL .. 'forget', ADDRESS)
+if not live(e) then return {'L'} end
+if string.sub(e.value, 9, 16) ~= ARGV[1] or e.p == 'f' then return {'L', view(e)} end
 apply(e, 'r')
 return {'H'}

@@ -1,15 +1,15 @@
--- KEYS: entries of one bucket. One row for each, false where nothing is to be seen.
+-- KEYS: entries of one bucket. ARGV[1]: '1' to return records too. One row for each: value, expiry of the key, time; or
+-- false where nothing is.
 local rows = {}
 for nth, key in ipairs(KEYS) do
-  local v = redis.call('HMGET', key, 'p', 'n', 'v', 'fp', 'g', 'l', 'ol')
-  local e = v[1] and with_numbers({ p = v[1] }, v[2], v[3])
+  local value = redis.call('GET', key)
   rows[nth] = false
-  if e and e.p ~= 'f' and now < e.e then
-    local state = 'U'
-    if e.p == 'd' then state = e.failed and 'F' or 'D' end
-    if e.p == 'r' and now < e.u then state = 'P' end
-    local outline = e.p == 'd' and v[7] or ''
-    rows[nth] = {state, e.f, e.a, v[4], v[5] or '', v[6] or '', math.max(0, now - e.c), e.e - now, outline}
+  if value then
+    if ARGV[1] ~= '1' and #value >= HEADER_LENGTH then
+      local tags, label = struct.unpack('>I4I4', value, 106)
+      value = string.sub(value, 1, HEADER_LENGTH + string.byte(value, 4) * 24 + tags + label + 26)
+    end
+    rows[nth] = {value, redis.call('PTTL', key), now()}
   end
 end
 return rows

@@ -148,16 +148,21 @@ async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
 
 #[tokio::test]
 async fn half_the_rules_never_pass_for_a_refusal() {
-    // May run scripts and write entries, but not the index: a claim stops half the way.
+    // May claim and complete, but not list claims: that is said where it is noticed.
     let server = TestRedis::start();
     let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
     let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
     assert_eq!(server.cli(&set), "OK");
     let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
     let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
-    let error = store.claim(&claim_request()).await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
-    assert!(error.to_string().contains("docs/redis.md"), "{error}");
+    claim_and_complete(&store, &claim_request(), b"answer").await;
+    claim_granted(&store, &claim_request()).await;
+    wait_for("the missing right to be noticed", async || {
+        let error = store.admin().counts().await.err().or(store.sweep(1).await.err())?;
+        assert!(error.to_string().contains("docs/redis.md"), "{error}");
+        Some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -245,17 +250,19 @@ async fn keys_are_laid_out_as_the_page_says_and_leave_when_their_time_is_over() 
     let lease = claim_granted(&store, &ask).await;
     let keys = server.cli(&["KEYS", "*"]);
     let mut keys: Vec<&str> = keys.lines().collect();
-    keys.sort_unstable();
+    keys.sort_unstable_by_key(|key| (!key.contains(":claims"), *key));
     let entry = format!("idempotency:{{a5}}:{}", ask.address);
-    assert_eq!(keys, [&entry[..], "idempotency:{a5}:fence", "idempotency:{a5}:index"]);
+    let [list, registry, kept] = &keys[..] else { panic!("{keys:?}") };
+    assert!(list.starts_with("idempotency:{a5}:claims:") || *list == "idempotency:{a5}:claims", "{keys:?}");
+    assert!(registry.starts_with("idempotency:{a5}:claims"), "{keys:?}");
+    assert_eq!(*kept, entry);
     let ttl = |key: &str| server.cli(&["PTTL", key]).parse::<i64>().unwrap();
     let in_flight = ttl(&entry);
     let whole = (ask.lease + ask.ttl).as_millis() as i64;
     assert!(in_flight <= whole + 2 && in_flight > whole - 120_000, "lease end + keep: {in_flight} of {whole} ms");
     assert_eq!(store.settle(&lease, &ibid::store::Settlement::Release).await.unwrap(), SettleOutcome::Applied);
     assert!(ttl(&entry) >= 60_000 - 5_000, "a spent token is remembered");
-    assert_eq!(server.cli(&["EXISTS", "idempotency:{a5}:index"]), "0", "nothing is in flight");
-    assert_eq!(ttl("idempotency:{a5}:fence"), -1, "fences stay");
+    wait_for("the list to go", async || (server.cli(&["KEYS", "*"]) == entry).then_some(())).await;
 }
 
 #[tokio::test]
@@ -278,4 +285,33 @@ async fn a_lapsed_claim_is_counted_by_one_sweep_only_and_one_sweeps_at_a_time() 
     assert_eq!(store.sweep(10).await.unwrap().lapsed, 0, "counted once");
     assert_eq!(server.cli(&["EXISTS", &lock]), "0", "the lock is given back");
     assert_eq!(store.admin().counts().await.unwrap().unknown, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn each_thread_has_its_connection_and_gives_it_up_when_it_ends() {
+    let server = TestRedis::start();
+    let store = std::sync::Arc::new(open(&server.url()).await);
+    let connections = || server.cli(&["CLIENT", "LIST"]).lines().filter(|line| !line.contains("cmd=client")).count();
+    claim_granted(&*store, &claim_request()).await;
+    // This thread's, and that of the worker, on which background tasks run.
+    let before = 2;
+    let (runtime, used) = (tokio::runtime::Handle::current(), store.clone());
+    let thread = std::thread::spawn(move || {
+        runtime.block_on(async {
+            for _ in 0..100 {
+                claim_granted(&*used, &claim_request()).await;
+            }
+        });
+    });
+    tokio::task::block_in_place(|| thread.join()).unwrap();
+    wait_for("its connection to close", async || (connections() <= before).then_some(())).await;
+    // A runtime of its own, of which nothing is left afterwards.
+    let used = store.clone();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { claim_granted(&*used, &claim_request()).await });
+    });
+    tokio::task::block_in_place(|| thread.join()).unwrap();
+    claim_granted(&*store, &claim_request()).await;
+    wait_for("its connection to close", async || (connections() <= before).then_some(())).await;
 }
