@@ -30,7 +30,7 @@ use crate::{
     config::LimitSettings,
     server::interim::InterimResponses,
     trace::{self, RequestTrace},
-    upstream::{self, Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, join_header_lines},
+    upstream::{self, Affinity, OnInterim, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, join_header_lines},
 };
 
 mod outgoing_body;
@@ -55,7 +55,7 @@ pub struct ProxyClient {
     tunnel_timeout: Duration,
     /// Interim (1xx) responses to send to the client.
     pub(crate) interim: Arc<InterimResponses>,
-    affinity: Affinity<UpstreamRequestBody>,
+    affinity: Affinity,
 }
 
 /// Sends one request of a client to its upstream.
@@ -146,13 +146,12 @@ impl Proxy {
             Err(failure) => return Ok(body_error_response(failure, version, self.refusals)),
         };
         let sent = self.trace.as_ref().map(|trace| trace.send(request.headers_mut(), call.run.is_some()));
-        if version == Version::HTTP_11 {
-            let (interim, serial) = (client.interim.clone(), client.interim.request_number());
-            hyper::ext::on_informational(&mut request, move |reply| {
-                interim.push(serial, reply.status(), reply.headers());
-            });
-        }
-        let reply = pin!(self.upstream.send_tracked(request, care, &client.affinity, call.send_state));
+        let is_http11 = version == Version::HTTP_11;
+        let serial = if is_http11 { client.interim.request_number() } else { 0 };
+        let push = |status: StatusCode, headers: &HeaderMap| client.interim.push(serial, status, headers);
+        let on_interim: Option<OnInterim<'_>> = if is_http11 { Some(&push) } else { None };
+        let send = self.upstream.send_tracked(&mut request, care, &client.affinity, call.send_state, on_interim);
+        let reply = pin!(send);
         let reply = pin!(async {
             match is_timed {
                 true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
@@ -215,14 +214,15 @@ fn build_response(
         let why = "the app answered with an upgrade that was not asked for";
         return Err(failure.error(RefusalReason::UpstreamLost, why));
     };
-    let upstream = hyper::upgrade::on(&mut reply);
-    let (place, limit) = (client.connection_permit.upgrade(), client.tunnel_timeout);
+    let (permit, limit) = (client.connection_permit.upgrade(), client.tunnel_timeout);
     let (head, body) = reply.into_parts();
-    tokio::spawn(async move {
-        tunnel::copy_both_ways(onto, upstream, limit).await;
-        // Both connections count towards their limits until here.
-        drop((place, body));
-    });
+    if let Some(upstream) = body.into_upgraded() {
+        tokio::spawn(async move {
+            tunnel::copy_both_ways(onto, upstream, limit).await;
+            // The client's connection counts towards its limit until here.
+            drop(permit);
+        });
+    }
     Ok(Response::from_parts(head, ProxyResponseBody::whole("", None)))
 }
 
