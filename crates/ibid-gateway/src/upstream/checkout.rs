@@ -55,10 +55,10 @@ pub(super) struct PoolEntry {
     /// The index of the core that opened the connection, whose reactor reports its events.
     pub(super) core: usize,
     /// Contended only by scans of the lists.
-    state: Mutex<EntryState>,
+    state: Mutex<PoolEntryState>,
 }
 
-struct EntryState {
+struct PoolEntryState {
     /// The connection, if it is idle.
     idle: Option<Box<H1Connection>>,
     is_listed: bool,
@@ -75,7 +75,7 @@ pub(super) enum CheckoutOutcome {
     Unavailable,
 }
 
-impl EntryState {
+impl PoolEntryState {
     fn close(&mut self) {
         if let Some(connection) = self.idle.take() {
             connection.close();
@@ -90,7 +90,7 @@ impl PoolEntry {
     ) -> Checkout {
         let last_used = Instant::now();
         let reuse_until = last_used + limit.idle_timeout;
-        let state = Mutex::new(EntryState { idle: None, is_listed: false, last_used, reuse_until });
+        let state = Mutex::new(PoolEntryState { idle: None, is_listed: false, last_used, reuse_until });
         Checkout::new(Arc::new(Self { limit, pool, core: cores::index(), state }), connection, false)
     }
 
@@ -112,7 +112,7 @@ impl PoolEntry {
     }
 
     fn try_checkout_locked(
-        self: &Arc<Self>, state: &mut EntryState, care: ReusePolicy, now: Instant,
+        self: &Arc<Self>, state: &mut PoolEntryState, care: ReusePolicy, now: Instant,
     ) -> CheckoutOutcome {
         if now >= state.reuse_until {
             state.close();

@@ -32,11 +32,12 @@ pub(super) enum RequestFraming {
     Chunked(Vec<HeaderName>),
 }
 
-/// Appends a request's head to `out`. Returns the body's framing, and whether the request asks to close the connection.
+/// Appends a request's head with further headers to `out`. Returns the body's framing, and whether the request asks to
+/// close the connection.
 ///
 /// `Host` is sent as given, else from the URI, else as `default_host`. Cookies are joined into one line.
 pub(super) fn encode_head<B: Body>(
-    request: &Request<B>, default_host: &HeaderValue, out: &mut Vec<u8>,
+    request: &Request<B>, more: &[(HeaderName, HeaderValue)], default_host: &HeaderValue, out: &mut Vec<u8>,
 ) -> (RequestFraming, bool) {
     let (uri, headers, body) = (request.uri(), request.headers(), request.body());
     out.extend_from_slice(request.method().as_str().as_bytes());
@@ -72,13 +73,16 @@ pub(super) fn encode_head<B: Body>(
         }
         after_cookie = is_cookie;
     }
+    more.iter().for_each(|(name, value)| encode_header(out, name, value.as_bytes()));
     let length = match length {
         Some(Ok(length)) => Some(length),
         _ if body.is_end_stream() => None,
         _ => body.size_hint().exact(),
     };
     let framing = if let Some(length) = length {
-        encode_header(out, &CONTENT_LENGTH, HeaderValue::from(length).as_bytes());
+        out.extend_from_slice(b"content-length: ");
+        encode_decimal(out, length);
+        out.extend_from_slice(b"\r\n");
         RequestFraming::Length(length)
     } else if body.is_end_stream() {
         RequestFraming::Length(0)
@@ -257,11 +261,30 @@ fn build_head(
 /// Adds a `Content-Length` line. All lengths must be equal.
 fn add_length(known: Option<Result<u64, ()>>, line: &HeaderValue) -> Option<Result<u64, ()>> {
     line.as_bytes().split(|byte| *byte == b',').fold(known, |known, length| {
-        let digits =
-            std::str::from_utf8(length.trim_ascii()).ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
-        let length = digits.and_then(|digits| digits.parse().ok()).ok_or(());
+        let length = parse_decimal(length.trim_ascii()).ok_or(());
         Some(if known.is_none_or(|known| known == length) { length } else { Err(()) })
     })
+}
+
+fn parse_decimal(digits: &[u8]) -> Option<u64> {
+    let add = |number: u64, digit: &u8| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    };
+    if digits.is_empty() { None } else { digits.iter().try_fold(0, add) }
+}
+
+fn encode_decimal(out: &mut Vec<u8>, mut number: u64) {
+    let (mut digits, mut from) = ([0; 20], 20);
+    loop {
+        from -= 1;
+        digits[from] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[from..]);
 }
 
 fn has_token(line: &HeaderValue, token: &str) -> bool {

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
@@ -88,9 +88,11 @@ impl H1Connection {
     }
 
     /// Prepares to send a request. Sends nothing yet.
-    pub(super) fn begin<B: Body>(&mut self, request: &Request<B>, default_host: &HeaderValue) {
+    pub(super) fn begin<B: Body>(
+        &mut self, request: &Request<B>, more: &[(HeaderName, HeaderValue)], default_host: &HeaderValue,
+    ) {
         self.clear_output();
-        let (framing, is_last) = encode_head(request, default_host, &mut self.output);
+        let (framing, is_last) = encode_head(request, more, default_host, &mut self.output);
         self.written_before = self.stream.written();
         self.sending = SendingStep::Body(framing);
         self.has_reply_bytes = false;

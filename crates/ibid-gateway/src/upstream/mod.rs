@@ -99,6 +99,19 @@ pub enum ReusePolicy {
     PassThrough,
 }
 
+/// How a request is sent.
+#[derive(Clone, Copy)]
+pub struct UpstreamSendOptions<'a> {
+    pub care: ReusePolicy,
+    pub affinity: &'a Affinity,
+    /// Tracks whether a byte of the request may have been written.
+    pub send_state: Option<&'a SendState>,
+    /// Sent after the request's own headers, which contain none of these.
+    pub more_headers: &'a [(HeaderName, HeaderValue)],
+    /// Called for the interim replies of an HTTP/1.1 upstream.
+    pub on_interim: Option<OnInterim<'a>>,
+}
+
 /// Why one attempt returned no reply.
 enum AttemptError {
     /// The request was not sent and can be tried again.
@@ -200,15 +213,15 @@ where
     pub async fn send(
         &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
-        self.send_tracked(&mut request, care, affinity, None, None).await
+        let options = UpstreamSendOptions { care, affinity, send_state: None, more_headers: &[], on_interim: None };
+        self.send_with(&mut request, options).await
     }
 
-    /// Like [`send`](Self::send). Tracks in `send_state` whether a byte may have been written, and passes the interim
-    /// replies of an HTTP/1.1 upstream to `on_interim`. Leaves an empty body in `request`.
-    pub async fn send_tracked(
-        &self, request: &mut Request<B>, care: ReusePolicy, affinity: &Affinity, send_state: Option<&SendState>,
-        on_interim: Option<OnInterim<'_>>,
+    /// Like [`send`](Self::send). Leaves an empty body in `request`.
+    pub async fn send_with(
+        &self, request: &mut Request<B>, options: UpstreamSendOptions<'_>,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
+        let UpstreamSendOptions { care, affinity, send_state, .. } = options;
         let mut tries = 1;
         // Whether the request may be resent even if it may have been written.
         let mut repeatable = care == ReusePolicy::PassThrough && is_safe_to_resend(request);
@@ -228,8 +241,10 @@ where
             send_state.iter().for_each(|state| state.mark_sending());
             let may_repeat = repeatable && channel.is_reused();
             let result = match channel {
-                SendChannel::H1(checkout) => self.send_h1(checkout, request, affinity, on_interim).await,
-                SendChannel::H2(shared) => Box::pin(self.send_h2(shared, request, may_repeat)).await,
+                SendChannel::H1(checkout) => self.send_h1(checkout, request, options).await,
+                SendChannel::H2(shared) => {
+                    Box::pin(self.send_h2(shared, request, options.more_headers, may_repeat)).await
+                }
             };
             match result {
                 Ok(response) => return Ok(response),
@@ -246,7 +261,7 @@ where
 
     /// Until the reply is read, dropping this future drops the checkout, which closes the connection.
     async fn send_h1(
-        &self, mut checkout: Checkout, request: &mut Request<B>, affinity: &Affinity, on_interim: Option<OnInterim<'_>>,
+        &self, mut checkout: Checkout, request: &mut Request<B>, options: UpstreamSendOptions<'_>,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let reply = poll_fn(|cx| {
             if !checkout.is_used {
@@ -255,10 +270,10 @@ where
                     let reason = "found closed".to_owned();
                     return Poll::Ready(Err(AttemptError::NotSent(UpstreamError::Closed { reason })));
                 }
-                checkout.connection().begin(request, &self.host);
+                checkout.connection().begin(request, options.more_headers, &self.host);
             }
             let connection = checkout.connection();
-            connection.poll_reply(cx, request, on_interim).map_err(|reason| match connection.is_unwritten() {
+            connection.poll_reply(cx, request, options.on_interim).map_err(|reason| match connection.is_unwritten() {
                 true => AttemptError::Unanswered(SendFailure::NeverWritten(UpstreamError::Closed { reason })),
                 false => AttemptError::maybe_written(connection.has_reply_bytes(), reason),
             })
@@ -267,7 +282,7 @@ where
         if reply.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(reply.map(|()| UpstreamBody::upgraded(checkout)));
         }
-        affinity.remember(&checkout);
+        options.affinity.remember(&checkout);
         let unsent = match checkout.connection().is_sent() {
             true => None,
             false => Some(Box::pin(mem::take(request.body_mut()).map_err(Into::into)) as UnsentBody),
@@ -277,11 +292,14 @@ where
 
     /// With `keeps_copy`, leaves the request as it was, except for its body, which is empty.
     async fn send_h2(
-        &self, mut shared: H2Connection<B>, request: &mut Request<B>, keeps_copy: bool,
+        &self, mut shared: H2Connection<B>, request: &mut Request<B>, more: &[(HeaderName, HeaderValue)],
+        keeps_copy: bool,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let copy = if keeps_copy { clone_without_body(request) } else { Request::new(B::default()) };
         let mut sent = mem::replace(request, copy);
         self.rewrite_for_http2(&mut sent);
+        // `insert`, because an attempt that failed returns the request with them.
+        more.iter().for_each(|(name, value)| drop(sent.headers_mut().insert(name, value.clone())));
         let reply = shared.sender.try_send_request(sent);
         let socket = Arc::clone(&shared.socket);
         match self.await_h2_reply(shared, reply).await {

@@ -184,7 +184,7 @@ fn keep_alive_is_read() {
 
 fn encode<B: Body>(request: &Request<B>) -> (String, RequestFraming, bool) {
     let mut out = Vec::new();
-    let (framing, is_last) = encode_head(request, &HeaderValue::from_static("upstream:80"), &mut out);
+    let (framing, is_last) = encode_head(request, &[], &HeaderValue::from_static("upstream:80"), &mut out);
     (String::from_utf8(out).unwrap(), framing, is_last)
 }
 
