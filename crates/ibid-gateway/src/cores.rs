@@ -14,15 +14,19 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use tokio::runtime::{Builder, Handle};
+use parking_lot::Mutex;
+use tokio::{
+    runtime::{Builder, Handle},
+    task::AbortHandle,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The cores of this process.
 pub struct Cores {
     cores: Vec<Core>,
     tasks: TaskTracker,
-    /// Ends the tasks.
-    abort: CancellationToken,
+    /// The tasks that may still run.
+    running: Mutex<Vec<AbortHandle>>,
     /// Ends the threads. Dropping `Cores` also ends them.
     exit: CancellationToken,
 }
@@ -59,20 +63,23 @@ impl Cores {
     pub fn start() -> io::Result<Self> {
         let exit = CancellationToken::new();
         let cores = (0..count()).map(|index| Core::start(index, exit.clone())).collect::<io::Result<_>>()?;
-        Ok(Self { cores, tasks: TaskTracker::new(), abort: CancellationToken::new(), exit })
+        Ok(Self { cores, tasks: TaskTracker::new(), running: Mutex::default(), exit })
     }
 
     /// Runs a task on the core that has the fewest.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        // Boxed, because the future that can abort it would store it twice.
-        let task = Box::pin(task);
         let core = self.cores.iter().min_by_key(|core| Arc::strong_count(&core.tasks)).expect("at least one core");
-        let (counted, abort) = (core.tasks.clone(), self.abort.clone());
+        let counted = core.tasks.clone();
         let task = async move {
-            abort.run_until_cancelled(task).await;
+            task.await;
             drop(counted);
         };
-        self.tasks.spawn_on(task, &core.runtime);
+        let handle = self.tasks.spawn_on(task, &core.runtime).abort_handle();
+        let mut running = self.running.lock();
+        if running.len() == running.capacity() {
+            running.retain(|task| !task.is_finished());
+        }
+        running.push(handle);
     }
 
     /// Returns once every task has ended. Spawn none after this call.
@@ -83,7 +90,7 @@ impl Cores {
 
     /// Ends all tasks, and waits until they are dropped.
     pub async fn abort(&self) {
-        self.abort.cancel();
+        self.running.lock().iter().for_each(AbortHandle::abort);
         self.wait_idle().await;
     }
 

@@ -25,12 +25,15 @@ use ibid::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-use self::outgoing_body::{BODY_TIMED_OUT, BodyFailure, BodyProgress, OutgoingBody};
+use self::outgoing_body::{BODY_TIMED_OUT, BodyFailure, OutgoingBody};
 use crate::{
     config::LimitSettings,
     server::interim::InterimResponses,
     trace::{self, RequestTrace},
-    upstream::{self, Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, join_header_lines},
+    upstream::{
+        self, Affinity, OnInterim, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, UpstreamSendOptions,
+        join_header_lines,
+    },
 };
 
 mod outgoing_body;
@@ -55,7 +58,7 @@ pub struct ProxyClient {
     tunnel_timeout: Duration,
     /// Interim (1xx) responses to send to the client.
     pub(crate) interim: Arc<InterimResponses>,
-    affinity: Affinity<UpstreamRequestBody>,
+    affinity: Affinity,
 }
 
 /// Sends one request of a client to its upstream.
@@ -97,35 +100,41 @@ impl App<Incoming> for Proxy {
     type PassFuture = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
 
     fn pass(&mut self, request: Request<RequestBody<Incoming>>) -> Self::PassFuture {
-        let proxy = self.clone();
+        let (proxy, mut request) = (self.clone(), request.map(OutgoingBody::new));
         Box::pin(async move {
             let call = AppCall { run: None, claim: None, send_state: None };
             let failed = |error: ProxyError| error.response.expect("the proxy answers for the app");
-            Ok(proxy.forward(request, call).await.unwrap_or_else(failed))
+            Ok(proxy.forward(&mut request, call).await.unwrap_or_else(failed))
         })
     }
 
     async fn send(
         &mut self, request: Request<RequestBody<Incoming>>, call: AppCall<'_>,
     ) -> Result<Response<ProxyResponseBody>, AppError<ProxyResponseBody>> {
-        self.forward(request, call).await.map_err(|error| *error)
+        let mut request = request.map(OutgoingBody::new);
+        self.forward(&mut request, call).await.map_err(|error| *error)
     }
 }
 
 impl Proxy {
     async fn forward(
-        &self, mut request: Request<RequestBody<Incoming>>, call: AppCall<'_>,
+        &self, request: &mut Request<UpstreamRequestBody>, call: AppCall<'_>,
     ) -> Result<Response<ProxyResponseBody>, ProxyError> {
         let client = &self.client;
-        let upgrade = tunnel::requested_upgrade(&mut request);
-        remove_hop_by_hop(request.headers_mut());
+        let found = HeaderScan::of(request.headers());
+        let upgrade = if found.upgrade { tunnel::requested_upgrade(request) } else { None };
+        if found.hop_by_hop {
+            remove_hop_by_hop(request.headers_mut());
+        }
         if let Some((protocol, _)) = &upgrade {
             request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
             request.headers_mut().insert(header::UPGRADE, protocol.clone());
         }
-        // The server has already answered `Expect: 100-continue`.
-        request.headers_mut().remove(header::EXPECT);
-        set_forwarded_headers(client, &mut request);
+        if found.expect {
+            // The server has already answered `Expect: 100-continue`.
+            request.headers_mut().remove(header::EXPECT);
+        }
+        let (forwarded, forwarded_count) = forwarded_headers(client, request, found.forwarded);
         let version = request.version();
         let failure = RequestFailure {
             protocol: Protocol::of_request(version, request.headers()),
@@ -141,27 +150,28 @@ impl Proxy {
         let care = if is_claimed { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
         // The policy limits the time of claimed requests. Clients limit that of gRPC calls, which may be silent streams.
         let is_timed = !is_claimed && !self.upstream.is_grpc;
-        let (mut request, progress) = match start_request(client, request, is_timed).await {
-            Ok(begun) => begun,
-            Err(failure) => return Ok(body_error_response(failure, version, self.refusals)),
-        };
-        let sent = self.trace.as_ref().map(|trace| trace.send(request.headers_mut(), call.run.is_some()));
-        if version == Version::HTTP_11 {
-            let (interim, serial) = (client.interim.clone(), client.interim.request_number());
-            hyper::ext::on_informational(&mut request, move |reply| {
-                interim.push(serial, reply.status(), reply.headers());
-            });
-        }
-        let reply = pin!(self.upstream.send_tracked(request, care, &client.affinity, call.send_state));
-        let reply = pin!(async {
-            match is_timed {
-                true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
-                false => Some(reply.await),
+        let mut progress = None;
+        if is_timed {
+            match request.body_mut().wait_for_first_frame(client.body_timeout).await {
+                Ok(begun) => progress = begun,
+                Err(failure) => return Ok(body_error_response(failure, version, self.refusals)),
             }
-        });
-        let reply = match version {
-            Version::HTTP_11 => client.interim.write_while_waiting(reply).await,
-            _ => reply.await,
+        }
+        let sent = self.trace.as_ref().map(|trace| trace.send(request.headers_mut(), call.run.is_some()));
+        let serial = client.interim.request_number();
+        let push = |status: StatusCode, headers: &HeaderMap| client.interim.push(serial, status, headers);
+        let on_interim: Option<OnInterim<'_>> = if version == Version::HTTP_11 { Some(&push) } else { None };
+        let options = UpstreamSendOptions {
+            care,
+            affinity: &client.affinity,
+            send_state: call.send_state,
+            more_headers: &forwarded[..forwarded_count],
+            on_interim,
+        };
+        let reply = pin!(self.upstream.send_with(request, options));
+        let reply = match is_timed {
+            true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
+            false => Some(reply.await),
         };
         let mut answer = match reply {
             Some(Ok(reply)) => build_response(client, reply, upgrade, &failure),
@@ -191,38 +201,29 @@ impl Proxy {
     }
 }
 
-/// Returns the request to send upstream. A timed request waits here for the first frame of its body.
-async fn start_request(
-    client: &ProxyClient, request: Request<RequestBody<Incoming>>, is_timed: bool,
-) -> Result<(Request<UpstreamRequestBody>, Option<Arc<BodyProgress>>), BodyFailure> {
-    let (head, body) = request.into_parts();
-    let (body, progress) = match is_timed {
-        true => OutgoingBody::wait_for_first_frame(body, client.body_timeout).await?,
-        false => (OutgoingBody::without_timeout(body), None),
-    };
-    Ok((Request::from_parts(head, body), progress))
-}
-
 fn build_response(
     client: &ProxyClient, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>,
     failure: &RequestFailure,
 ) -> Result<Response<ProxyResponseBody>, ProxyError> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
-        remove_hop_by_hop(reply.headers_mut());
+        if HeaderScan::of(reply.headers()).hop_by_hop {
+            remove_hop_by_hop(reply.headers_mut());
+        }
         return Ok(reply.map(ProxyResponseBody::untouched));
     }
     let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_upgrade_accepted(asked, reply.headers())) else {
         let why = "the app answered with an upgrade that was not asked for";
         return Err(failure.error(RefusalReason::UpstreamLost, why));
     };
-    let upstream = hyper::upgrade::on(&mut reply);
-    let (place, limit) = (client.connection_permit.upgrade(), client.tunnel_timeout);
+    let (permit, limit) = (client.connection_permit.upgrade(), client.tunnel_timeout);
     let (head, body) = reply.into_parts();
-    tokio::spawn(async move {
-        tunnel::copy_both_ways(onto, upstream, limit).await;
-        // Both connections count towards their limits until here.
-        drop((place, body));
-    });
+    if let Some(upstream) = body.into_upgraded() {
+        tokio::spawn(async move {
+            tunnel::copy_both_ways(onto, upstream, limit).await;
+            // The client's connection counts towards its limit until here.
+            drop(permit);
+        });
+    }
     Ok(Response::from_parts(head, ProxyResponseBody::whole("", None)))
 }
 
@@ -276,65 +277,88 @@ impl RequestFailure {
     }
 }
 
+/// Which headers a message has that the proxy treats specially.
+#[derive(Default)]
+struct HeaderScan {
+    /// `Connection`, `Upgrade`, or another one that concerns one connection only.
+    hop_by_hop: bool,
+    upgrade: bool,
+    expect: bool,
+    forwarded: bool,
+}
+
+impl HeaderScan {
+    fn of(headers: &HeaderMap) -> Self {
+        let mut found = Self::default();
+        for name in headers.keys() {
+            match name.as_str() {
+                "upgrade" => (found.upgrade, found.hop_by_hop) = (true, true),
+                "connection"
+                | "http2-settings"
+                | "keep-alive"
+                | "proxy-connection"
+                | "proxy-authenticate"
+                | "proxy-authorization"
+                | "transfer-encoding"
+                | "te" => found.hop_by_hop = true,
+                "expect" => found.expect = true,
+                "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => found.forwarded = true,
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
 /// Removes hop-by-hop headers, and the headers that `Connection` names.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    static HOP_BY_HOP: [HeaderName; 8] = [
-        HeaderName::from_static("http2-settings"),
-        HeaderName::from_static("keep-alive"),
-        HeaderName::from_static("proxy-connection"),
-        header::PROXY_AUTHENTICATE,
-        header::PROXY_AUTHORIZATION,
-        header::TRANSFER_ENCODING,
-        header::UPGRADE,
-        header::TE,
-    ];
-    // Most messages have none.
-    if !headers.keys().any(|name| *name == header::CONNECTION || HOP_BY_HOP.contains(name)) {
-        return;
-    }
     let wants_trailers = headers.get(header::TE).is_some_and(|te| te.to_str().unwrap_or_default().contains("trailers"));
-    if headers.contains_key(header::CONNECTION) {
-        let lines: Vec<_> = headers.get_all(header::CONNECTION).iter().cloned().collect();
-        for name in lines.iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')) {
-            headers.remove(name.trim());
-        }
-        headers.remove(header::CONNECTION);
+    let lines: Vec<_> = headers.get_all(header::CONNECTION).iter().cloned().collect();
+    for name in lines.iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')) {
+        headers.remove(name.trim());
     }
-    HOP_BY_HOP.iter().for_each(|name| drop(headers.remove(name)));
+    for name in [header::CONNECTION, header::PROXY_AUTHENTICATE, header::PROXY_AUTHORIZATION, header::UPGRADE] {
+        headers.remove(name);
+    }
+    for name in ["http2-settings", "keep-alive", "proxy-connection", "transfer-encoding", "te"] {
+        headers.remove(name);
+    }
     if wants_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
 }
 
-/// Sets the `X-Forwarded-*` headers. Values from a trusted peer are extended; others are replaced, because they may be
-/// forged.
+/// Returns the `X-Forwarded-*` headers to send. Values from a trusted peer are extended; others are replaced, because
+/// they may be forged. `is_forwarded`: the request has some of them, which this removes. The last one counts only if
+/// the returned number is 3: a request need not name a host.
 ///
 /// Lists (`X-Forwarded-For`, `Forwarded`) are joined into one line, in order. For the other headers the last line
 /// counts, because the nearest proxy wrote it.
-fn set_forwarded_headers<B>(client: &ProxyClient, request: &mut Request<B>) {
+fn forwarded_headers<B>(
+    client: &ProxyClient, request: &mut Request<B>, is_forwarded: bool,
+) -> ([(HeaderName, HeaderValue); 3], usize) {
     const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
     const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-    static ALL: [HeaderName; 4] = [header::FORWARDED, FOR, PROTO, HOST];
-    let own_host = match request.uri().authority() {
+    let mut host = match request.uri().authority() {
         Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
         None => request.headers().get(header::HOST).cloned(),
     };
-    let own_proto = HeaderValue::from_static(if client.is_secure { "https" } else { "http" });
-    let headers = request.headers_mut();
-    let is_forwarded = headers.keys().any(|name| ALL.contains(name));
-    if is_forwarded && !client.is_trusted {
-        ALL.iter().for_each(|name| drop(headers.remove(name)));
-    }
-    headers.append(FOR, client.forwarded_for.clone());
+    let mut proto = HeaderValue::from_static(if client.is_secure { "https" } else { "http" });
+    let mut clients = client.forwarded_for.clone();
     if is_forwarded {
-        join_header_lines(headers, FOR, b", ");
-        join_header_lines(headers, header::FORWARDED, b", ");
-    }
-    for (name, own) in [(PROTO, Some(own_proto)), (HOST, own_host)] {
-        let last = if is_forwarded { headers.get_all(&name).iter().next_back().cloned() } else { None };
-        if let Some(value) = last.or(own) {
-            headers.insert(name, value);
+        let headers = request.headers_mut();
+        if client.is_trusted {
+            headers.append(FOR, clients.clone());
+            join_header_lines(headers, FOR, b", ");
+            join_header_lines(headers, header::FORWARDED, b", ");
+            let last = |name| headers.get_all(name).iter().next_back().cloned();
+            (clients, proto, host) = (last(FOR).unwrap_or(clients), last(PROTO).unwrap_or(proto), last(HOST).or(host));
+        } else {
+            headers.remove(header::FORWARDED);
         }
+        [FOR, PROTO, HOST].iter().for_each(|name| drop(headers.remove(name)));
     }
+    let count = if host.is_some() { 3 } else { 2 };
+    ([(FOR, clients), (PROTO, proto), (HOST, host.unwrap_or(HeaderValue::from_static("")))], count)
 }

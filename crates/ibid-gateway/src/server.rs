@@ -11,6 +11,7 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::Arc,
+    task::{Context, Poll, Waker, ready},
     time::{Duration, Instant},
 };
 
@@ -35,7 +36,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection_activity::{ConnectionActivity, StreamExecutor, WriteProgress};
+use self::connection_activity::{ConnectionActivity, EventWaker, StreamExecutor, WriteProgress};
 use crate::{
     config::LimitSettings,
     contract_page,
@@ -64,6 +65,16 @@ pub struct GatewayServer {
     listener: TcpListener,
     cores: Cores,
     state: Arc<ServerState>,
+}
+
+/// What happens to a connection besides its input and output.
+enum ConnectionEvent {
+    /// The server shuts down.
+    Stop,
+    /// The connection has been idle for too long.
+    Idle,
+    /// The connection must be closed at once, for this reason.
+    Cut(&'static str),
 }
 
 /// The result of the checks that come before any policy.
@@ -202,42 +213,65 @@ impl ServerState {
             })
         };
         let builder = connection_builder(&self.limits);
-        let socket = interim::InterimSocket { io: socket, interim };
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
-        let mut connection = pin!(connection);
-        let (mut stop, mut stopping, mut idle, mut timer) = (self.stop.clone(), false, None, None);
-        let write_timeout = self.limits.write_timeout;
-        loop {
-            let (limit, since) = match idle {
-                None => (self.limits.idle_timeout, traffic.opened_at),
-                Some(since) => (CLIENT_CLOSE_TIMEOUT, since),
-            };
-            tokio::select! {
-                // Poll the connection first: the other branches check the progress that it made.
-                biased;
-                result = connection.as_mut() => {
-                    if let Err(why) = result {
-                        tracing::debug!(%peer, %why, "connection ended");
+        let socket = interim::InterimSocket { io: socket, interim, activity: traffic.clone() };
+        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), answer));
+        let (mut stopping, mut waker) = (false, None);
+        let mut event = pin!(self.next_event(&traffic, &sending, stopping, None));
+        poll_fn(|cx| {
+            loop {
+                // Poll the connection first: the events check the progress that it made.
+                if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+                    let _ = result.inspect_err(|why| tracing::debug!(%peer, %why, "connection ended"));
+                    return Poll::Ready(());
+                }
+                let waker = EventWaker::of_task(&mut waker, cx);
+                if !(waker.take_woken() || sending.is_waiting_for_client() || traffic.has_partial_head()) {
+                    return Poll::Pending;
+                }
+                let waker = Waker::from(waker.clone());
+                let closing_since = match ready!(event.as_mut().poll(&mut Context::from_waker(&waker))) {
+                    ConnectionEvent::Cut(why) => {
+                        tracing::debug!(%peer, "{why}");
+                        return Poll::Ready(());
                     }
-                    return;
-                }
-                _ = stop.wait_for(|stop| *stop), if !stopping => {
-                    stopping = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-                () = poll_fn(|cx| sending.poll_stalled(cx, &mut timer, write_timeout)) => {
-                    tracing::debug!(%peer, "the client does not read its answer");
-                    return;
-                }
-                () = traffic.wait_until_idle(limit, since), if !stopping => {
-                    if idle.is_some() {
-                        // HTTP/2 waits for the client to acknowledge the shutdown; some clients never do.
-                        tracing::debug!(%peer, "the client does not hang up");
-                        return;
+                    ConnectionEvent::Stop => {
+                        stopping = true;
+                        None
                     }
-                    idle = Some(Instant::now());
-                    connection.as_mut().graceful_shutdown();
-                }
+                    ConnectionEvent::Idle => Some(Instant::now()),
+                };
+                connection.as_mut().graceful_shutdown();
+                event.set(self.next_event(&traffic, &sending, stopping, closing_since));
+                waker.wake_by_ref();
+            }
+        })
+        .await;
+    }
+
+    /// Waits until something other than its input and output concerns a connection. `closing_since`: when the client was
+    /// asked to close it.
+    async fn next_event(
+        &self, activity: &ConnectionActivity, sending: &WriteProgress, stopping: bool, closing_since: Option<Instant>,
+    ) -> ConnectionEvent {
+        let (mut stop, mut stall_timer, mut head_timer) = (self.stop.clone(), None, None);
+        let LimitSettings { header_timeout, write_timeout, idle_timeout, .. } = self.limits;
+        let (limit, since) = match closing_since {
+            None => (idle_timeout, activity.opened_at),
+            Some(since) => (CLIENT_CLOSE_TIMEOUT, since),
+        };
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop), if !stopping => ConnectionEvent::Stop,
+            () = poll_fn(|cx| sending.poll_stalled(cx, &mut stall_timer, write_timeout)) => {
+                ConnectionEvent::Cut("the client does not read its answer")
+            }
+            () = poll_fn(|cx| activity.poll_late_head(cx, &mut head_timer, header_timeout)) => {
+                ConnectionEvent::Cut("the head of a request took too long")
+            }
+            () = activity.wait_until_idle(limit, since), if !stopping => match closing_since {
+                // HTTP/2 waits for the client to acknowledge the shutdown; some clients never do.
+                Some(_) => ConnectionEvent::Cut("the client does not hang up"),
+                None => ConnectionEvent::Idle,
             }
         }
     }
@@ -390,8 +424,8 @@ pub fn connection_builder(limits: &LimitSettings) -> auto::Builder<StreamExecuto
     let mut builder = auto::Builder::new(StreamExecutor { write_timeout: limits.write_timeout });
     builder
         .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
+        // Tracked by `ConnectionActivity`: hyper would set a timer for every request.
+        .header_read_timeout(None)
         .max_headers(limits.max_headers)
         .max_buf_size(head);
     builder

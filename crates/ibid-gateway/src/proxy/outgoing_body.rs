@@ -5,6 +5,7 @@
 
 use std::{
     future::{Future, poll_fn},
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -55,31 +56,31 @@ const BODY_BROKEN: BodyFailure = (StatusCode::BAD_REQUEST, "the body broke off o
 struct BodyIdleError;
 
 impl OutgoingBody {
-    /// A body that is already complete.
-    pub fn complete(body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self::without_timeout(RequestBody::whole(body, trailers))
+    /// A body without an idle timeout.
+    pub(super) fn new(body: RequestBody<Incoming>) -> Self {
+        Self { remaining: body, timed: None }
     }
 
-    /// A body without an idle timeout.
-    pub(super) fn without_timeout(body: RequestBody<Incoming>) -> Self {
-        Self { remaining: body, ..Self::default() }
+    /// A body that is already complete.
+    pub fn complete(body: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self::new(RequestBody::whole(body, trailers))
     }
 
     /// Waits for the first frame. From then on, the body must not be silent for longer than `limit`.
     pub(super) async fn wait_for_first_frame(
-        mut body: RequestBody<Incoming>, limit: Duration,
-    ) -> Result<(Self, Option<Arc<BodyProgress>>), BodyFailure> {
-        if body.is_end_stream() {
-            return Ok((Self::without_timeout(body), None));
+        &mut self, limit: Duration,
+    ) -> Result<Option<Arc<BodyProgress>>, BodyFailure> {
+        if self.remaining.is_end_stream() {
+            return Ok(None);
         }
-        let first = timeout(limit, poll_fn(|cx| Pin::new(&mut body).poll_frame(cx))).await;
-        let first = match first.map_err(|_| BODY_TIMED_OUT)? {
-            None => return Ok((Self::default(), None)),
-            Some(frame) => frame.map_err(|_| BODY_BROKEN)?,
-        };
+        let first = timeout(limit, poll_fn(|cx| Pin::new(&mut self.remaining).poll_frame(cx))).await;
+        let first = first.map_err(|_| BODY_TIMED_OUT)?;
+        let body = mem::take(&mut self.remaining);
+        let Some(first) = first else { return Ok(None) };
+        self.remaining = body.with_first_frame(first.map_err(|_| BODY_BROKEN)?);
         let progress = Arc::new(BodyProgress::new());
-        let timed = TimedBody { progress: progress.clone(), limit, idle_timer: None };
-        Ok((Self { remaining: body.with_first_frame(first), timed: Some(Box::new(timed)) }, Some(progress)))
+        self.timed = Some(Box::new(TimedBody { progress: progress.clone(), limit, idle_timer: None }));
+        Ok(Some(progress))
     }
 }
 

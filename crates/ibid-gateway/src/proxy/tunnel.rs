@@ -5,19 +5,20 @@
 //! neither side has sent anything for the limit.
 
 use std::{
-    future::Future,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
 use http::{HeaderMap, HeaderValue, Request, Version, header};
-use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::copy_bidirectional,
     time::{Instant, sleep_until},
 };
 use tokio_util::io::InspectReader;
+
+use crate::upstream::UpgradedConnection;
 
 /// Removes the protocols that are not allowed from the `Upgrade` header. If none is left, the request is an ordinary
 /// one.
@@ -69,14 +70,11 @@ fn contains_protocol(name: &str, names: &[String]) -> bool {
 }
 
 /// Copies bytes in both directions until one side closes, or both are silent for longer than `limit`.
-pub(super) async fn copy_both_ways(
-    client: impl Future<Output = hyper::Result<Upgraded>>, upstream: impl Future<Output = hyper::Result<Upgraded>>,
-    limit: Duration,
-) {
-    let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
+pub(super) async fn copy_both_ways(client: OnUpgrade, upstream: UpgradedConnection, limit: Duration) {
+    let Ok(client) = client.await else { return };
     let activity = TunnelActivity { since: Instant::now(), last_activity_ms: AtomicU64::new(0) };
     let mut client = InspectReader::new(TokioIo::new(client), |bytes: &[u8]| activity.record_read(bytes));
-    let mut upstream = InspectReader::new(TokioIo::new(upstream), |bytes: &[u8]| activity.record_read(bytes));
+    let mut upstream = InspectReader::new(upstream, |bytes: &[u8]| activity.record_read(bytes));
     tokio::select! {
         // An error ends the tunnel like a close: neither side can be informed.
         _ = copy_bidirectional(&mut client, &mut upstream) => {}

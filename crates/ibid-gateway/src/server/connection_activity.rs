@@ -1,5 +1,5 @@
 //! Tracks whether a connection is active, that is, it has a request, or a response whose last byte is not handed to hyper
-//! yet; and cuts off responses that a client does not read: after `limits.write_timeout`, or when other requests need
+//! yet; how long the head of an HTTP/1 request takes to arrive; and cuts off responses that a client does not read: after `limits.write_timeout`, or when other requests need
 //! the memory. That resets an HTTP/2 stream and closes an HTTP/1 connection.
 
 use std::{
@@ -7,9 +7,12 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Wake, Waker, ready},
     time::{Duration, Instant},
 };
 
@@ -32,6 +35,21 @@ pub(super) struct ConnectionActivity {
     last_end_ms: AtomicU64,
     /// Notified when `running` becomes 0.
     idle: Notify,
+    /// When the first bytes of an incomplete HTTP/1 head arrived, in milliseconds after `opened_at`, plus 1; 0 if none.
+    head_began_ms: AtomicU64,
+    /// How many bytes of the HTTP/2 preface have arrived, or [`IS_HTTP1`].
+    preface_bytes: AtomicUsize,
+}
+
+/// No HTTP/1 request begins with this.
+const HTTP2_PREFACE: &[u8] = b"PRI";
+const IS_HTTP1: usize = usize::MAX;
+
+/// Wakes a connection's task and records that its timers and signals must be polled. They have this waker of their own,
+/// so that the task need not poll them for every request.
+pub(super) struct EventWaker {
+    is_woken: AtomicBool,
+    task: Waker,
 }
 
 /// Marks the connection as active until it is dropped.
@@ -49,12 +67,51 @@ pub(super) struct TrackedBody<B> {
 impl ConnectionActivity {
     pub(super) fn new() -> Self {
         let opened_at = Instant::now();
-        Self { opened_at, running: AtomicUsize::new(0), last_end_ms: AtomicU64::new(0), idle: Notify::new() }
+        Self {
+            opened_at,
+            running: AtomicUsize::new(0),
+            last_end_ms: AtomicU64::new(0),
+            idle: Notify::new(),
+            head_began_ms: AtomicU64::new(0),
+            preface_bytes: AtomicUsize::new(0),
+        }
     }
 
     pub(super) fn begin(this: &Arc<Self>) -> ActivityGuard {
         this.running.fetch_add(1, Relaxed);
+        this.head_began_ms.store(0, Relaxed);
         ActivityGuard(this.clone())
+    }
+
+    /// Records bytes from the client. Between two HTTP/1 requests, they begin a head.
+    pub(super) fn record_read(&self, bytes: &[u8]) {
+        let known = self.preface_bytes.load(Relaxed);
+        if known == HTTP2_PREFACE.len() || bytes.is_empty() {
+            return;
+        }
+        if known != IS_HTTP1 {
+            let expected = &HTTP2_PREFACE[known..];
+            let compared = expected.len().min(bytes.len());
+            let is_preface = expected[..compared] == bytes[..compared];
+            self.preface_bytes.store(if is_preface { known + compared } else { IS_HTTP1 }, Relaxed);
+            if is_preface {
+                return;
+            }
+        }
+        if self.running.load(Relaxed) == 0 && !self.has_partial_head() {
+            self.head_began_ms.store(self.opened_at.elapsed().as_millis() as u64 + 1, Relaxed);
+        }
+    }
+
+    /// Whether a head has begun and not ended.
+    pub(super) fn has_partial_head(&self) -> bool {
+        self.head_began_ms.load(Relaxed) != 0
+    }
+
+    /// Ready once a head has been incomplete for `limit`. Poll it while there is a partial head.
+    pub(super) fn poll_late_head(&self, cx: &mut Context<'_>, timer: &mut EventTimer, limit: Duration) -> Poll<()> {
+        let began = self.head_began_ms.load(Relaxed).checked_sub(1);
+        poll_due(cx, timer, began.map(|ms| self.opened_at + Duration::from_millis(ms) + limit.min(MAX_TIMER)))
     }
 
     /// Returns once the connection has been idle for `limit`, counted from `since` at the earliest.
@@ -148,7 +205,7 @@ tokio::task_local! {
 /// How far the client has read the responses of one stream, or of one HTTP/1 connection.
 pub(super) struct WriteProgress {
     pub(super) cancellation: ResponseAbort,
-    created: tokio::time::Instant,
+    created: Instant,
     /// When the current piece began to wait for the client, in milliseconds after `created`, plus 1; 0 if none waits.
     waiting_since: AtomicU64,
 }
@@ -162,18 +219,55 @@ pub struct StreamExecutor {
 struct TimedStream<F> {
     future: Pin<Box<F>>,
     sending: Arc<WriteProgress>,
-    timer: StallTimer,
+    timer: EventTimer,
     write_timeout: Duration,
 }
 
-/// Set only while a piece waits for the client.
-pub(super) type StallTimer = Option<Pin<Box<Sleep>>>;
+/// Set only while something is waited for.
+pub(super) type EventTimer = Option<Pin<Box<Sleep>>>;
+
+/// Ready at `due`. A timer that fires too early is reset then, not for every change of `due`.
+fn poll_due(cx: &mut Context<'_>, timer: &mut EventTimer, due: Option<Instant>) -> Poll<()> {
+    let Some(due) = due.map(tokio::time::Instant::from_std) else {
+        *timer = None;
+        return Poll::Pending;
+    };
+    loop {
+        let sleep = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        ready!(sleep.as_mut().poll(cx));
+        if due <= tokio::time::Instant::now() {
+            return Poll::Ready(());
+        }
+        sleep.as_mut().reset(due);
+    }
+}
+
+impl EventWaker {
+    /// Returns the waker of a task. Events count as woken when it is new.
+    pub(super) fn of_task<'a>(known: &'a mut Option<Arc<Self>>, cx: &Context<'_>) -> &'a Arc<Self> {
+        let known_waker = known.take().filter(|waker| waker.task.will_wake(cx.waker()));
+        let new = || Arc::new(Self { is_woken: AtomicBool::new(true), task: cx.waker().clone() });
+        known.insert(known_waker.unwrap_or_else(new))
+    }
+
+    /// Whether an event was woken since the last call.
+    pub(super) fn take_woken(&self) -> bool {
+        self.is_woken.load(Acquire) && self.is_woken.swap(false, AcqRel)
+    }
+}
+
+impl Wake for EventWaker {
+    fn wake(self: Arc<Self>) {
+        self.is_woken.store(true, Release);
+        self.task.wake_by_ref();
+    }
+}
 
 impl WriteProgress {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             cancellation: ResponseAbort::default(),
-            created: tokio::time::Instant::now(),
+            created: Instant::now(),
             waiting_since: AtomicU64::new(0),
         })
     }
@@ -194,24 +288,17 @@ impl WriteProgress {
     }
 
     /// Ready once the client has not read for `limit`, or the response is aborted. Poll it after the future that sends.
-    pub(super) fn poll_stalled(&self, cx: &mut Context<'_>, timer: &mut StallTimer, limit: Duration) -> Poll<()> {
+    pub(super) fn poll_stalled(&self, cx: &mut Context<'_>, timer: &mut EventTimer, limit: Duration) -> Poll<()> {
         if self.cancellation.poll_aborted(cx).is_ready() {
             return Poll::Ready(());
         }
-        loop {
-            let Some(since) = self.waiting_since.load(Relaxed).checked_sub(1) else {
-                *timer = None;
-                return Poll::Pending;
-            };
-            let due = self.created + Duration::from_millis(since) + limit.min(MAX_TIMER);
-            let sleep = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
-            // A timer that fires too early is reset then, not for every piece.
-            ready!(sleep.as_mut().poll(cx));
-            if due <= tokio::time::Instant::now() {
-                return Poll::Ready(());
-            }
-            sleep.as_mut().reset(due);
-        }
+        let since = self.waiting_since.load(Relaxed).checked_sub(1);
+        poll_due(cx, timer, since.map(|ms| self.created + Duration::from_millis(ms) + limit.min(MAX_TIMER)))
+    }
+
+    /// Whether the client has not taken a piece yet.
+    pub(super) fn is_waiting_for_client(&self) -> bool {
+        self.waiting_since.load(Relaxed) != 0
     }
 }
 

@@ -19,10 +19,9 @@ use std::{
 
 use http::{HeaderMap, StatusCode, header};
 use parking_lot::Mutex;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::Notify,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::connection_activity::ConnectionActivity;
 
 /// Maximum bytes of pending interim responses. Further ones are dropped.
 const MAX_PENDING_BYTES: usize = 64 << 10;
@@ -31,8 +30,6 @@ const MAX_PENDING_BYTES: usize = 64 << 10;
 #[derive(Default)]
 pub struct InterimResponses {
     pending: Mutex<PendingInterim>,
-    /// Wakes the connection's task, which does the writing.
-    pushed: Notify,
     /// Whether something may be pending. Avoids the lock; set while holding it.
     has_pending: AtomicBool,
     /// Whether hyper has flushed everything. Only the connection's task uses it.
@@ -71,7 +68,8 @@ impl InterimResponses {
         self.pending.lock().request_number
     }
 
-    /// Queues an interim response for a request. Drops it if that request has its final response, or if it is
+    /// Queues an interim response for a request. Call it in the connection's task: hyper flushes after it has polled the
+    /// request, and that writes it. Drops it if that request has its final response, or if it is
     /// `100 Continue`: the gateway answers `Expect` itself.
     pub fn push(&self, serial: u64, status: StatusCode, headers: &HeaderMap) {
         let mut waiting = self.pending.lock();
@@ -88,19 +86,6 @@ impl InterimResponses {
         }
         waiting.bytes.extend_from_slice(b"\r\n");
         self.has_pending.store(true, Relaxed);
-        drop(waiting);
-        self.pushed.notify_one();
-    }
-
-    /// Waits for a response. A `push` meanwhile wakes this task, which also writes.
-    pub async fn write_while_waiting<T>(&self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
-        loop {
-            tokio::select! {
-                biased;
-                reply = reply.as_mut() => return reply,
-                () = self.pushed.notified() => {}
-            }
-        }
     }
 }
 
@@ -113,6 +98,7 @@ fn is_hop_by_hop(name: &header::HeaderName) -> bool {
 pub(super) struct InterimSocket<S> {
     pub(super) io: S,
     pub(super) interim: Arc<InterimResponses>,
+    pub(super) activity: Arc<ConnectionActivity>,
 }
 
 impl<S: AsyncWrite + Unpin> InterimSocket<S> {
@@ -146,7 +132,10 @@ impl<S: AsyncWrite + Unpin> InterimSocket<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for InterimSocket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
+        let (this, before) = (self.get_mut(), buf.filled().len());
+        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        this.activity.record_read(&buf.filled()[before..]);
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -3,74 +3,65 @@
 //! Invariant: a body that ends without an error is complete. Only then does the connection return to the pool. An
 //! error, or dropping the body early, closes it.
 
+use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::BodyError;
+use super::checkout::Checkout;
 use super::error::{UpstreamError, error_chain};
-use super::h1_connection::ReturnConnection;
-use super::pool::UnclaimedPermit;
 
-pub struct UpstreamBody {
-    inner: Incoming,
-    /// HTTP/1.1: the connection to return. `None` after that, and for HTTP/2 and upgrades.
-    connection: Option<Arc<dyn ReturnConnection>>,
-    /// When the upstream will close the idle connection, minus a margin.
-    reuse_until: Option<Instant>,
-    /// Held until the connection is free again; for an upgraded connection, until this is dropped.
-    unclaimed_permit: Option<UnclaimedPermit>,
-    is_h2: bool,
+/// The rest of a request's body, whose reply came early.
+pub(super) type UnsentBody = Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>;
+
+pub struct UpstreamBody(BodySource);
+
+enum BodySource {
+    Ended,
+    H1(Checkout, Option<UnsentBody>),
+    H2(Incoming),
+    Upgraded(Checkout),
 }
 
 impl UpstreamBody {
-    pub(super) fn h1(
-        inner: Incoming, (home, share): (Arc<dyn ReturnConnection>, Option<UnclaimedPermit>), limit: Option<Instant>,
-    ) -> Self {
-        let mut this =
-            Self { inner, connection: Some(home), reuse_until: limit, unclaimed_permit: share, is_h2: false };
-        if this.inner.is_end_stream() {
-            this.return_connection();
+    /// Reads the body of the reply whose head was read from the connection.
+    pub(super) fn h1(mut checkout: Checkout, unsent: Option<UnsentBody>) -> Self {
+        if checkout.connection().is_reply_complete() {
+            checkout.finish(unsent);
+            return Self(BodySource::Ended);
         }
-        this
+        Self(BodySource::H1(checkout, unsent))
     }
 
-    pub(super) fn upgraded(inner: Incoming, unclaimed_permit: Option<UnclaimedPermit>) -> Self {
-        Self { inner, connection: None, reuse_until: None, unclaimed_permit, is_h2: false }
+    pub(super) fn upgraded(checkout: Checkout) -> Self {
+        Self(BodySource::Upgraded(checkout))
     }
 
     pub(super) fn h2(inner: Incoming) -> Self {
-        Self { inner, connection: None, reuse_until: None, unclaimed_permit: None, is_h2: true }
+        Self(BodySource::H2(inner))
     }
 
-    fn return_connection(&mut self) {
-        if let Some(home) = self.connection.take() {
-            home.return_after_reply(self.reuse_until, self.unclaimed_permit.take());
+    /// Returns the connection after a reply with status 101.
+    pub fn into_upgraded(self) -> Option<UpgradedConnection> {
+        match self.0 {
+            BodySource::Upgraded(checkout) => Some(UpgradedConnection(checkout)),
+            _ => None,
         }
     }
 
-    fn close_connection(&mut self) {
-        if let Some(home) = self.connection.take() {
-            home.abort();
-            self.unclaimed_permit = None;
-        }
-    }
-}
-
-impl Drop for UpstreamBody {
-    fn drop(&mut self) {
-        self.close_connection();
+    fn end(&mut self) -> BodySource {
+        std::mem::replace(&mut self.0, BodySource::Ended)
     }
 }
 
 impl std::fmt::Debug for UpstreamBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UpstreamBody").field("h2", &self.is_h2).finish_non_exhaustive()
+        f.debug_struct("UpstreamBody").finish_non_exhaustive()
     }
 }
 
@@ -79,72 +70,86 @@ impl Body for UpstreamBody {
     type Error = UpstreamError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        Poll::Ready(match frame {
-            Some(Ok(frame)) => {
-                // A body of known length ends with its last frame; the reader may not poll again.
-                if self.inner.is_end_stream() {
-                    self.return_connection();
+        let this = &mut *self;
+        match &mut this.0 {
+            BodySource::Ended | BodySource::Upgraded(_) => Poll::Ready(None),
+            BodySource::H1(checkout, unsent) => {
+                let failed = |reason| Some(Err(UpstreamError::Reply { reason }));
+                if let Some(body) = unsent {
+                    match checkout.connection().poll_send(cx, body) {
+                        Poll::Ready(Ok(())) => *unsent = None,
+                        Poll::Ready(Err(why)) => {
+                            this.end();
+                            return Poll::Ready(failed(why));
+                        }
+                        Poll::Pending => {}
+                    }
                 }
-                Some(Ok(frame))
+                let frame = match ready!(checkout.connection().poll_frame(cx)) {
+                    Some(Err(why)) => {
+                        this.end();
+                        return Poll::Ready(failed(why));
+                    }
+                    frame => frame.and_then(Result::ok),
+                };
+                // A body of known length ends with its last frame; the reader may not poll again.
+                if checkout.connection().is_reply_complete()
+                    && let BodySource::H1(checkout, unsent) = this.end()
+                {
+                    checkout.finish(unsent);
+                }
+                Poll::Ready(frame.map(Ok))
             }
-            Some(Err(e)) => {
-                self.close_connection();
-                Some(Err(UpstreamError::Reply { reason: error_chain(&e) }))
-            }
-            // hyper ends an HTTP/2 body without an error on RST_STREAM(NO_ERROR) and GOAWAY(NO_ERROR). That is
-            // right for a request body, but it hides an incomplete reply.
-            None if self.is_h2 && !self.inner.is_end_stream() => {
-                self.is_h2 = false;
-                Some(Err(UpstreamError::Truncated))
-            }
-            None => {
-                self.return_connection();
-                None
-            }
-        })
+            BodySource::H2(inner) => Poll::Ready(match ready!(Pin::new(&mut *inner).poll_frame(cx)) {
+                Some(Ok(frame)) => Some(Ok(frame)),
+                Some(Err(e)) => Some(Err(UpstreamError::Reply { reason: error_chain(&e) })),
+                // hyper ends an HTTP/2 body without an error on RST_STREAM(NO_ERROR) and GOAWAY(NO_ERROR). That is
+                // right for a request body, but it hides an incomplete reply.
+                None if !inner.is_end_stream() => {
+                    this.end();
+                    Some(Err(UpstreamError::Truncated))
+                }
+                None => None,
+            }),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        match &self.0 {
+            BodySource::Ended | BodySource::Upgraded(_) => true,
+            BodySource::H1(..) => false,
+            BodySource::H2(inner) => inner.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match &self.0 {
+            BodySource::Ended | BodySource::Upgraded(_) => SizeHint::with_exact(0),
+            BodySource::H1(checkout, _) => checkout.size_hint(),
+            BodySource::H2(inner) => inner.size_hint(),
+        }
     }
 }
 
-/// Returns the end of a connection's reuse by the upstream's `Keep-Alive: timeout=N`, minus one second.
-///
-/// Counts from the arrival of the head, because the upstream's clock may start before we have read the
-/// body. A long reply merely costs its connection.
-pub(super) fn keep_alive_deadline(headers: &HeaderMap) -> Option<Instant> {
-    let value = headers.get("keep-alive")?.to_str().ok()?;
-    let seconds = value.split(',').find_map(|part| {
-        let (name, number) = part.split_once('=')?;
-        let number = number.trim().trim_matches('"');
-        name.trim().eq_ignore_ascii_case("timeout").then(|| number.parse::<u32>().ok()).flatten()
-    })?;
-    Some(Instant::now() + Duration::from_secs(u64::from(seconds.saturating_sub(1))))
+/// An upstream connection that no longer speaks HTTP. It counts towards the limits until it is dropped.
+pub struct UpgradedConnection(Checkout);
+
+impl AsyncRead for UpgradedConnection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().0.connection().poll_read_raw(cx, buf)
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl AsyncWrite for UpgradedConnection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().0.connection().stream().poll_write(cx, buf)
+    }
 
-    #[test]
-    fn keep_alive_is_read_with_a_second_to_spare() {
-        let left = |value: &'static str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("keep-alive", value.parse().unwrap());
-            keep_alive_deadline(&headers).map(|t| t.saturating_duration_since(Instant::now()).as_secs_f64().round())
-        };
-        assert_eq!(left("timeout=5"), Some(4.0));
-        assert_eq!(left("max=100, Timeout = 2"), Some(1.0));
-        assert_eq!(left("timeout=1"), Some(0.0));
-        assert_eq!(left("timeout=0"), Some(0.0));
-        assert_eq!(left("max=3"), None);
-        assert_eq!(left("timeout=soon"), None);
-        assert!(keep_alive_deadline(&HeaderMap::new()).is_none());
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().0.connection().stream().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().0.connection().stream().poll_shutdown(cx)
     }
 }

@@ -19,9 +19,9 @@ use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
-use super::socket::{UpstreamSocket, WriteProof};
+use super::pool::ConnectionPermit;
+use super::socket::{UpstreamSocket, UpstreamStream};
 use super::{SetupError, UpstreamError};
 
 /// How long a DNS answer is used. Short, because names move; a failed connect drops it anyway.
@@ -89,11 +89,6 @@ impl FromStr for UpstreamTarget {
     }
 }
 
-pub(super) enum NewConnection {
-    Plain(UpstreamSocket),
-    Tls(Box<TlsStream<UpstreamSocket>>),
-}
-
 struct ResolvedAddresses {
     resolved_at: Instant,
     /// Addresses that have not failed since they were resolved. Never empty.
@@ -135,25 +130,21 @@ impl UpstreamConnector {
         Ok(Self { target, timeout, is_grpc, tls, dns_cache, next_address })
     }
 
-    /// Opens a connection, and returns whether it speaks HTTP/2. Its socket drops `hold` when it closes, for whatever
+    /// Opens a connection, and returns whether it speaks HTTP/2. Its socket drops `permit` when it closes, for whatever
     /// reason.
-    pub(super) async fn connect(
-        &self, hold: Box<dyn Send>,
-    ) -> Result<(NewConnection, Arc<WriteProof>, bool), UpstreamError> {
+    pub(super) async fn connect(&self, permit: ConnectionPermit) -> Result<(UpstreamStream, bool), UpstreamError> {
         let until = tokio::time::Instant::now() + self.timeout;
         let late = |_| UpstreamError::ConnectTimeout { target: self.target.authority.to_string(), after: self.timeout };
-        let tcp = self.connect_tcp(until).await?;
-        let wire = UpstreamSocket::new(tcp, self.tls.is_some(), hold);
-        let proof = wire.proof.clone();
+        let socket = UpstreamSocket::new(self.connect_tcp(until).await?, permit);
         let Some((connector, name)) = &self.tls else {
-            return Ok((NewConnection::Plain(wire), proof, self.target.scheme == UpstreamScheme::H2c));
+            return Ok((UpstreamStream::Plain(socket), self.target.scheme == UpstreamScheme::H2c));
         };
-        let stream = tokio::time::timeout_at(until, connector.connect(name.clone(), wire))
+        let stream = tokio::time::timeout_at(until, connector.connect(name.clone(), socket))
             .await
             .map_err(late)?
             .map_err(|e| UpstreamError::Tls { target: self.target.authority.to_string(), reason: e.to_string() })?;
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        Ok((NewConnection::Tls(Box::new(stream)), proof, h2))
+        Ok((UpstreamStream::Tls(Box::new(stream)), h2))
     }
 
     async fn connect_tcp(&self, until: tokio::time::Instant) -> Result<TcpStream, UpstreamError> {

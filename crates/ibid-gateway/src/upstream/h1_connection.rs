@@ -1,334 +1,332 @@
-//! One HTTP/1.1 connection and the right to use it.
+//! An HTTP/1.1 connection: sends one request at a time and reads its reply.
 //!
-//! An [`H1Connection`] owns its sender. A [`Checkout`] is the right to use the connection for one
-//! exchange. The pool's lists own idle connections. A client connection remembers its last upstream connection by
-//! a weak pointer ([`Affinity`]) and takes it from there; the list entry stays where it was. So
-//! a typical request takes one uncontended lock to check out and one to return, and touches no list.
+//! The task of the exchange owns the connection and does its input and output; there is no driver task.
 //!
-//! Invariant: a connection has at most one checkout. An idle connection is in exactly one list, or about to be pushed.
+//! Invariants:
+//! - [`H1Connection::is_unwritten`] is the proof that no byte of the current request reached the upstream. The
+//!   connection must then be dropped, so that none can follow.
+//! - A write that fails after the first one does not lose a reply: the peer may have answered and stopped reading (413,
+//!   then close). The rest of the request is discarded, and the read side decides.
 
+use std::io::{self, IoSlice, Write as _};
 use std::pin::Pin;
-use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use http::Request;
-use hyper::body::{Body, Incoming};
-use hyper::client::conn::TrySendError;
-use hyper::client::conn::http1::SendRequest;
-use parking_lot::{Mutex, MutexGuard};
-use tokio::task::AbortHandle;
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::io::poll_read_buf;
 
-use super::ReusePolicy;
-use super::pool::{ConnectionLimit, PoolTicket, UnclaimedPermit, UpstreamPool};
-use super::socket::WriteProof;
-use crate::cores;
+use super::BodyError;
+use super::h1_codec::{
+    DecodedChunk, MAX_HEAD_BYTES, ReplyFraming, RequestFraming, decode_head, encode_head, encode_last_chunk,
+};
+use super::socket::UpstreamStream;
 
-/// Maximum idle time of a connection for a claimed request. The shorter it was idle, the less
-/// likely it is that the upstream is just closing it.
-const MAX_CLAIMED_IDLE: Duration = Duration::from_secs(1);
+/// The read buffer's size in bytes; it grows while the upstream fills it.
+const MIN_READ_BYTES: usize = 8 * 1024;
+const MAX_READ_BYTES: usize = 256 * 1024;
 
-/// Remembers the upstream connection that a client connection used last. A hint: nothing is reserved.
-pub struct Affinity<B>(Mutex<Weak<H1Connection<B>>>);
+/// Called for each interim (1xx) reply.
+pub type OnInterim<'a> = &'a (dyn Fn(StatusCode, &HeaderMap) + Send + Sync);
 
-impl<B> Default for Affinity<B> {
-    fn default() -> Self {
-        Self(Mutex::new(Weak::new()))
-    }
+pub(super) struct H1Connection {
+    stream: UpstreamStream,
+    /// The value of `written` before the current request.
+    written_before: u64,
+    /// Bytes that were read and not decoded yet.
+    input: BytesMut,
+    read_bytes: usize,
+    /// A head or a chunk's line on its way out; the part of a body that follows it; and what follows that.
+    output: Vec<u8>,
+    output_written: usize,
+    data: Bytes,
+    data_end: &'static [u8],
+    sending: SendingStep,
+    framing: ReplyFraming,
+    has_reply_bytes: bool,
+    may_reuse: bool,
+    /// When the upstream will close the idle connection, minus a margin.
+    pub(super) reuse_until: Option<Instant>,
 }
 
-impl<B> Affinity<B> {
-    /// Returns that connection if it still exists.
-    pub(super) fn last(&self) -> Option<Arc<H1Connection<B>>> {
-        self.0.lock().upgrade()
-    }
-
-    /// Remembers a connection of this core. Others cost a wake-up of their core per request.
-    pub(super) fn remember(&self, lease: &Checkout<B>) {
-        if lease.slot().core != cores::index() {
-            return;
-        }
-        let mut last = self.0.lock();
-        if !std::ptr::eq(last.as_ptr(), Arc::as_ptr(lease.slot())) {
-            *last = Arc::downgrade(lease.slot());
-        }
-    }
+/// What is left to send of the current request.
+enum SendingStep {
+    Body(RequestFraming),
+    Flush,
+    Done,
 }
 
-pub(super) struct H1Connection<B> {
-    proof: Arc<WriteProof>,
-    limit: Arc<ConnectionLimit<B>>,
-    /// Weak, because the pool owns idle connections. Used only to enter a list.
-    pool: Weak<UpstreamPool<B>>,
-    driver: AbortHandle,
-    /// The index of the core that drives the connection.
-    pub(super) core: usize,
-    /// Contended only by scans of the lists.
-    state: Mutex<H1ConnectionState<B>>,
-}
-
-struct H1ConnectionState<B> {
-    /// `None` once the connection is given up. Dropping the sender lets the driver finish and close.
-    sender: Option<SendRequest<B>>,
-    is_idle: bool,
-    is_listed: bool,
-    last_used: Instant,
-    /// The connection must not be used after this.
-    reuse_until: Instant,
-}
-
-pub(super) enum CheckoutOutcome<B> {
-    Checkout(Checkout<B>),
-    /// Idle, but not fit for this request.
-    Unfit,
-    /// In use or dead: not worth a list entry.
-    Unavailable,
-}
-
-impl<B> H1ConnectionState<B> {
-    /// Gives up the connection. An idle driver notices that its sender is gone and closes gracefully.
-    fn close(&mut self) {
-        self.is_idle = false;
-        self.sender = None;
-    }
-}
-
-impl<B> H1Connection<B> {
-    /// Creates a connection that is checked out by the caller.
-    pub(super) fn checkout_new(
-        sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle, gate: Arc<ConnectionLimit<B>>,
-        pool: Weak<UpstreamPool<B>>,
-    ) -> Checkout<B> {
-        let last_used = Instant::now();
-        let (sender, reuse_until) = (Some(sender), last_used + gate.idle_timeout);
-        let state = H1ConnectionState { sender, is_idle: false, is_listed: false, last_used, reuse_until };
-        let state = Mutex::new(state);
-        Checkout::new(Arc::new(Self { proof, limit: gate, pool, driver, core: cores::index(), state }), false)
-    }
-
-    /// Whether the connection belongs to the upstream that `gate` limits.
-    pub(super) fn belongs_to(&self, gate: &Arc<ConnectionLimit<B>>) -> bool {
-        Arc::ptr_eq(&self.limit, gate)
-    }
-
-    pub(super) fn try_checkout(self: &Arc<Self>, care: ReusePolicy, now: Instant) -> CheckoutOutcome<B> {
-        self.try_checkout_locked(&mut self.state.lock(), care, now)
-    }
-
-    /// Like `try_checkout`, for an entry of a locked list. The caller removes the entry unless the result is `Unfit`.
-    pub(super) fn try_checkout_listed(self: &Arc<Self>, care: ReusePolicy, now: Instant) -> CheckoutOutcome<B> {
-        let mut state = self.state.lock();
-        let taken = self.try_checkout_locked(&mut state, care, now);
-        state.is_listed = matches!(taken, CheckoutOutcome::Unfit);
-        taken
-    }
-
-    fn try_checkout_locked(
-        self: &Arc<Self>, state: &mut MutexGuard<'_, H1ConnectionState<B>>, care: ReusePolicy, now: Instant,
-    ) -> CheckoutOutcome<B> {
-        if !state.is_idle {
-            return CheckoutOutcome::Unavailable;
-        }
-        let dead = self.proof.is_unusable() || state.sender.as_ref().is_none_or(SendRequest::is_closed);
-        if dead || now >= state.reuse_until {
-            state.close();
-            return CheckoutOutcome::Unavailable;
-        }
-        if care == ReusePolicy::Claimed && now.duration_since(state.last_used) >= MAX_CLAIMED_IDLE {
-            return CheckoutOutcome::Unfit;
-        }
-        state.is_idle = false;
-        CheckoutOutcome::Checkout(Checkout::new(Arc::clone(self), true))
-    }
-
-    /// For the sweep, under the list's lock: closes expired and dead connections. Returns whether the entry stays
-    /// listed.
-    pub(super) fn close_if_expired(&self, now: Instant) -> bool {
-        let mut state = self.state.lock();
-        if state.is_idle && (now >= state.reuse_until || self.proof.is_unusable()) {
-            state.close();
-        }
-        // Connections in use leave the list too, and return when they are idle.
-        state.is_listed = state.is_idle;
-        state.is_listed
-    }
-
-    /// Closes the connection if it is idle.
-    pub(super) fn evict(&self) -> bool {
-        let mut state = self.state.lock();
-        state.is_idle && {
-            state.close();
-            true
+impl H1Connection {
+    pub(super) fn new(stream: UpstreamStream) -> Self {
+        Self {
+            stream,
+            written_before: 0,
+            input: BytesMut::new(),
+            read_bytes: MIN_READ_BYTES,
+            output: Vec::new(),
+            output_written: 0,
+            data: Bytes::new(),
+            data_end: b"",
+            sending: SendingStep::Done,
+            framing: ReplyFraming::Length(0),
+            has_reply_bytes: false,
+            may_reuse: true,
+            reuse_until: None,
         }
     }
 
-    /// Frees the connection for the next exchange.
-    fn release(self: Arc<Self>) {
-        let list = {
-            let mut state = self.state.lock();
-            let dead = self.proof.is_unusable() || state.sender.as_ref().is_none_or(SendRequest::is_closed);
-            if dead || Instant::now() >= state.reuse_until {
-                state.close();
-                return;
-            }
-            if self.limit.has_waiters() {
-                drop(state);
-                let lease = Checkout::new(Arc::clone(&self), true);
-                // Rejected only if the queue is empty; dropping the checkout then calls `release` again.
-                drop(self.limit.offer(PoolTicket::Connection(lease)));
-                return;
-            }
-            state.is_idle = true;
-            !std::mem::replace(&mut state.is_listed, true)
-        };
-        if list && let Some(pool) = self.pool.upgrade() {
-            pool.add_idle(Arc::clone(&self));
-        }
-        // Pairs with the fence in `UpstreamPool::get`: either it sees this connection, or we see its queue entry.
-        fence(Ordering::SeqCst);
-        if self.limit.has_waiters()
-            && let CheckoutOutcome::Checkout(lease) = self.try_checkout(ReusePolicy::PassThrough, Instant::now())
-        {
-            drop(self.limit.offer(PoolTicket::Connection(lease)));
-        }
+    /// Whether the idle connection can carry a request.
+    pub(super) fn is_silent(&mut self, cx: &mut Context<'_>) -> bool {
+        self.stream.is_silent(cx)
     }
 
-    /// Closes the socket at once after a broken exchange. hyper would flush first, and
-    /// so wait for a peer that has stopped reading.
-    fn abort_driver(&self) {
-        self.state.lock().close();
-        self.driver.abort();
+    pub(super) fn close(self) {
+        self.stream.close();
     }
-}
 
-/// The part of a connection that a reply's body needs, independent of the request's body type.
-pub(super) trait ReturnConnection: Send + Sync {
-    /// The reply was read to its end. The upstream closes the connection at `limit`. `share` is dropped when the
-    /// connection is free.
-    fn return_after_reply(self: Arc<Self>, limit: Option<Instant>, share: Option<UnclaimedPermit>);
-    /// The exchange was broken off.
-    fn abort(&self);
-}
+    /// Prepares to send a request. Sends nothing yet.
+    pub(super) fn begin<B: Body>(
+        &mut self, request: &Request<B>, more: &[(HeaderName, HeaderValue)], default_host: &HeaderValue,
+    ) {
+        self.clear_output();
+        let (framing, is_last) = encode_head(request, more, default_host, &mut self.output);
+        self.written_before = self.stream.written();
+        self.sending = SendingStep::Body(framing);
+        self.has_reply_bytes = false;
+        self.may_reuse = !is_last;
+    }
 
-impl<B: Send + 'static> ReturnConnection for H1Connection<B> {
-    fn return_after_reply(self: Arc<Self>, limit: Option<Instant>, share: Option<UnclaimedPermit>) {
-        let ready = {
-            let mut state = self.state.lock();
-            state.last_used = Instant::now();
-            let retire = state.last_used + self.limit.idle_timeout;
-            state.reuse_until = limit.map_or(retire, |limit| limit.min(retire));
-            state.sender.as_ref().is_none_or(|s| s.is_ready() || s.is_closed())
-        };
-        if ready {
-            self.release();
-        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            // The driver is a step behind on another thread, or the upstream answered before it had
-            // the whole request, which is still being sent. Rare, so a task is cheap enough.
-            runtime.spawn(async move {
-                let ready = std::future::poll_fn(|cx| match self.state.lock().sender.as_mut() {
-                    Some(sender) => sender.poll_ready(cx).map(|r| r.is_ok()),
-                    None => std::task::Poll::Ready(false),
-                });
-                if ready.await {
-                    self.release();
-                } else {
-                    self.state.lock().close();
+    /// Whether no byte of the request can have reached the upstream.
+    pub(super) fn is_unwritten(&self) -> bool {
+        self.stream.written() == self.written_before
+    }
+
+    /// Whether a byte of the reply has arrived.
+    pub(super) fn has_reply_bytes(&self) -> bool {
+        self.has_reply_bytes
+    }
+
+    /// Whether the whole request is sent.
+    pub(super) fn is_sent(&self) -> bool {
+        matches!(self.sending, SendingStep::Done)
+    }
+
+    /// Whether the reply is complete, and the connection can carry another request once this one is sent.
+    pub(super) fn may_reuse(&self) -> bool {
+        self.may_reuse && self.input.is_empty()
+    }
+
+    /// Sends the request whose body is `body`, and returns the reply's head. An error ends the connection.
+    pub(super) fn poll_reply<B>(
+        &mut self, cx: &mut Context<'_>, request: &mut Request<B>, on_interim: Option<OnInterim<'_>>,
+    ) -> Poll<Result<Response<()>, String>>
+    where
+        B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin,
+    {
+        if let Poll::Ready(Err(why)) = self.poll_send(cx, request.body_mut()) {
+            return Poll::Ready(Err(why));
+        }
+        loop {
+            if !self.input.is_empty()
+                && let Some(reply) = decode_head(&mut self.input, request.method())?
+            {
+                let status = reply.response.status();
+                if status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS {
+                    on_interim.iter().for_each(|call| call(status, reply.response.headers()));
+                    continue;
                 }
-                drop(share);
-            });
-        } else {
-            H1Connection::abort_driver(&self);
+                self.framing = reply.framing;
+                self.may_reuse &= reply.keeps_alive;
+                // Counts from the head, because the upstream's clock may start before the body is read. A long reply
+                // merely costs its connection.
+                let until = |secs: u32| Instant::now() + Duration::from_secs(u64::from(secs.saturating_sub(1)));
+                self.reuse_until = reply.keep_alive_secs.map(until);
+                return Poll::Ready(Ok(reply.response));
+            }
+            if self.input.len() >= MAX_HEAD_BYTES {
+                return Poll::Ready(Err(format!("the reply's head is longer than {MAX_HEAD_BYTES} bytes")));
+            }
+            match ready!(self.poll_fill(cx)) {
+                Ok(0) => return Poll::Ready(Err("connection closed before the reply was complete".to_owned())),
+                Ok(_) => self.has_reply_bytes = true,
+                Err(why) => return Poll::Ready(Err(why.to_string())),
+            }
         }
     }
 
-    fn abort(&self) {
-        H1Connection::abort_driver(self);
-    }
-}
-
-/// hyper's result of a request. On failure it may return the request.
-type SendResult<B> = Result<http::Response<Incoming>, TrySendError<Request<B>>>;
-
-/// The right to one exchange on a connection. Dropping it returns an unused connection and closes a used one.
-pub(super) struct Checkout<B> {
-    slot: Option<Arc<H1Connection<B>>>,
-    is_sent: bool,
-    /// Whether the connection was idle before, so that the upstream may have been about to close it.
-    pub(super) is_reused: bool,
-    unclaimed_permit: Option<UnclaimedPermit>,
-}
-
-impl<B> Checkout<B> {
-    fn new(slot: Arc<H1Connection<B>>, is_reused: bool) -> Self {
-        Self { slot: Some(slot), is_sent: false, is_reused, unclaimed_permit: None }
-    }
-
-    pub(super) fn with_permit(mut self, share: Option<UnclaimedPermit>) -> Self {
-        self.unclaimed_permit = share;
-        self
-    }
-
-    fn slot(&self) -> &Arc<H1Connection<B>> {
-        self.slot.as_ref().expect("a lease has its slot until it is consumed")
-    }
-
-    /// Hands the request to the driver.
-    #[allow(clippy::result_large_err)]
-    pub(super) fn send(
-        &mut self, request: Request<B>,
-    ) -> Result<impl Future<Output = SendResult<B>> + use<B>, Request<B>>
+    /// Sends the rest of the request. An error is one of the body, or of the first write.
+    pub(super) fn poll_send<B>(&mut self, cx: &mut Context<'_>, body: &mut B) -> Poll<Result<(), String>>
     where
-        B: Body + 'static,
+        B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin + ?Sized,
     {
-        self.is_sent = true;
-        let slot = self.slot();
-        let mut state = slot.state.lock();
-        match state.sender.as_mut() {
-            // Arm before queueing: the driver may write before the call returns.
-            Some(sender) if slot.proof.arm() => Ok(sender.try_send_request(request)),
-            _ => Err(request),
+        while !self.is_sent() {
+            // The first part of the body is written together with the head.
+            let needs_body = self.data.is_empty() && self.data_end.is_empty();
+            let is_waiting = needs_body
+                && matches!(self.sending, SendingStep::Body(_))
+                && self.poll_next_part(cx, body)?.is_pending();
+            if let Err(why) = ready!(self.poll_write_out(cx)) {
+                if self.is_unwritten() {
+                    return Poll::Ready(Err(why.to_string()));
+                }
+                self.discard_request();
+            } else if is_waiting {
+                return Poll::Pending;
+            }
         }
+        Poll::Ready(Ok(()))
     }
 
-    /// Waits for the reply.
-    ///
-    /// A request that is queued at the moment when its driver ends would stay in hyper's channel for as long as the
-    /// channel has a sender. So this drops the sender when the driver is gone, and hyper returns the request.
-    pub(super) async fn await_reply<T>(&self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
-        tokio::select! {
-            biased;
-            reply = &mut reply => return reply,
-            () = self.slot().proof.wait_dropped() => {}
-        }
-        self.slot().state.lock().close();
-        reply.await
+    fn discard_request(&mut self) {
+        self.may_reuse = false;
+        self.sending = SendingStep::Done;
+        self.clear_output();
+        (self.data, self.data_end) = (Bytes::new(), b"");
     }
 
-    pub(super) fn proof(&self) -> &WriteProof {
-        &self.slot().proof
+    fn clear_output(&mut self) {
+        self.output.clear();
+        self.output_written = 0;
     }
 
-    /// Hands the connection over to an upgrade, after which it is neither reused nor closed from here.
-    pub(super) fn detach(mut self) -> Option<UnclaimedPermit> {
-        self.slot = None;
-        self.unclaimed_permit.take()
-    }
-
-    /// For the reply's body, which returns or closes the connection.
-    pub(super) fn into_connection(mut self) -> (Arc<dyn ReturnConnection>, Option<UnclaimedPermit>)
+    /// Takes the next part of the body.
+    fn poll_next_part<B>(&mut self, cx: &mut Context<'_>, body: &mut B) -> Poll<Result<(), String>>
     where
-        B: Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin + ?Sized,
     {
-        (self.slot.take().expect("a lease has its slot until it is consumed"), self.unclaimed_permit.take())
-    }
-}
-
-impl<B> Drop for Checkout<B> {
-    fn drop(&mut self) {
-        match self.slot.take() {
-            Some(slot) if self.is_sent => slot.abort_driver(),
-            Some(slot) => slot.release(),
-            None => {}
+        let SendingStep::Body(framing) = &mut self.sending else { return Poll::Ready(Ok(())) };
+        let frame = match framing {
+            RequestFraming::Length(0) => None,
+            _ => ready!(Pin::new(body).poll_frame(cx)),
+        };
+        let frame = frame.transpose().map_err(|why| format!("the request's body failed: {}", why.into()))?;
+        match (frame.map(Frame::into_data), framing) {
+            (Some(Ok(data)), _) if data.is_empty() => {}
+            (Some(Ok(data)), RequestFraming::Length(left)) => {
+                let len = data.len() as u64;
+                *left = left.checked_sub(len).ok_or("the request's body is longer than its content-length")?;
+                self.data = data;
+                if *left == 0 {
+                    self.sending = SendingStep::Flush;
+                }
+            }
+            (Some(Ok(data)), RequestFraming::Chunked(_)) => {
+                let _ = write!(self.output, "{:x}\r\n", data.len());
+                (self.data, self.data_end) = (data, b"\r\n");
+            }
+            (None | Some(Err(_)), RequestFraming::Length(1..)) => {
+                return Poll::Ready(Err("the request's body is shorter than its content-length".to_owned()));
+            }
+            (None | Some(Err(_)), RequestFraming::Length(0)) => self.sending = SendingStep::Flush,
+            (end, RequestFraming::Chunked(announced)) => {
+                let trailers = end.and_then(Result::err).and_then(|frame| frame.into_trailers().ok());
+                encode_last_chunk(&mut self.output, trailers.as_ref(), announced);
+                self.sending = SendingStep::Flush;
+            }
         }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes what was taken of the request.
+    fn poll_write_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let output = &self.output[self.output_written..];
+            if output.is_empty() && self.data.is_empty() && self.data_end.is_empty() {
+                break;
+            }
+            let parts = [IoSlice::new(output), IoSlice::new(&self.data), IoSlice::new(self.data_end)];
+            let n = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &parts))?;
+            if n == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_output = n.min(output.len());
+            let of_data = (n - of_output).min(self.data.len());
+            self.output_written += of_output;
+            self.data.advance(of_data);
+            self.data_end = &self.data_end[n - of_output - of_data..];
+        }
+        self.clear_output();
+        // TLS has its own buffer.
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        if matches!(self.sending, SendingStep::Flush) {
+            self.sending = SendingStep::Done;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.input.capacity() - self.input.len() < self.read_bytes / 4 {
+            self.input.reserve(self.read_bytes);
+        }
+        let n = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.input))?;
+        if self.input.len() == self.input.capacity() {
+            self.read_bytes = MAX_READ_BYTES.min(self.read_bytes * 2);
+        } else if n < self.read_bytes / 4 {
+            self.read_bytes = MIN_READ_BYTES.max(self.read_bytes / 2);
+        }
+        Poll::Ready(Ok(n))
+    }
+
+    /// Returns the next frame of the reply's body. `None`: the reply is complete. An error ends the connection.
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, String>>> {
+        loop {
+            match &mut self.framing {
+                ReplyFraming::Length(0) => return Poll::Ready(None),
+                ReplyFraming::Length(left) if !self.input.is_empty() => {
+                    let len = usize::try_from(*left).unwrap_or(usize::MAX).min(self.input.len());
+                    *left -= len as u64;
+                    return Poll::Ready(Some(Ok(Frame::data(self.input.split_to(len).freeze()))));
+                }
+                ReplyFraming::UntilClose if !self.input.is_empty() => {
+                    return Poll::Ready(Some(Ok(Frame::data(self.input.split().freeze()))));
+                }
+                ReplyFraming::Chunked(decoder) => match decoder.decode(&mut self.input) {
+                    Ok(DecodedChunk::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                    Ok(DecodedChunk::End(trailers)) => {
+                        self.framing = ReplyFraming::Length(0);
+                        return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
+                    }
+                    Ok(DecodedChunk::Incomplete) => {}
+                    Err(why) => return Poll::Ready(Some(Err(why))),
+                },
+                _ => {}
+            }
+            match (ready!(self.poll_fill(cx)), &self.framing) {
+                (Ok(0), ReplyFraming::UntilClose) => self.framing = ReplyFraming::Length(0),
+                (Ok(0), _) => return Poll::Ready(Some(Err("connection closed before the reply was complete".into()))),
+                (Ok(_), _) => {}
+                (Err(why), _) => return Poll::Ready(Some(Err(why.to_string()))),
+            }
+        }
+    }
+
+    /// Whether the reply's body has been returned completely.
+    pub(super) fn is_reply_complete(&self) -> bool {
+        matches!(self.framing, ReplyFraming::Length(0))
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match self.framing {
+            ReplyFraming::Length(left) => SizeHint::with_exact(left),
+            _ => SizeHint::default(),
+        }
+    }
+
+    /// Reads the bytes of an upgraded connection.
+    pub(super) fn poll_read_raw(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.input.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let len = self.input.len().min(buf.remaining());
+        buf.put_slice(&self.input.split_to(len));
+        Poll::Ready(Ok(()))
+    }
+
+    /// The stream of an upgraded connection, for writing.
+    pub(super) fn stream(&mut self) -> Pin<&mut UpstreamStream> {
+        Pin::new(&mut self.stream)
     }
 }

@@ -1,4 +1,4 @@
-//! Puts a new connection under hyper: limits, drivers, and the meaning of HTTP/2 errors.
+//! Puts a new HTTP/2 connection under hyper: limits, driver, and the meaning of errors.
 //!
 //! Invariant: an HTTP/2 connection's dispatch and its socket run in one task. hyper spawns two tasks;
 //! then a GOAWAY could be read between "stream queued" and hyper's next look at the connection, and a
@@ -15,40 +15,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Body;
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::AbortHandle;
-use tokio_util::io::InspectReader;
 
 use super::BodyError;
-use super::socket::WriteProof;
-
-/// Maximum number of headers of a reply. With hyper's default of 100, one more header would make an executed request's
-/// reply unreadable. hyper allocates 64 bytes for each header per reply, so the limit must not be huge either.
-const MAX_REPLY_HEADERS: usize = 512;
-/// Maximum size in bytes of an HTTP/1.1 reply's head, and of the read and write buffers.
-const MAX_BUFFER_BYTES: usize = 512 * 1024;
-
-/// Runs an HTTP/1.1 connection in its own task.
-pub(super) async fn start_h1<T, B>(io: T, proof: Arc<WriteProof>) -> hyper::Result<(http1::SendRequest<B>, AbortHandle)>
-where
-    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BodyError>,
-{
-    // Above TLS, because an alert that closes the connection is not a reply.
-    let io = InspectReader::new(io, move |bytes: &[u8]| proof.record_read(bytes));
-    let (sender, connection) = http1::Builder::new()
-        .max_headers(MAX_REPLY_HEADERS)
-        .max_buf_size(MAX_BUFFER_BYTES)
-        .handshake(TokioIo::new(io))
-        .await?;
-    // The affected request has received its error; the error of an idle connection does not matter.
-    let driver = tokio::spawn(async move { drop(connection.with_upgrades().await) });
-    Ok((sender, driver.abort_handle()))
-}
 
 /// Runs an HTTP/2 connection in its own task.
 ///

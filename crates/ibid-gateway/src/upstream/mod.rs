@@ -12,39 +12,46 @@
 //!   opening one.
 
 mod body;
+mod checkout;
 mod connect;
 mod error;
+mod h1_codec;
 mod h1_connection;
 mod handshake;
 mod pool;
 mod socket;
 
 use std::error::Error as StdError;
-use std::pin::pin;
+use std::future::poll_fn;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{COOKIE, HOST};
+use http::header::HOST;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
+use http_body_util::BodyExt as _;
 use hyper::client::conn::http2;
 use ibid::http::SendState;
 use parking_lot::Mutex;
 
-pub use body::UpstreamBody;
+pub use body::{UpgradedConnection, UpstreamBody};
+pub use checkout::Affinity;
 pub(crate) use connect::set_client_keep_alive;
 pub use connect::{UpstreamScheme, UpstreamTarget};
 pub use error::{SendFailure, SetupError, UpstreamError};
-pub use h1_connection::Affinity;
+pub use h1_connection::OnInterim;
 
-use connect::{NewConnection, UpstreamConnector};
+use body::UnsentBody;
+use checkout::Checkout;
+use connect::UpstreamConnector;
 use error::error_chain;
-use h1_connection::Checkout;
 use pool::{ConnectionPermit, PoolTicket, UnclaimedPermit, UpstreamPool};
-use socket::WriteProof;
+use socket::SocketState;
 
 use crate::cores;
 
@@ -92,16 +99,29 @@ pub enum ReusePolicy {
     PassThrough,
 }
 
+/// How a request is sent.
+#[derive(Clone, Copy)]
+pub struct UpstreamSendOptions<'a> {
+    pub care: ReusePolicy,
+    pub affinity: &'a Affinity,
+    /// Tracks whether a byte of the request may have been written.
+    pub send_state: Option<&'a SendState>,
+    /// Sent after the request's own headers, which contain none of these.
+    pub more_headers: &'a [(HeaderName, HeaderValue)],
+    /// Called for the interim replies of an HTTP/1.1 upstream.
+    pub on_interim: Option<OnInterim<'a>>,
+}
+
 /// Why one attempt returned no reply.
-enum AttemptError<B> {
+enum AttemptError {
     /// The request was not sent and can be tried again.
-    NotSent(Box<Request<B>>, UpstreamError),
+    NotSent(UpstreamError),
     /// The connection ended before a byte of the reply.
     Unanswered(SendFailure),
     Final(SendFailure),
 }
 
-impl<B> AttemptError<B> {
+impl AttemptError {
     fn maybe_written(is_final: bool, reason: String) -> Self {
         let failure = SendFailure::MaybeWritten(UpstreamError::Reply { reason });
         if is_final { Self::Final(failure) } else { Self::Unanswered(failure) }
@@ -109,7 +129,7 @@ impl<B> AttemptError<B> {
 }
 
 enum SendChannel<B> {
-    H1(Checkout<B>),
+    H1(Checkout),
     H2(H2Connection<B>),
 }
 
@@ -117,7 +137,7 @@ impl<B> SendChannel<B> {
     /// Whether the upstream may have been about to close the connection.
     fn is_reused(&self) -> bool {
         match self {
-            Self::H1(lease) => lease.is_reused,
+            Self::H1(checkout) => checkout.is_reused,
             Self::H2(shared) => shared.is_reused,
         }
     }
@@ -125,14 +145,14 @@ impl<B> SendChannel<B> {
 
 struct H2Connection<B> {
     sender: http2::SendRequest<B>,
-    proof: Arc<WriteProof>,
+    socket: Arc<SocketState>,
     /// Whether the connection is older than this request.
     is_reused: bool,
 }
 
 impl<B> Clone for H2Connection<B> {
     fn clone(&self) -> Self {
-        Self { sender: self.sender.clone(), proof: Arc::clone(&self.proof), is_reused: true }
+        Self { sender: self.sender.clone(), socket: Arc::clone(&self.socket), is_reused: true }
     }
 }
 
@@ -144,7 +164,7 @@ const SPEAKS_H2: u8 = 2;
 pub struct UpstreamClient<B> {
     connector: UpstreamConnector,
     host: HeaderValue,
-    pool: Arc<UpstreamPool<B>>,
+    pool: Arc<UpstreamPool>,
     pool_timeout: Duration,
     pub is_grpc: bool,
     /// The configured protocol, or the one that ALPN chose last.
@@ -191,18 +211,20 @@ where
     /// The URI may be in origin or absolute form; `Host` is sent unchanged. Framing headers must agree with
     /// the body.
     pub async fn send(
-        &self, request: Request<B>, care: ReusePolicy, affinity: &Affinity<B>,
+        &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
-        self.send_tracked(request, care, affinity, None).await
+        let options = UpstreamSendOptions { care, affinity, send_state: None, more_headers: &[], on_interim: None };
+        self.send_with(&mut request, options).await
     }
 
-    /// Like [`send`](Self::send), and tracks in `send_state` whether a byte may have been written.
-    pub async fn send_tracked(
-        &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity<B>, send_state: Option<&SendState>,
+    /// Like [`send`](Self::send). Leaves an empty body in `request`.
+    pub async fn send_with(
+        &self, request: &mut Request<B>, options: UpstreamSendOptions<'_>,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
+        let UpstreamSendOptions { care, affinity, send_state, .. } = options;
         let mut tries = 1;
         // Whether the request may be resent even if it may have been written.
-        let mut repeatable = care == ReusePolicy::PassThrough && is_safe_to_resend(&request);
+        let mut repeatable = care == ReusePolicy::PassThrough && is_safe_to_resend(request);
         let mut fresh = false;
         loop {
             // Lets a caller that gives up while we wait for a connection know that nothing was written.
@@ -217,86 +239,90 @@ where
                 }
             };
             send_state.iter().for_each(|state| state.mark_sending());
-            let copy = (repeatable && channel.is_reused()).then(|| clone_without_body(&request));
+            let may_repeat = repeatable && channel.is_reused();
             let result = match channel {
-                SendChannel::H1(lease) => self.send_h1(lease, request, affinity).await,
-                SendChannel::H2(shared) => Box::pin(self.send_h2(shared, request)).await,
+                SendChannel::H1(checkout) => self.send_h1(checkout, request, options).await,
+                SendChannel::H2(shared) => {
+                    Box::pin(self.send_h2(shared, request, options.more_headers, may_repeat)).await
+                }
             };
             match result {
                 Ok(response) => return Ok(response),
-                Err(AttemptError::Unanswered(failure)) => match copy {
-                    Some(copy) => (request, repeatable, fresh) = (copy, false, true),
-                    None => return Err(failure),
-                },
-                Err(AttemptError::Final(failure)) => return Err(failure),
-                Err(AttemptError::NotSent(_, error)) if tries == MAX_SEND_ATTEMPTS => {
+                Err(AttemptError::Unanswered(_)) if may_repeat => (repeatable, fresh) = (false, true),
+                Err(AttemptError::Unanswered(failure) | AttemptError::Final(failure)) => return Err(failure),
+                Err(AttemptError::NotSent(error)) if tries == MAX_SEND_ATTEMPTS => {
                     return Err(SendFailure::NeverWritten(error));
                 }
-                Err(AttemptError::NotSent(back, _)) => request = *back,
+                Err(AttemptError::NotSent(_)) => {}
             }
             tries += 1;
         }
     }
 
+    /// Until the reply is read, dropping this future drops the checkout, which closes the connection.
     async fn send_h1(
-        &self, mut lease: Checkout<B>, mut request: Request<B>, affinity: &Affinity<B>,
-    ) -> Result<Response<UpstreamBody>, AttemptError<B>> {
-        self.rewrite_for_http1(&mut request);
-        let reply = match lease.send(request) {
-            // From here to the reply, dropping this future drops the checkout, which closes the connection.
-            Ok(reply) => lease.await_reply(pin!(reply)).await,
-            Err(back) => {
-                let gone = UpstreamError::Closed { reason: "found closed".to_owned() };
-                return Err(AttemptError::NotSent(Box::new(back), gone));
+        &self, mut checkout: Checkout, request: &mut Request<B>, options: UpstreamSendOptions<'_>,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let reply = poll_fn(|cx| {
+            if !checkout.is_used {
+                checkout.is_used = true;
+                if !checkout.connection().is_silent(cx) {
+                    let reason = "found closed".to_owned();
+                    return Poll::Ready(Err(AttemptError::NotSent(UpstreamError::Closed { reason })));
+                }
+                checkout.connection().begin(request, options.more_headers, &self.host);
             }
-        };
-        match reply {
-            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                let share = lease.detach();
-                Ok(response.map(|inner| UpstreamBody::upgraded(inner, share)))
-            }
-            Ok(response) => {
-                affinity.remember(&lease);
-                let limit = body::keep_alive_deadline(response.headers());
-                Ok(response.map(|inner| UpstreamBody::h1(inner, lease.into_connection(), limit)))
-            }
-            Err(mut e) => {
-                let (back, reason) = (e.take_message(), error_chain(e.error()));
-                Err(match back {
-                    Some(back) => AttemptError::NotSent(Box::new(back), UpstreamError::Closed { reason }),
-                    None if lease.proof().seal_unwritten() => {
-                        AttemptError::Unanswered(SendFailure::NeverWritten(UpstreamError::Closed { reason }))
-                    }
-                    None => AttemptError::maybe_written(lease.proof().has_reply_bytes(), reason),
-                })
-            }
+            let connection = checkout.connection();
+            connection.poll_reply(cx, request, options.on_interim).map_err(|reason| match connection.is_unwritten() {
+                true => AttemptError::Unanswered(SendFailure::NeverWritten(UpstreamError::Closed { reason })),
+                false => AttemptError::maybe_written(connection.has_reply_bytes(), reason),
+            })
+        });
+        let reply = reply.await?;
+        if reply.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(reply.map(|()| UpstreamBody::upgraded(checkout)));
         }
+        options.affinity.remember(&checkout);
+        let unsent = match checkout.connection().is_sent() {
+            true => None,
+            false => Some(Box::pin(mem::take(request.body_mut()).map_err(Into::into)) as UnsentBody),
+        };
+        Ok(reply.map(|()| UpstreamBody::h1(checkout, unsent)))
     }
 
+    /// With `keeps_copy`, leaves the request as it was, except for its body, which is empty.
     async fn send_h2(
-        &self, mut shared: H2Connection<B>, mut request: Request<B>,
-    ) -> Result<Response<UpstreamBody>, AttemptError<B>> {
-        self.rewrite_for_http2(&mut request);
-        let reply = shared.sender.try_send_request(request);
-        let proof = Arc::clone(&shared.proof);
+        &self, mut shared: H2Connection<B>, request: &mut Request<B>, more: &[(HeaderName, HeaderValue)],
+        keeps_copy: bool,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let copy = if keeps_copy { clone_without_body(request) } else { Request::new(B::default()) };
+        let mut sent = mem::replace(request, copy);
+        self.rewrite_for_http2(&mut sent);
+        // `insert`, because an attempt that failed returns the request with them.
+        more.iter().for_each(|(name, value)| drop(sent.headers_mut().insert(name, value.clone())));
+        let reply = shared.sender.try_send_request(sent);
+        let socket = Arc::clone(&shared.socket);
         match self.await_h2_reply(shared, reply).await {
             Ok(response) => Ok(response.map(UpstreamBody::h2)),
             Err(mut e) => {
                 let (back, reason) = (e.take_message(), error_chain(e.error()));
                 Err(match back {
-                    Some(back) => AttemptError::NotSent(Box::new(back), UpstreamError::Closed { reason }),
+                    Some(back) => {
+                        *request = back;
+                        AttemptError::NotSent(UpstreamError::Closed { reason })
+                    }
                     None if handshake::is_unprocessed(e.error()) => {
                         AttemptError::Final(SendFailure::NeverWritten(UpstreamError::Refused { reason }))
                     }
                     // If the whole connection ended, not only this stream, no head had arrived.
-                    None => AttemptError::maybe_written(!proof.is_unusable(), reason),
+                    None => AttemptError::maybe_written(!socket.is_unusable(), reason),
                 })
             }
         }
     }
 
     /// Returns an open connection without waiting.
-    fn try_acquire_channel(&self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool) -> Option<SendChannel<B>> {
+    fn try_acquire_channel(&self, care: ReusePolicy, affinity: &Affinity, fresh: bool) -> Option<SendChannel<B>> {
         match self.protocol.load(Ordering::Acquire) {
             SPEAKS_H1 if fresh => None,
             SPEAKS_H1 => self.pool.try_get(care, affinity).map(SendChannel::H1),
@@ -306,7 +332,7 @@ where
 
     /// Returns a channel to send on. Nothing of the request reaches the upstream before that.
     async fn acquire_channel(
-        &self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool,
+        &self, care: ReusePolicy, affinity: &Affinity, fresh: bool,
     ) -> Result<SendChannel<B>, UpstreamError> {
         if self.protocol.load(Ordering::Acquire) != SPEAKS_H1 {
             if let Some(live) = self.live_h2_connection() {
@@ -341,8 +367,8 @@ where
 
     /// A claimed request waits without a limit here; its caller enforces the policy's timeout.
     async fn acquire_ticket(
-        &self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool,
-    ) -> Result<PoolTicket<B>, UpstreamError> {
+        &self, care: ReusePolicy, affinity: &Affinity, fresh: bool,
+    ) -> Result<PoolTicket, UpstreamError> {
         let granted = self.pool.get(care, affinity, fresh);
         match care {
             ReusePolicy::Claimed => Ok(granted.await),
@@ -352,18 +378,18 @@ where
         }
     }
 
-    /// Like [`Checkout::await_reply`]: hyper returns a request that was queued while its connection ended once every
-    /// sender is gone.
+    /// Waits for a reply. hyper returns a request that was queued while its connection ended, but only once every sender
+    /// is gone.
     async fn await_h2_reply<T>(&self, shared: H2Connection<B>, reply: impl Future<Output = T>) -> T {
         tokio::pin!(reply);
         tokio::select! {
             biased;
             reply = &mut reply => return reply,
-            () = shared.proof.wait_dropped() => {}
+            () = shared.socket.dropped.cancelled() => {}
         }
         for connection in &self.h2_connections {
             let mut current = connection.lock();
-            if current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.proof, &shared.proof)) {
+            if current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.socket, &shared.socket)) {
                 *current = None;
             }
         }
@@ -382,7 +408,7 @@ where
 
     fn live_h2_connection_of(&self, core: usize) -> Option<H2Connection<B>> {
         let mut shared = self.h2_connections[core].lock();
-        let is_live = |live: &H2Connection<B>| !live.sender.is_closed() && !live.proof.is_unusable();
+        let is_live = |live: &H2Connection<B>| !live.sender.is_closed() && !live.socket.is_unusable();
         if !shared.as_ref().is_some_and(is_live) {
             *shared = None;
         }
@@ -390,16 +416,14 @@ where
     }
 
     async fn open_channel(
-        &self, permit: ConnectionPermit<B>, share: Option<UnclaimedPermit>,
+        &self, permit: ConnectionPermit, share: Option<UnclaimedPermit>,
     ) -> Result<SendChannel<B>, UpstreamError> {
         let closed = |e: hyper::Error| UpstreamError::Closed { reason: error_chain(&e) };
-        let (line, proof, is_h2) = self.connector.connect(Box::new(permit)).await?;
+        let (stream, is_h2) = self.connector.connect(permit).await?;
         if is_h2 {
-            let sender = match line {
-                NewConnection::Plain(wire) => handshake::start_h2(wire, !self.is_grpc).await,
-                NewConnection::Tls(stream) => handshake::start_h2(stream, !self.is_grpc).await,
-            };
-            let shared = H2Connection { sender: sender.map_err(closed)?, proof, is_reused: false };
+            let socket = stream.state();
+            let sender = handshake::start_h2(stream, !self.is_grpc).await.map_err(closed)?;
+            let shared = H2Connection { sender, socket, is_reused: false };
             *self.h2_connections[cores::index()].lock() = Some(shared.clone());
             self.protocol.store(SPEAKS_H2, Ordering::Release);
             return Ok(SendChannel::H2(shared));
@@ -410,31 +434,7 @@ where
             return Err(UpstreamError::Tls { target, reason });
         }
         self.protocol.store(SPEAKS_H1, Ordering::Release);
-        let (sender, driver) = match line {
-            NewConnection::Plain(wire) => handshake::start_h1(wire, proof.clone()).await,
-            NewConnection::Tls(stream) => handshake::start_h1(stream, proof.clone()).await,
-        }
-        .map_err(closed)?;
-        Ok(SendChannel::H1(self.pool.register(sender, proof, driver, share)))
-    }
-
-    /// Sets origin form and `Host` (as given, else from the URI, else the upstream's), and joins cookies into one line.
-    fn rewrite_for_http1(&self, request: &mut Request<B>) {
-        *request.version_mut() = Version::HTTP_11;
-        if !request.headers().contains_key(HOST) {
-            let host = match request.uri().authority().map(|a| HeaderValue::from_str(a.as_str())) {
-                Some(Ok(host)) => host,
-                _ => self.host.clone(),
-            };
-            request.headers_mut().insert(HOST, host);
-        }
-        join_header_lines(request.headers_mut(), COOKIE, b"; ");
-        if request.uri().authority().is_some() && request.method() != Method::CONNECT {
-            *request.uri_mut() = match request.uri().path_and_query() {
-                Some(path) => Uri::from(path.clone()),
-                None => Uri::from_static("/"),
-            };
-        }
+        Ok(SendChannel::H1(self.pool.register(stream, share)))
     }
 
     /// Sets `:scheme` and `:authority`, the latter from `Host` if present.

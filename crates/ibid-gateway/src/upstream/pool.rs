@@ -9,21 +9,20 @@
 //!   consistent). Waiters are served in order and receive the connection itself, so that new requests cannot starve
 //!   them.
 //!
-//! Lock order: shard, then connection. The limit's lock is taken with neither held.
+//! Lock order: shard, then entry, then limit (a connection that is closed returns its permit).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::task::AbortHandle;
 
 use super::ReusePolicy;
-use super::h1_connection::{Affinity, Checkout, CheckoutOutcome, H1Connection};
-use super::socket::WriteProof;
+use super::checkout::{Affinity, Checkout, CheckoutOutcome, PoolEntry};
+use super::h1_connection::H1Connection;
+use super::socket::UpstreamStream;
 use crate::cores;
 
 /// Interval of the search for expired and dead idle connections.
@@ -32,11 +31,11 @@ const IDLE_SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_IDLE_SCANNED: usize = 64;
 
 /// A permit for one open socket. The socket holds it.
-pub(super) struct ConnectionPermit<B> {
-    limit: Option<Arc<ConnectionLimit<B>>>,
+pub(super) struct ConnectionPermit {
+    limit: Option<Arc<ConnectionLimit>>,
 }
 
-impl<B> Drop for ConnectionPermit<B> {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         if let Some(gate) = self.limit.take() {
             let next = ConnectionPermit { limit: Some(Arc::clone(&gate)) };
@@ -48,38 +47,38 @@ impl<B> Drop for ConnectionPermit<B> {
 }
 
 /// The result of [`UpstreamPool::get`].
-pub(super) enum PoolTicket<B> {
-    Connection(Checkout<B>),
+pub(super) enum PoolTicket {
+    Connection(Checkout),
     /// The caller may open a connection; the `UnclaimedPermit` goes with it.
-    Permit(ConnectionPermit<B>, Option<UnclaimedPermit>),
+    Permit(ConnectionPermit, Option<UnclaimedPermit>),
 }
 
 /// The right of a request without a claim to use a connection.
 pub(super) type UnclaimedPermit = OwnedSemaphorePermit;
 
 /// The limit on open connections, and the queue of waiters.
-pub(super) struct ConnectionLimit<B> {
+pub(super) struct ConnectionLimit {
     max_open: usize,
     pub(super) idle_timeout: Duration,
     /// Length of the queue, readable without the lock.
     waiter_count: AtomicUsize,
     /// Locked to open, to close and to wait. A busy upstream below its limit does none of these.
-    state: Mutex<LimitState<B>>,
+    state: Mutex<LimitState>,
 }
 
-struct LimitState<B> {
+struct LimitState {
     open_count: usize,
-    waiters: VecDeque<oneshot::Sender<PoolTicket<B>>>,
+    waiters: VecDeque<oneshot::Sender<PoolTicket>>,
 }
 
-impl<B> ConnectionLimit<B> {
+impl ConnectionLimit {
     pub(super) fn has_waiters(&self) -> bool {
         self.waiter_count.load(Ordering::SeqCst) > 0
     }
 
     /// Gives the ticket to the first live waiter. Returns it if there is none; a permit that is returned
     /// is already counted as closed.
-    pub(super) fn offer(&self, mut grant: PoolTicket<B>) -> Option<PoolTicket<B>> {
+    pub(super) fn offer(&self, mut grant: PoolTicket) -> Option<PoolTicket> {
         let mut queue = self.state.lock();
         while let Some(waiter) = queue.waiters.pop_front() {
             self.waiter_count.store(queue.waiters.len(), Ordering::SeqCst);
@@ -94,7 +93,7 @@ impl<B> ConnectionLimit<B> {
         Some(grant)
     }
 
-    fn try_open(self: &Arc<Self>, queue: &mut LimitState<B>) -> Option<ConnectionPermit<B>> {
+    fn try_open(self: &Arc<Self>, queue: &mut LimitState) -> Option<ConnectionPermit> {
         (queue.open_count < self.max_open).then(|| {
             queue.open_count += 1;
             ConnectionPermit { limit: Some(Arc::clone(self)) }
@@ -102,18 +101,18 @@ impl<B> ConnectionLimit<B> {
     }
 }
 
-type IdleList<B> = Mutex<Vec<Arc<H1Connection<B>>>>;
+type IdleList = Mutex<Vec<Arc<PoolEntry>>>;
 
-pub(super) struct UpstreamPool<B> {
-    limit: Arc<ConnectionLimit<B>>,
+pub(super) struct UpstreamPool {
+    limit: Arc<ConnectionLimit>,
     /// For requests without a claim.
     unclaimed_permits: Arc<Semaphore>,
-    /// One list per core, whose runtime also drives the connections in it.
-    shards: Box<[IdleList<B>]>,
+    /// One list per core, whose reactor reports the events of the connections in it.
+    shards: Box<[IdleList]>,
     has_sweeper: AtomicBool,
 }
 
-impl<B: Send + 'static> UpstreamPool<B> {
+impl UpstreamPool {
     pub(super) fn new(max: usize, idle_timeout: Duration) -> Arc<Self> {
         let max_open = max.max(1);
         let state = Mutex::new(LimitState { open_count: 0, waiters: VecDeque::new() });
@@ -127,7 +126,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
     }
 
     /// Returns an idle connection without waiting.
-    pub(super) fn try_get(&self, care: ReusePolicy, affinity: &Affinity<B>) -> Option<Checkout<B>> {
+    pub(super) fn try_get(&self, care: ReusePolicy, affinity: &Affinity) -> Option<Checkout> {
         let share = match care {
             ReusePolicy::Claimed => None,
             ReusePolicy::PassThrough => Some(Arc::clone(&self.unclaimed_permits).try_acquire_owned().ok()?),
@@ -138,7 +137,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
     /// Returns an idle connection or a permit to open one; waits if there is neither. With `fresh`, never an idle one.
     ///
     /// Cancel-safe: a ticket that was granted meanwhile goes to the next waiter.
-    pub(super) async fn get(&self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool) -> PoolTicket<B> {
+    pub(super) async fn get(&self, care: ReusePolicy, affinity: &Affinity, fresh: bool) -> PoolTicket {
         let share = match care {
             ReusePolicy::Claimed => None,
             ReusePolicy::PassThrough => {
@@ -151,7 +150,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
         }
     }
 
-    async fn next_ticket(&self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool) -> PoolTicket<B> {
+    async fn next_ticket(&self, care: ReusePolicy, affinity: &Affinity, fresh: bool) -> PoolTicket {
         if !fresh && let Some(lease) = self.checkout_idle(care, affinity) {
             return PoolTicket::Connection(lease);
         }
@@ -179,10 +178,10 @@ impl<B: Send + 'static> UpstreamPool<B> {
         wait.await.expect("the gate outlives its waiters: they borrow the pool")
     }
 
-    fn checkout_idle(&self, care: ReusePolicy, affinity: &Affinity<B>) -> Option<Checkout<B>> {
-        if let Some(slot) = affinity.last()
-            && slot.belongs_to(&self.limit)
-            && let CheckoutOutcome::Checkout(lease) = slot.try_checkout(care, Instant::now())
+    fn checkout_idle(&self, care: ReusePolicy, affinity: &Affinity) -> Option<Checkout> {
+        if let Some(entry) = affinity.last()
+            && entry.belongs_to(&self.limit)
+            && let CheckoutOutcome::Checkout(lease) = entry.try_checkout(care, Instant::now())
         {
             return Some(lease);
         }
@@ -190,15 +189,12 @@ impl<B: Send + 'static> UpstreamPool<B> {
     }
 
     /// Adds a new connection, checked out by the caller.
-    pub(super) fn register(
-        self: &Arc<Self>, sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle,
-        share: Option<UnclaimedPermit>,
-    ) -> Checkout<B> {
+    pub(super) fn register(self: &Arc<Self>, stream: UpstreamStream, share: Option<UnclaimedPermit>) -> Checkout {
         if !self.has_sweeper.swap(true, Ordering::Relaxed) {
             tokio::spawn(sweep_periodically(Arc::downgrade(self)));
         }
-        H1Connection::checkout_new(sender, proof, driver, Arc::clone(&self.limit), Arc::downgrade(self))
-            .with_permit(share)
+        let connection = Box::new(H1Connection::new(stream));
+        PoolEntry::checkout_new(connection, Arc::clone(&self.limit), Arc::downgrade(self)).with_permit(share)
     }
 
     /// Whether no further connection may be opened.
@@ -206,7 +202,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
         self.limit.state.lock().open_count >= self.limit.max_open
     }
 
-    fn take_idle(&self, care: ReusePolicy) -> Option<Checkout<B>> {
+    fn take_idle(&self, care: ReusePolicy) -> Option<Checkout> {
         let now = Instant::now();
         let (before, from) = self.shards.split_at(cores::index());
         from.iter().chain(before).find_map(|shard| {
@@ -230,22 +226,22 @@ impl<B: Send + 'static> UpstreamPool<B> {
     /// Closes one idle connection to free its permit, which goes to the first waiter once the socket is closed.
     fn evict(&self) {
         // Lists grow at the end, so the front has roughly been idle for longest.
-        self.shards.iter().any(|shard| shard.lock().iter().any(|slot| slot.evict()));
+        self.shards.iter().any(|shard| shard.lock().iter().any(|entry| entry.evict()));
     }
-}
 
-impl<B> UpstreamPool<B> {
     /// Lists a connection that became idle.
-    pub(super) fn add_idle(&self, slot: Arc<H1Connection<B>>) {
-        self.shards[slot.core].lock().push(slot);
+    pub(super) fn add_idle(&self, entry: Arc<PoolEntry>) {
+        self.shards[entry.core].lock().push(entry);
     }
 }
 
-async fn sweep_periodically<B: Send + 'static>(pool: Weak<UpstreamPool<B>>) {
+async fn sweep_periodically(pool: Weak<UpstreamPool>) {
     loop {
         tokio::time::sleep(IDLE_SWEEP_INTERVAL).await;
         let Some(pool) = pool.upgrade() else { return };
         let now = Instant::now();
-        pool.shards.iter().for_each(|shard| shard.lock().retain(|slot| slot.close_if_expired(now)));
+        pool.shards
+            .iter()
+            .for_each(|shard| shard.lock().retain(|entry| entry.close_if_expired(now, IDLE_SWEEP_INTERVAL)));
     }
 }

@@ -186,7 +186,7 @@ async fn a_client_keeps_its_connection_if_it_can() {
     })
     .await;
     let up = new_upstream(&server.url("http"));
-    let clients: Vec<Affinity<TestBody>> = (0..4).map(|_| Affinity::default()).collect();
+    let clients: Vec<Affinity> = (0..4).map(|_| Affinity::default()).collect();
     // All at once: four connections.
     let mut mine = Vec::new();
     let mut replies = Vec::new();
