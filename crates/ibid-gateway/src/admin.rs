@@ -141,6 +141,11 @@ impl AdminServer {
         self.listener.local_addr()
     }
 
+    /// See [`Authenticator::create_login_link`].
+    pub fn create_login_link(&self) -> String {
+        self.state.auth.create_login_link(&self.state.live.now().tokens)
+    }
+
     /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
     /// the listener and the audit trail's lock are released, so another gateway can use them.
     pub async fn run(self, stop: watch::Receiver<bool>, ended: oneshot::Receiver<()>) {

@@ -65,7 +65,11 @@ impl TestCollector {
         let messages = self.messages();
         let spans = messages.iter().flat_map(|message| {
             let resource = &message["resourceSpans"][0];
-            assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "ibid");
+            let attributes = resource["resource"]["attributes"].as_array().expect("attributes");
+            let names: Vec<_> = attributes.iter().map(|attribute| attribute["key"].as_str().unwrap()).collect();
+            assert_eq!(names, ["service.name", "service.version", "service.instance.id"]);
+            assert_eq!(attributes[0]["value"]["stringValue"], "ibid");
+            assert_eq!(attributes[2]["value"]["stringValue"].as_str().map(str::len), Some(32));
             resource["scopeSpans"][0]["spans"].as_array().expect("spans").clone()
         });
         spans.filter(|span| span["traceId"] == trace).map(ReceivedSpan).collect()

@@ -16,6 +16,7 @@ use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
     metrics::FAMILIES,
 };
+use serde_json::Value;
 use testbed::{
     docs::DocPage,
     process::GatewayProcess,
@@ -193,7 +194,8 @@ fn files_of_secrets_and_descriptors_are_watched() {
 fn the_metrics_are_documented_as_the_code_has_them() {
     let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
     let section = page.split("\n## ").find(|section| section.starts_with("Metrics")).expect("a section of metrics");
-    let documented: Vec<_> = section.lines().filter(|line| line.starts_with("| `idempotency_")).collect();
+    let documented: Vec<_> =
+        section.split("\n### ").next().expect("the table").lines().filter(|line| line.starts_with("| `")).collect();
     let row = |family: &ibid_gateway::metrics::MetricFamily| {
         let labels = if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
         // The page shows names as code where a sentence has them.
@@ -215,14 +217,11 @@ fn named_in_table<'a>(page: &'a str, heading: &str, table: &str) -> Vec<&'a str>
     first.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`')).collect()
 }
 
-/// The keys that the configuration accepts in a table (`""`: at the top level), as the error for an unknown key lists them.
+/// The keys that the configuration accepts in a table (`""`: at the top level).
 fn accepted_keys(table: &str) -> BTreeSet<String> {
-    let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
-    let text = format!("upstream = \"http://127.0.0.1:3000\"\n{heading}no_such_key = 1");
-    let told =
-        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_err().to_string();
-    let allowed = told.split("allowed are ").nth(1).unwrap_or_else(|| panic!("[{table}]: {told}"));
-    allowed.split(' ').map(|key| key.trim_matches(['"', ','])).map(str::to_owned).collect()
+    let schema = ibid_gateway::config::file_schema();
+    let table = if table.is_empty() { &schema } else { &schema["properties"][table] };
+    table["properties"].as_object().expect("a table").keys().cloned().collect()
 }
 
 /// The keys that a table of the page names, each without the name of its table and without what is nested in it.
@@ -251,9 +250,7 @@ fn the_page_of_settings_has_every_key() {
     assert_eq!(top, accepted_keys(""));
     let mut dials = documented_keys(&page, "Dials", "| dial | values | `ietf` | meaning |", "");
     dials.extend(["preset", "match"].map(str::to_owned));
-    let mut accepted = accepted_keys("policy");
-    accepted.insert("match".to_owned());
-    assert_eq!(dials, accepted);
+    assert_eq!(dials, accepted_keys("policy"));
 }
 
 /// Writing a documented default into the file changes nothing.
@@ -480,4 +477,70 @@ fn no_link_is_dead() {
     }
     assert!(dead.is_empty(), "{dead:#?}");
     assert!(seen > 100);
+}
+
+/// The schema for editors: types as the code reads them, descriptions as the page of settings has them.
+#[test]
+fn the_schema_of_the_configuration_is_committed_as_it_is() {
+    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let mut schema = ibid_gateway::config::file_schema();
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let (meaning, default) = match cells[..] {
+            [_, default, meaning] => (meaning, default),
+            [_, _, default, meaning] => (meaning, default),
+            _ => continue,
+        };
+        let default = if default.is_empty() { String::new() } else { format!(" Default: {default}.") };
+        let description = plain_text(&format!("{meaning}{default}"));
+        for name in cells[0].split(", ").map(|name| name.trim_matches('`')) {
+            for dials in ["", "policy.", "route."] {
+                describe(&mut schema, &format!("{dials}{}", name.trim_end_matches(".NAME")), &description);
+            }
+        }
+    }
+    let mut whole = serde_json::json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "The configuration of the ibid gateway",
+    });
+    let members = schema.as_object().expect("a table").clone();
+    whole.as_object_mut().unwrap().extend(members);
+    let path = root().join("crates/ibid-gateway/assets/ibid.schema.json");
+    let committed = std::fs::read_to_string(&path).unwrap();
+    if serde_json::from_str::<Value>(&committed).ok() != Some(whole.clone()) {
+        let new = root().join("target/ibid.schema.json");
+        std::fs::write(&new, format!("{whole:#}\n")).unwrap();
+        panic!("settings or docs/configuration.md have changed: copy {} to {}", new.display(), path.display());
+    }
+    for setting in ["listen", "admin", "policy"] {
+        assert!(whole["properties"][setting].is_object(), "{setting}");
+    }
+    assert!(whole["properties"]["listen"]["description"].as_str().is_some_and(|text| text.contains("clients")));
+}
+
+/// Describes the setting at a dotted path, if there is one.
+fn describe(schema: &mut Value, path: &str, description: &str) {
+    let mut node = schema;
+    for step in path.split('.') {
+        let node_or_item = if node.get("items").is_some() { &mut node["items"] } else { node };
+        match node_or_item.pointer_mut(&format!("/properties/{step}")) {
+            Some(member) => node = member,
+            None => return,
+        }
+    }
+    node["description"] = description.into();
+}
+
+/// Without the marks of links and code.
+fn plain_text(markdown: &str) -> String {
+    let mut text = String::new();
+    let mut rest = markdown;
+    while let Some((before, link)) = rest.split_once("](") {
+        let (before, label) = before.rsplit_once('[').expect("a link");
+        text.push_str(before);
+        text.push_str(label);
+        rest = link.split_once(')').expect("the end of a link").1;
+    }
+    text.push_str(rest);
+    text.replace('`', "").replace("\\|", "|")
 }

@@ -56,9 +56,15 @@ async fn what_it_says_to_try_works_as_it_says() {
         let value = printed.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
         value.unwrap_or_else(|| panic!("no {what} in:\n{printed}")).to_owned()
     };
-    let (console, token) = (told("The console, in a browser:"), told("Its token:"));
-    let logged_in = bash(format!("curl -si {console}login --data-urlencode token={token}")).await;
+    let (console, token) = (told("The console, in a browser:"), told("Its token, for the next time:"));
+    let login = console.split('?').next().expect("a link");
+    let logged_in = bash(format!("curl -si {login} --data-urlencode token={token}")).await;
     assert!(logged_in.starts_with("HTTP/1.1 303 ") && logged_in.contains("ibid_session="), "{logged_in}");
+    // The link logs in once.
+    let logged_in = bash(format!("curl -si '{console}'")).await;
+    assert!(logged_in.starts_with("HTTP/1.1 303 ") && logged_in.contains("ibid_session="), "{logged_in}");
+    let again = bash(format!("curl -si '{console}'")).await;
+    assert!(again.starts_with("HTTP/1.1 401 ") && again.contains("it works once"), "{again}");
     let table =
         printed.lines().find_map(|line| line.strip_prefix("The same as a table:")).expect("it says how to list");
     let table = bash(table.trim().replace(" ibid ", &format!(" {} ", crate::support::BIN))).await;
