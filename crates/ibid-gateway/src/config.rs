@@ -104,9 +104,9 @@ impl GatewaySettings {
 }
 
 /// Returns the `match` of the route that contains the key.
-fn route_match(key: &str, file: &Value) -> Option<String> {
+fn route_match(key: &str, file: &Value) -> Option<Box<str>> {
     let number: usize = key.strip_prefix("route[")?.split(']').next()?.parse().ok()?;
-    Some(file.get("route")?.get(number - 1)?.get("match")?.as_str()?.to_owned())
+    Some(file.get("route")?.get(number - 1)?.get("match")?.as_str()?.into())
 }
 
 /// Parses a duration in the syntax of the file. The error names the value found and the values allowed.

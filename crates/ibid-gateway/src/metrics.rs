@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 pub(crate) use self::{
     counters::HistogramSnapshot,
-    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
+    history::{ALERT_WINDOW, CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, conflict_share, hit_share},
     history::{RequestCounts, TrafficCounts},
 };
 use self::{
@@ -35,6 +35,7 @@ use self::{
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
+    recent::{RecentRequest, RecentRequests, UnknownOutcome},
     refusals::{RefusalLog, RefusedRequest, ShadowCounters, UserAgentCount},
 };
 use crate::{logs, routes::RouteTable};
@@ -44,6 +45,7 @@ mod exposition;
 mod gauges;
 mod history;
 mod process;
+mod recent;
 mod refusals;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -202,6 +204,7 @@ pub struct MetricsObserver {
     /// The counts of shadow mode and of missing keys.
     pub shadow: Arc<ShadowCounters>,
     pub refusals: Arc<RefusalLog>,
+    pub recent: Arc<RecentRequests>,
     next: Arc<dyn Observer>,
 }
 
@@ -314,7 +317,13 @@ impl MetricsObserver {
 
     /// Like [`new`](Self::new), with an observer that is shared.
     pub fn with_shared_observer(then: Arc<dyn Observer>) -> Arc<Self> {
-        Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), next: then })
+        Arc::new(Self {
+            metrics: Arc::default(),
+            shadow: Arc::default(),
+            refusals: Arc::default(),
+            recent: Arc::default(),
+            next: then,
+        })
     }
 }
 
@@ -323,6 +332,7 @@ impl Observer for MetricsObserver {
         self.metrics.on_request(request);
         self.shadow.on_request(request);
         self.refusals.on_request(request);
+        self.recent.on_request(request);
         self.next.on_request(request);
     }
 
@@ -333,6 +343,7 @@ impl Observer for MetricsObserver {
 
     fn on_event(&self, notice: &EngineEvent<'_>) {
         self.metrics.on_event(notice);
+        self.recent.on_event(notice);
         self.next.on_event(notice);
     }
 }

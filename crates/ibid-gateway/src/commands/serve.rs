@@ -230,22 +230,23 @@ async fn sweep_periodically(ibid: Ibid, every: Duration) {
     }
 }
 
-/// Prints the addresses to standard output, where a parent process can read the ports.
+/// Prints the addresses to standard output, where a parent process can read the ports. Without a token, and on loopback, a
+/// link into the console follows.
 fn print_addresses(gateway: &RunningGateway) {
     let scheme = |secure: bool| if secure { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
+    let admin_scheme = scheme(gateway.is_admin_secure);
     if let Some(admin) = gateway.admin {
-        let scheme = scheme(gateway.is_admin_secure);
-        let _ = writeln!(out, "ibid: admin on {scheme}://{admin}");
-        // The link is for people without a token, on this machine.
-        let login = gateway.login_path.as_ref().filter(|_| gateway.live.now().tokens.is_empty());
-        if let Some(path) = login.filter(|_| admin.ip().is_loopback() || admin.ip().is_unspecified()) {
-            let host = local_address(admin);
-            let _ =
-                writeln!(out, "ibid: console (this link logs in once, within ten minutes): {scheme}://{host}{path}");
-        }
+        let _ = writeln!(out, "ibid: admin on {admin_scheme}://{admin}");
     }
     let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.is_secure), gateway.address);
+    if let (Some(admin), Some(path)) = (gateway.admin, &gateway.login_path)
+        && gateway.live.now().tokens.is_empty()
+        && (admin.ip().is_loopback() || admin.ip().is_unspecified())
+    {
+        let link = format!("{admin_scheme}://{}{path}", local_address(admin));
+        let _ = writeln!(out, "ibid: console (this link logs in once, within ten minutes): {link}");
+    }
     let _ = out.flush();
 }
 

@@ -15,13 +15,13 @@ pub struct ConfigError {
     /// The full dotted path, such as `route[2].key.format`; lists count from 1. Empty for the whole file.
     pub key: String,
     /// The value found and the values allowed.
-    pub message: String,
+    pub message: Box<str>,
     /// The `match` of the route that contains the key.
-    pub route: Option<String>,
+    pub route: Option<Box<str>>,
     /// Line and column in the file, from 1.
-    pub position: Option<(usize, usize)>,
+    pub position: Option<(u32, u32)>,
     /// Further errors of the same configuration.
-    pub others: Vec<ConfigError>,
+    pub others: Box<[ConfigError]>,
     #[source]
     pub source: Option<std::io::Error>,
 }
@@ -35,7 +35,7 @@ impl ConfigError {
     /// Joins all errors into one, in the order of the file.
     pub(super) fn join(mut errors: Vec<Self>) -> Option<Self> {
         // Stable: errors without a position stay behind the others, in the order in which they were found.
-        errors.sort_by_key(|error| error.position.unwrap_or((usize::MAX, 0)));
+        errors.sort_by_key(|error| error.position.unwrap_or((u32::MAX, 0)));
         let mut errors = errors.into_iter();
         let first = errors.next()?;
         Some(Self { others: errors.collect(), ..first })
@@ -72,8 +72,8 @@ impl ConfigError {
     }
 
     pub(crate) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
-        let (origin, key, message) = (origin.into(), key.into(), what.into());
-        Self { origin, key, message, route: None, position: None, others: Vec::new(), source: None }
+        let (origin, key, message) = (origin.into(), key.into(), what.into().into_boxed_str());
+        Self { origin, key, message, route: None, position: None, others: Box::default(), source: None }
     }
 }
 

@@ -544,3 +544,56 @@ fn plain_text(markdown: &str) -> String {
     text.push_str(rest);
     text.replace('`', "").replace("\\|", "|")
 }
+
+/// Every refusal has a row, with its status.
+#[test]
+fn the_catalogue_of_refusals_is_complete() {
+    let page = std::fs::read_to_string(root().join("docs/refusals.md")).unwrap();
+    let rows = page.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        Some((cells.next()?.to_owned(), cells.next()?.trim_matches('`').to_owned()))
+    });
+    let documented: BTreeSet<_> = rows.filter(|(status, _)| status.parse::<u16>().is_ok()).collect();
+    let code: BTreeSet<_> =
+        RefusalReason::all().map(|reason| (reason.status().as_u16().to_string(), reason.name().to_owned())).collect();
+    assert_eq!(documented, code);
+}
+
+/// The set-up with two gateways, with a Redis and ports of the test's own.
+#[tokio::test]
+async fn two_gateways_share_their_answers_as_the_page_says() {
+    let page = DocPage::read(root().join("docs/two-gateways.md"));
+    let (upstream, redis) = (TestUpstream::start().await, testbed::TestRedis::start());
+    let config = page.config().expect("a configuration").replace("redis://127.0.0.1:6379/0", &redis.url());
+    let config = config.replace("upstream = \"http://127.0.0.1:3000\"\n", "");
+    let first = start_gateway(&config, &upstream).await;
+    let second = start_gateway(&config, &upstream).await;
+    let text = std::fs::read_to_string(root().join("docs/two-gateways.md")).unwrap();
+    let mut answers = Vec::new();
+    for (line, gateway) in text.lines().filter(|line| line.starts_with("curl ")).zip([&first, &second]) {
+        let port = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split('/').next()).expect("a port");
+        let line = line.replace(&format!("127.0.0.1:{port}"), &gateway.addr().to_string());
+        let output = Command::new("bash").args(["-c", &line]).output().await.unwrap();
+        answers.push(String::from_utf8(output.stdout).unwrap());
+    }
+    let [first, second] = &answers[..] else { panic!("two requests: {answers:?}") };
+    let body = |answer: &str| answer.split("\r\n\r\n").nth(1).unwrap_or_default().to_owned();
+    assert!(first.starts_with("HTTP/1.1 2") && !first.contains("idempotent-replayed"), "{first}");
+    assert!(second.contains("idempotent-replayed: true") && body(first) == body(second), "{second}");
+    assert_eq!(upstream.executions(), 1);
+}
+
+/// The site has every page, and no page that is gone.
+#[test]
+fn the_table_of_contents_has_every_page() {
+    let summary = std::fs::read_to_string(root().join("docs/book/SUMMARY.md")).unwrap();
+    let listed: BTreeSet<&str> = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(listed.iter().all(|page| root().join(page).exists()), "{listed:?}");
+    for folder in ["docs", "docs/presets"] {
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let page = format!("{folder}/{name}");
+            assert!(!name.ends_with(".md") || listed.contains(page.as_str()), "{page} is not in docs/book/SUMMARY.md");
+        }
+    }
+}
