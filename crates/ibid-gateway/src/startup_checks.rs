@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, header};
+use http::{HeaderMap, Request, StatusCode, header};
 use ibid::store::{Address, Store};
 use ibid_stores::StoreKind;
 use ibid_tools::format::{format_duration, format_size};
@@ -174,9 +174,12 @@ pub(crate) async fn check_upstreams(settings: &GatewaySettings) -> Vec<CheckResu
                 let what = format!("{url} does not answer: {why}; start the app, or correct upstream");
                 results.push(CheckResult::failed("upstream", what));
             }
-            Ok(headers) => {
+            Ok((status, headers)) => {
                 results.push(CheckResult::passed("upstream", format!("{url} answers")));
-                results.push(check_keep_alive(&headers, settings.upstream_idle));
+                // An app that does not know the method may close the connection for that reason.
+                if !matches!(status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) {
+                    results.push(check_keep_alive(&headers, settings.upstream_idle));
+                }
                 results.extend(check_clock(&headers, SystemTime::now()));
             }
         }
@@ -184,13 +187,14 @@ pub(crate) async fn check_upstreams(settings: &GatewaySettings) -> Vec<CheckResu
     results
 }
 
-async fn send_head(url: &str, settings: &GatewaySettings) -> Result<HeaderMap, String> {
+async fn send_head(url: &str, settings: &GatewaySettings) -> Result<(StatusCode, HeaderMap), String> {
     let tls = tls::client_config("upstream_", &settings.upstream_tls)?;
     let client = OutboundClient::with_tls(url, tls, UPSTREAM_TIMEOUT).map_err(|why| why.to_string())?;
     let request = Request::head("/").body(Bytes::new()).expect("it is valid");
     let response = timeout(UPSTREAM_TIMEOUT, client.send(request, 1 << 20)).await;
     let response = response.map_err(|_| format!("no answer within {UPSTREAM_TIMEOUT:?}"))?;
-    Ok(response.map_err(|why| why.to_string())?.into_parts().0.headers)
+    let head = response.map_err(|why| why.to_string())?.into_parts().0;
+    Ok((head.status, head.headers))
 }
 
 /// An app that closes connections earlier than the gateway stops reusing them loses requests.

@@ -50,6 +50,13 @@ async fn open_and_check_store(settings: &GatewaySettings) -> Vec<CheckResult> {
     let url = &settings.store.url;
     let opened = settings.store.store_config().with_sealer(settings.sealing()).open(Arc::new(NoopObserver)).await;
     match opened {
+        // A doctor beside a running gateway is no mistake.
+        Err(why) if why.to_string().contains("in use by process") => {
+            vec![CheckResult::warning(
+                "store",
+                format!("{url} is not checked: {why}; stop that gateway, or ask its /readyz"),
+            )]
+        }
         Err(why) => vec![CheckResult::failed("store", format!("{url} cannot be opened: {why}"))],
         Ok(opened) => {
             let promise = opened.store.guarantees();

@@ -139,6 +139,8 @@ impl RecordView {
         }
         fields.push(PageField::code("Client", or_dash(&self.client)));
         fields.push(PageField::new("User agent", or_dash(&self.user_agent)));
+        // A record without them has no tenant or user at all.
+        fields.retain(|field| !matches!(field.name, "Tenant" | "User") || field.value != "–");
         fields
     }
 }

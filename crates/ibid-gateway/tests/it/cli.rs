@@ -129,6 +129,12 @@ async fn the_doctor_says_what_a_start_depends_on() {
         assert!(line.is_some(), "{verdict} {subject} {found}: {said}");
     }
     assert!(!folder.path().join("data").exists(), "it creates nothing");
+    // Beside a gateway that has the store.
+    let data = format!("embedded:{}", folder.path().join("data").display());
+    let store = ibid_stores::open(&data).await.expect("it is free");
+    let output = run(upstream.url(), "embedded:data").await;
+    assert!(output.status.success() && text(&output.stdout).contains("is not checked: it is in use by"), "{output:?}");
+    drop(store);
     let output = run("http://127.0.0.1:9".into(), "redis://127.0.0.1:9/0").await;
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

@@ -99,3 +99,17 @@ async fn a_port_in_use_is_said_in_one_line() {
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains(&format!("listen: {taken} cannot be bound: ")), "{said}");
 }
+
+#[tokio::test]
+async fn the_demo_works_on_another_store() {
+    let redis = testbed::TestRedis::start();
+    let url = redis.url();
+    let demo = IbidProcess::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", &url], &[]);
+    let printed = demo.wait_for("ibid: listening on http://").await;
+    let address = printed.lines().find_map(|line| line.strip_prefix("ibid: listening on ")).unwrap().trim().to_owned();
+    let pay = format!("curl -si {address}/payments -H 'Idempotency-Key: order-7' -d '{{\"amount\":1}}'");
+    assert!(bash(pay.clone()).await.starts_with("HTTP/1.1 201 "));
+    assert!(bash(pay).await.contains("idempotent-replayed: true"));
+    let mut wrong = IbidProcess::start(&["demo", "--store", "rediss//x"], &[]);
+    assert_eq!(wrong.exit_code().await, Some(64));
+}
