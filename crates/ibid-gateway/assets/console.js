@@ -165,7 +165,7 @@
   document.addEventListener("htmx:sendError", () => reached(false));
   document.addEventListener("htmx:afterOnLoad", () => reached(true));
   // A part in which somebody moves by keyboard, or has selected something, is not taken from under their hands.
-  const inUse = (part) => part.contains(document.activeElement) || getSelection().containsNode(part, true) && !getSelection().isCollapsed;
+  const inUse = (part) => part.querySelector("input:checked") || part.contains(document.activeElement) || getSelection().containsNode(part, true) && !getSelection().isCollapsed;
   document.addEventListener("htmx:beforeRequest", (event) => {
     if (document.hidden || [...document.querySelectorAll("[data-live]")].some(inUse)) event.preventDefault();
   });
@@ -179,7 +179,15 @@
     setTimeout(() => { button.textContent = before; }, 1200);
   });
 
+  // Fields of an answer that does not exist are hidden.
+  const showAnswerFields = () => {
+    const chosen = document.querySelector("input[name=as]:checked");
+    document.querySelectorAll("[data-if-done]").forEach((part) => { part.hidden = chosen?.value === "not-executed"; });
+  };
+  document.addEventListener("change", showAnswerFields);
+
   const start = () => {
+    showAnswerFields();
     if (navigator.clipboard) document.querySelectorAll("[data-copy]").forEach((button) => { button.hidden = false; });
     look();
     setInterval(look, EVERY_MS);

@@ -36,7 +36,9 @@ use crate::{
     console::{self, Attention},
     format::now_ms,
     listener::{self, AcceptedConnection, ConnectionHandler, accept_connections},
-    metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
+    metrics::{
+        self, Metrics, MetricsHistory, MetricsObserver, RecentRequests, RefusalLog, ShadowCounters, StoreGauges,
+    },
     watch::LiveConfig,
 };
 
@@ -94,6 +96,7 @@ pub struct AdminState {
     pub gauges: StoreGauges,
     pub shadow: Arc<ShadowCounters>,
     pub refusals: Arc<RefusalLog>,
+    pub recent: Arc<RecentRequests>,
     pub history: Arc<MetricsHistory>,
     /// Start time in milliseconds since the Unix epoch.
     pub started_ms: u64,
@@ -129,6 +132,7 @@ impl AdminServer {
             metrics: watched.metrics.clone(),
             shadow: watched.shadow.clone(),
             refusals: watched.refusals.clone(),
+            recent: watched.recent.clone(),
             history: MetricsHistory::new(&watched.metrics),
             started_ms: now_ms(),
             attention: Attention::default(),
@@ -141,11 +145,17 @@ impl AdminServer {
         self.listener.local_addr()
     }
 
+    /// See [`Authenticator::create_login_link`].
+    pub fn create_login_link(&self) -> String {
+        self.state.auth.create_login_link(&self.state.live.now().tokens)
+    }
+
     /// Serves until `ended` fires or its sender is dropped; during a shutdown `/readyz` reports not ready. On return
     /// the listener and the audit trail's lock are released, so another gateway can use them.
     pub async fn run(self, stop: watch::Receiver<bool>, ended: oneshot::Receiver<()>) {
         let Self { listener, is_secure: secure, state } = self;
         tokio::spawn(state.history.clone().run_sampler(state.metrics.clone(), stop.clone()));
+        tokio::spawn(state.recent.clone().run_clock(stop.clone()));
         let handler = AdminConnections { router: router(state.clone(), stop), live: state.live.clone(), secure };
         let (handler, mut connections) = (Arc::new(handler), JoinSet::new());
         let ended = async move { drop(ended.await) };

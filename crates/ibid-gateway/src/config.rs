@@ -25,8 +25,10 @@ mod env;
 mod error;
 pub(crate) mod raw;
 mod reload_check;
+mod schema;
 mod secret;
 mod settings;
+mod source_text;
 mod store;
 mod toml_node;
 mod validate;
@@ -38,6 +40,7 @@ pub(crate) use dials::is_webhook_preset;
 pub use env::Env;
 pub use error::ConfigError;
 pub use reload_check::{forgotten_answers, shortened_ttls};
+pub use schema::file_schema;
 pub use secret::{Collector, RedactedStoreUrl, Secret};
 pub use settings::{
     AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, GrpcUnknown, JwtKeys, JwtSettings,
@@ -73,12 +76,37 @@ impl GatewaySettings {
     ) -> Result<Self, ConfigError> {
         let folder = path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
         let lookup = env::ValueResolver::new(env, folder, reflected);
-        let in_file = |why: ConfigError| why.in_file(path.as_deref());
-        let value = Value::Table(parse_toml(text).map_err(in_file)?);
-        let mut file = read_raw_file(&value, &lookup).map_err(in_file)?;
-        args.apply_to(&mut file, env)?;
-        validate::validate(file, path.clone(), &lookup).map_err(in_file)
+        let (table, syntax_errors) = source_text::parse_toml(text);
+        // What the wrong lines would have set is unknown, so contradictions are not looked for.
+        let is_complete = table.is_some() && syntax_errors.is_empty();
+        let value = Value::Table(table.unwrap_or_default());
+        let mut file = raw::RawFile::from_toml(&TomlNode { value: &value, path: String::new(), lookup: &lookup })
+            .expect("the root is a table");
+        args.apply_to(&mut file, &lookup);
+        let mut errors = lookup.take_errors();
+        // A wrong flag or variable is not in the file either.
+        if is_complete && errors.iter().all(|error| error.origin.is_empty()) {
+            let settings = validate::validate(file, path.clone(), &lookup);
+            let mut found = lookup.take_errors();
+            if errors.is_empty() && found.is_empty() {
+                return Ok(settings);
+            }
+            found.retain(|error| !errors.iter().any(|earlier| error.may_follow_from(earlier)));
+            errors.extend(found);
+        }
+        for error in &mut errors {
+            error.position = path.as_ref().and_then(|_| source_text::find_key(text, &error.key));
+            error.route = route_match(&error.key, &value);
+        }
+        errors.extend(syntax_errors);
+        Err(ConfigError::join(errors).expect("an incomplete file has errors").in_file(path.as_deref()))
     }
+}
+
+/// Returns the `match` of the route that contains the key.
+fn route_match(key: &str, file: &Value) -> Option<Box<str>> {
+    let number: usize = key.strip_prefix("route[")?.split(']').next()?.parse().ok()?;
+    Some(file.get("route")?.get(number - 1)?.get("match")?.as_str()?.into())
 }
 
 /// Parses a duration in the syntax of the file. The error names the value found and the values allowed.
@@ -93,31 +121,19 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-fn read_raw_file(value: &Value, lookup: &env::ValueResolver<'_>) -> Result<raw::RawFile, ConfigError> {
-    raw::RawFile::from_toml(&TomlNode { value, path: String::new(), lookup }).map_err(|why| {
-        let number = why.key.strip_prefix("route[").and_then(|rest| rest.split(']').next()?.parse::<usize>().ok());
-        let route = number.and_then(|number| value.get("route")?.get(number - 1)?.get("match")?.as_str());
-        ConfigError { route: route.map(str::to_owned), ..why }
-    })
-}
-
 /// Reads one table of a file, and returns all of them as written. The others may name variables that only the gateway
 /// has.
 fn read_table<T: FromToml>(path: &Path, env: &Env<'_>, name: &str) -> Result<(Option<T>, Table), ConfigError> {
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     let lookup = env::ValueResolver::new(env, folder, None);
-    let file = parse_toml(&read_file(path)?)?;
+    let text = read_file(path)?;
+    let (file, mut errors) = source_text::parse_toml(&text);
+    let file = file.filter(|_| errors.is_empty()).unwrap_or_default();
     let node = file.get(name).map(|value| TomlNode { value, path: name.to_owned(), lookup: &lookup });
-    Ok((node.map(|node| T::from_toml(&node)).transpose()?, file))
-}
-
-/// The error names the line and the column.
-fn parse_toml(text: &str) -> Result<Table, ConfigError> {
-    text.parse().map_err(|why: toml::de::Error| {
-        let start = why.span().map_or(0, |span| span.start).min(text.len());
-        let before = text.get(..start).unwrap_or(text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-        ConfigError::at(format!("line {line}, column {column}"), why.message())
-    })
+    let table = node.and_then(|node| node.read());
+    errors.extend(lookup.take_errors().into_iter().map(|mut error| {
+        error.position = source_text::find_key(&text, &error.key);
+        error
+    }));
+    ConfigError::join(errors).map_or(Ok((table, file)), Err)
 }

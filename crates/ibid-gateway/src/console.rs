@@ -26,8 +26,9 @@ use self::{
     change_form::{ChangeFormPage, ConfirmPage},
     form::Form,
     overview::OverviewPage,
-    page::{PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
+    page::{Badge, PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
     read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
+    recent::RecentPage,
     record::{RecordPage, RefusalRow},
     record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage},
 };
@@ -41,15 +42,19 @@ use crate::{
     records::{ChangeAction, ChangeRequest, ChangeVerb},
 };
 
+mod bulk;
 mod change_form;
 mod form;
 mod login;
 mod overview;
 mod page;
 mod read_only_pages;
+mod recent;
 mod record;
 mod record_list;
 
+/// What the form of a resolution has at first.
+const FIRST_ANSWER: &str = "headers=Content-Type:+application/json%0A";
 /// Maximum number of audit entries, and of refusals, beside one record.
 const MAX_RELATED_ROWS: usize = 20;
 
@@ -57,9 +62,11 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
     let mut pages = Router::new()
         .route("/", page(show_overview))
         .route("/series", page(show_series))
+        .route("/recent", page(show_recent))
+        .route("/badge", page(show_badge))
         .route("/records", page(list_records))
         .route("/records/{address}", page(show_record))
-        .route("/unknown", page(show_unknown))
+        .route("/unknown", with_methods(get(show_unknown).post(bulk::change_records), "GET, POST"))
         .route("/policies", page(show_policies))
         .route("/shadow", page(show_shadow))
         .route("/store", page(show_store))
@@ -107,6 +114,16 @@ async fn show_series(StaffVisit(visit): StaffVisit, form: Form) -> Response {
     axum::Json(visit.state.history.chart_series(window)).into_response()
 }
 
+async fn show_recent(StaffVisit(visit): StaffVisit, form: Form) -> Response {
+    html_response(StatusCode::OK, &RecentPage::new(&visit, form))
+}
+
+/// The number of unknown outcomes in the navigation bar.
+async fn show_badge(StaffVisit(visit): StaffVisit) -> Response {
+    visit.state.gauges.read().await;
+    html_response(StatusCode::OK, &Badge { shell: visit.shell() })
+}
+
 async fn list_records(visit: Visit, form: Form) -> Response {
     if let Some(address) = Address::from_hex(form.value("key")) {
         return see_other(&format!("/records/{address}"));
@@ -128,7 +145,7 @@ async fn show_unknown(StaffVisit(visit): StaffVisit) -> Response {
     if let Some(why) = &lists.error {
         return visit.store_unavailable_page("/unknown", why.clone());
     }
-    html_response(StatusCode::OK, &OutcomeUnknownPage { shell: visit.shell(), lists, unknown_count: counts.unknown })
+    html_response(StatusCode::OK, &OutcomeUnknownPage::new(&visit, lists, counts.unknown, Vec::new()))
 }
 
 async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
@@ -144,7 +161,8 @@ async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Re
     let mut shell = visit.shell();
     shell.notice = (form.value("done") == "resolve")
         .then_some("Resolved: every retry with this key gets this answer from now on.");
-    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, visit.caller.can_change()))
+    let cause = visit.state.recent.cause(&address);
+    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, cause, visit.caller.can_change()))
 }
 
 async fn show_policies(StaffVisit(visit): StaffVisit) -> Response {
@@ -197,7 +215,7 @@ async fn change_record(RecordVisit(address, visit): RecordVisit, verb: ChangeVer
         html_response(status, &ChangeFormPage::new(shell.clone(), verb, &view, seen, form, error))
     };
     if !is_post {
-        return form_page(StatusCode::OK, Form::default(), fence, None);
+        return form_page(StatusCode::OK, Form::parse(FIRST_ANSWER.as_bytes()), fence, None);
     }
     let Ok(seen) = form.value("seen").parse::<u64>() else {
         let wrong = Some("This form is incomplete. Start again.".into());

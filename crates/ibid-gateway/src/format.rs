@@ -116,6 +116,11 @@ pub(crate) fn format_time(date: &str) -> String {
     date.get(11..19).unwrap_or(date).to_owned()
 }
 
+/// `08:00:00.250`, from RFC 3339.
+pub(crate) fn format_time_with_millis(date: &str) -> String {
+    date.get(11..23).unwrap_or(date).to_owned()
+}
+
 /// Adds a capital letter and a full stop.
 pub(crate) fn to_sentence(text: &str) -> String {
     capitalize(text.trim_end_matches('.')) + "."

@@ -24,6 +24,7 @@ mod reflection;
 pub mod routes;
 pub mod server;
 pub mod snapshot;
+pub mod startup_checks;
 pub mod tls;
 pub mod trace;
 pub mod upstream;

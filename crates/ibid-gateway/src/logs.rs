@@ -3,6 +3,8 @@
 //! A separate thread writes the lines in batches, because a write per request would cost more than everything else that
 //! the gateway does for it. Requests never wait for that thread: if standard error blocks for long, lines are dropped
 //! and counted ([`lost_lines`]), and the log reports the number once it is writable again.
+//!
+//! An unavailable store fails every request, so its failures are condensed into a few lines ([`OutageLog`]).
 
 use std::{
     collections::HashSet,
@@ -15,7 +17,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ibid::{
@@ -25,7 +27,13 @@ use ibid::{
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 
-use crate::config::{LogFormat, LogSettings};
+use self::outage::OutageLog;
+use crate::{
+    config::{LogFormat, LogSettings},
+    trace::current_trace_id,
+};
+
+mod outage;
 
 /// How long a line waits for a batch.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
@@ -152,9 +160,24 @@ pub struct LogObserver {
     /// Hashes of the logged paths that got a key but are not covered.
     uncovered_paths: Mutex<HashSet<u64>>,
     hasher: RandomState,
+    /// Calls that the store failed.
+    store_outage: OutageLog,
+    /// Calls that one of two stores decided alone.
+    fallback_outage: OutageLog,
 }
 
 impl LogObserver {
+    fn log_ended_outages(&self) {
+        if let Some(outage) = self.store_outage.take_ended(Instant::now) {
+            let (failures, lasted_s) = (outage.failures, outage.seconds());
+            tracing::info!(failures, lasted_s, "the store answers again");
+        }
+        if let Some(outage) = self.fallback_outage.take_ended(Instant::now) {
+            let (failures, lasted_s) = (outage.failures, outage.seconds());
+            tracing::info!(failures, lasted_s, "both stores answer again");
+        }
+    }
+
     /// Logs each path once, because a client that sends keys there does so with every request.
     fn log_uncovered(&self, notice: &EngineEvent<'_>, path: &str) {
         let hash = self.hasher.hash_one(path);
@@ -172,6 +195,7 @@ impl LogObserver {
 impl Observer for LogObserver {
     fn on_request(&self, request: &RequestReport<'_>) {
         use RequestOutcome::{Degraded, Keyless, Refused, Unknown};
+        self.log_ended_outages();
         let code = GrpcStatusCode::from_summary_status(request.status);
         macro_rules! line {
             ($level:ident, $text:expr) => {
@@ -185,9 +209,10 @@ impl Observer for LogObserver {
                     status = if code.is_some() { 200 } else { request.status },
                     grpc_status = code.map(GrpcStatusCode::name),
                     attempt = request.attempt,
-                    took_ms = request.took.as_secs_f64() * 1000.0,
-                    ran_ms = request.run_took.as_secs_f64() * 1000.0,
+                    took_ms = milliseconds(request.took),
+                    ran_ms = milliseconds(request.run_took),
                     request_id = request.request_id,
+                    trace_id = current_trace_id(),
                     peer = request.client_address.map(|peer| peer.to_string()),
                     user_agent = request.user_agent.map(|agent| String::from_utf8_lossy(agent).into_owned()),
                     "{}",
@@ -198,7 +223,8 @@ impl Observer for LogObserver {
         match request.outcome {
             Refused(RefusalReason::KeyMissing) => line!(warn, "missing idempotency key"),
             Refused(RefusalReason::KeyInvalid) => line!(warn, "invalid idempotency key"),
-            Refused(RefusalReason::StoreUnavailable) | Degraded => line!(error, "store unavailable"),
+            Refused(RefusalReason::StoreUnavailable) => line!(info, "refused: store unavailable"),
+            Degraded => line!(warn, "answered without protection: store unavailable"),
             Unknown => line!(warn, "outcome unknown"),
             Refused(RefusalReason::UpstreamTimeout) => line!(warn, "no answer in time; it is still waited for"),
             Refused(RefusalReason::InProgress) => line!(info, "duplicate while the first is running"),
@@ -212,25 +238,35 @@ impl Observer for LogObserver {
 
     fn on_event(&self, notice: &EngineEvent<'_>) {
         let id = current_request_id();
-        let request_id = id.as_ref().and_then(|id| id.to_str().ok());
+        let (request_id, trace_id) = (id.as_ref().and_then(|id| id.to_str().ok()), current_trace_id());
         match notice {
-            EngineEvent::StoreFailed(..)
-            | EngineEvent::JournalFailed(_)
-            | EngineEvent::RecordUnreadable(_)
-            | EngineEvent::SettlementDropped(_) => {
-                tracing::error!(request_id, "{notice}")
+            EngineEvent::StoreFailed(..) => {
+                if let Some(outage) = self.store_outage.record_failure(Instant::now()) {
+                    tracing::error!(request_id, trace_id, failures = outage.failures, "{notice}");
+                }
+            }
+            EngineEvent::Fallback(..) | EngineEvent::FrontOnlyClaim(_) => {
+                if let Some(outage) = self.fallback_outage.record_failure(Instant::now()) {
+                    tracing::warn!(request_id, trace_id, failures = outage.failures, "{notice}");
+                }
+            }
+            EngineEvent::JournalFailed(_) | EngineEvent::RecordUnreadable(_) | EngineEvent::SettlementDropped(_) => {
+                tracing::error!(request_id, trace_id, "{notice}")
             }
             EngineEvent::ClaimLost(_)
             | EngineEvent::EntryRestored(_)
-            | EngineEvent::Fallback(..)
-            | EngineEvent::FrontOnlyClaim(_)
             | EngineEvent::Journaled(_)
             | EngineEvent::BodyNotStored(_)
             | EngineEvent::LateAnswer { outcome: RequestOutcome::Unknown, .. } => {
-                tracing::warn!(request_id, "{notice}")
+                tracing::warn!(request_id, trace_id, "{notice}")
             }
             EngineEvent::UncoveredKey { path, .. } => self.log_uncovered(notice, path),
-            _ => tracing::info!(request_id, "{notice}"),
+            _ => tracing::info!(request_id, trace_id, "{notice}"),
         }
     }
+}
+
+/// With three digits after the point.
+fn milliseconds(took: Duration) -> f64 {
+    took.as_micros() as f64 / 1000.0
 }

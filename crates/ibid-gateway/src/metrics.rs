@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use ibid::{
@@ -24,16 +24,18 @@ use serde_json::{Value, json};
 
 pub(crate) use self::{
     counters::HistogramSnapshot,
-    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT},
+    history::{ALERT_WINDOW, CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, conflict_share, hit_share},
     history::{RequestCounts, TrafficCounts},
 };
 use self::{
     counters::{Histogram, RouteCounter, RouteCounters, Sharded},
     exposition::FamilyWriter,
+    process::{ProcessStats, unix_seconds},
 };
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
+    recent::{RecentRequest, RecentRequests, UnknownOutcome},
     refusals::{RefusalLog, RefusedRequest, ShadowCounters, UserAgentCount},
 };
 use crate::{logs, routes::RouteTable};
@@ -42,6 +44,8 @@ mod counters;
 mod exposition;
 mod gauges;
 mod history;
+mod process;
+mod recent;
 mod refusals;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -66,6 +70,7 @@ struct MetricSources<'a> {
     metrics: &'a Metrics,
     stored: EntryCounts,
     up: &'a [(&'a str, bool)],
+    process: ProcessStats,
 }
 
 const IN_PROGRESS: RequestOutcome = RequestOutcome::Refused(RefusalReason::InProgress);
@@ -73,7 +78,7 @@ const KEY_REUSED: RequestOutcome = RequestOutcome::Refused(RefusalReason::KeyReu
 
 /// All metrics, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [MetricFamily; 20] = [
+pub const FAMILIES: [MetricFamily; 27] = [
     MetricFamily { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: MetricKind::Counter,
              help: "Covered requests by route and outcome.",
              read: |of, page| for route in of.metrics.routes() {
@@ -139,12 +144,40 @@ pub const FAMILIES: [MetricFamily; 20] = [
     MetricFamily { name: "idempotency_log_lines_lost_total", labels: &[], kind: MetricKind::Counter,
              help: "Log lines that were dropped because standard error blocked.",
              read: |_, page| page.sample(&[], logs::lost_lines()) },
+    MetricFamily { name: "ibid_build_info", labels: &["version"], kind: MetricKind::Gauge,
+             help: "Always 1; the label is the version of this gateway.",
+             read: |_, page| page.sample(&[env!("CARGO_PKG_VERSION")], 1) },
+    MetricFamily { name: "process_start_time_seconds", labels: &[], kind: MetricKind::Gauge,
+             help: "When the process started, in seconds since 1970.",
+             read: |of, page| page.number(Some(unix_seconds(of.metrics.started))) },
+    MetricFamily { name: "process_cpu_seconds_total", labels: &[], kind: MetricKind::Counter,
+             help: "CPU time that the process used, in seconds.",
+             read: |of, page| page.number(of.process.cpu_seconds) },
+    MetricFamily { name: "process_resident_memory_bytes", labels: &[], kind: MetricKind::Gauge,
+             help: "Memory of the process that is in RAM, in bytes.",
+             read: |of, page| page.number(of.process.resident_bytes) },
+    MetricFamily { name: "process_virtual_memory_bytes", labels: &[], kind: MetricKind::Gauge,
+             help: "Address space of the process, in bytes.",
+             read: |of, page| page.number(of.process.virtual_bytes) },
+    MetricFamily { name: "process_open_fds", labels: &[], kind: MetricKind::Gauge,
+             help: "Open file descriptors: connections and files.",
+             read: |of, page| page.number(of.process.open_files) },
+    MetricFamily { name: "process_max_fds", labels: &[], kind: MetricKind::Gauge,
+             help: "The limit of open file descriptors.",
+             read: |of, page| page.number(of.process.max_open_files) },
 ];
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Metrics {
+    pub(crate) started: SystemTime,
     requests: RouteCounters,
     counters: Sharded<GatewayCounters>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { started: SystemTime::now(), requests: RouteCounters::default(), counters: Sharded::default() }
+    }
 }
 
 /// Counters per gateway, not per route.
@@ -171,6 +204,7 @@ pub struct MetricsObserver {
     /// The counts of shadow mode and of missing keys.
     pub shadow: Arc<ShadowCounters>,
     pub refusals: Arc<RefusalLog>,
+    pub recent: Arc<RecentRequests>,
     next: Arc<dyn Observer>,
 }
 
@@ -183,7 +217,8 @@ impl Metrics {
     }
 
     pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
-        let (mut page, sources) = (String::new(), MetricSources { metrics: self, stored, up });
+        let mut page = String::new();
+        let sources = MetricSources { metrics: self, stored, up, process: ProcessStats::read() };
         for family in &FAMILIES {
             (family.read)(&sources, &mut FamilyWriter::begin(&mut page, family));
         }
@@ -282,7 +317,13 @@ impl MetricsObserver {
 
     /// Like [`new`](Self::new), with an observer that is shared.
     pub fn with_shared_observer(then: Arc<dyn Observer>) -> Arc<Self> {
-        Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), next: then })
+        Arc::new(Self {
+            metrics: Arc::default(),
+            shadow: Arc::default(),
+            refusals: Arc::default(),
+            recent: Arc::default(),
+            next: then,
+        })
     }
 }
 
@@ -291,6 +332,7 @@ impl Observer for MetricsObserver {
         self.metrics.on_request(request);
         self.shadow.on_request(request);
         self.refusals.on_request(request);
+        self.recent.on_request(request);
         self.next.on_request(request);
     }
 
@@ -301,6 +343,7 @@ impl Observer for MetricsObserver {
 
     fn on_event(&self, notice: &EngineEvent<'_>) {
         self.metrics.on_event(notice);
+        self.recent.on_event(notice);
         self.next.on_event(notice);
     }
 }

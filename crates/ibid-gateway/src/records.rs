@@ -25,15 +25,79 @@ pub(crate) mod view;
 /// A query for entries. All filters that are set must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordQuery {
-    pub address: Option<Address>,
+    pub address: Option<AddressPattern>,
     pub state: Option<EntryState>,
     pub tenant: Option<String>,
     pub user: Option<String>,
     pub endpoint: Option<String>,
-    /// The key as the client sent it, or as it is stored, which may be masked.
+    /// The key as the client sent it, or as it is stored, which may be masked. With a `*` at its end, the beginning of
+    /// the key as it is stored.
     pub key: Option<String>,
     /// Minimum time since the claim.
     pub older_than: Option<std::time::Duration>,
+}
+
+/// An address, the beginning of one, or one as the log shows it: `5ac2****fe5c`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressPattern {
+    prefix: String,
+    suffix: String,
+}
+
+impl AddressPattern {
+    const MIN_PREFIX: usize = 4;
+
+    /// `None` if the text is no such pattern.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.to_ascii_lowercase();
+        let (prefix, suffix) = text.split_once('*').unwrap_or((&text, ""));
+        let suffix = suffix.trim_start_matches('*');
+        let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let fits = (Self::MIN_PREFIX..=64).contains(&prefix.len()) && prefix.len() + suffix.len() <= 64;
+        (fits && is_hex(prefix) && is_hex(suffix)).then(|| Self { prefix: prefix.into(), suffix: suffix.into() })
+    }
+
+    /// The address, if the pattern is a whole one.
+    pub fn whole(&self) -> Option<Address> {
+        Address::from_hex(&self.prefix)
+    }
+
+    fn matches(&self, address: &Address) -> bool {
+        let address = address.to_string();
+        address.starts_with(&self.prefix) && address.ends_with(&self.suffix)
+    }
+
+    /// The address before the first one that can match, and the last one that can.
+    fn bounds(&self) -> (Option<Address>, Option<Address>) {
+        let padded = |digit: &str| Address::from_hex(&(self.prefix.clone() + &digit.repeat(64 - self.prefix.len())));
+        let mut before = padded("0");
+        if let Some(Address(bytes)) = &mut before {
+            // Subtracts one; all zeros stay.
+            for byte in bytes.iter_mut().rev() {
+                let (less, borrowed) = byte.overflowing_sub(1);
+                *byte = less;
+                if !borrowed {
+                    break;
+                }
+            }
+        }
+        (before.filter(|before| before.0 != [0xff; 32]), padded("f"))
+    }
+}
+
+impl From<Address> for AddressPattern {
+    fn from(address: Address) -> Self {
+        Self { prefix: address.to_string(), suffix: String::new() }
+    }
+}
+
+impl std::fmt::Display for AddressPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.whole() {
+            Some(address) => address.fmt(f),
+            None => write!(f, "{}****{}", self.prefix, self.suffix),
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -82,24 +146,31 @@ impl RecordQuery {
     /// The store filters of the query, usually one. A query for a key has one for entries that store the key as given,
     /// and one for its hash, which finds masked keys (two for a UUID with capital letters: most policies store UUIDs in
     /// lower case).
-    fn filters(self) -> Vec<EntryFilter> {
+    fn filters(self) -> EntrySearch {
         let Self { address, state, tenant, user, endpoint, key, older_than } = self;
-        let filter = EntryFilter { state, address, tenant, user, endpoint, older_than, ..EntryFilter::default() };
-        let Some(key) = key else { return vec![filter] };
+        let whole = address.as_ref().and_then(AddressPattern::whole);
+        let filter =
+            EntryFilter { state, address: whole, tenant, user, endpoint, older_than, ..EntryFilter::default() };
+        let mut search = EntrySearch { filters: vec![filter.clone()], address, key_prefix: None };
+        let Some(key) = key else { return search };
+        if let Some(prefix) = key.strip_suffix('*').filter(|prefix| !prefix.is_empty() && !prefix.ends_with("***")) {
+            search.key_prefix = Some(prefix.to_owned());
+            return search;
+        }
         let lower = key.to_ascii_lowercase();
         let hashed = |key: &str| EntryFilter { key_hash: Some(key_hash(key)), ..filter.clone() };
-        let mut filters = vec![hashed(&key)];
+        search.filters = vec![hashed(&key)];
         if is_uuid(&key) && lower != key {
-            filters.push(hashed(&lower));
+            search.filters.push(hashed(&lower));
         }
-        filters.push(EntryFilter { key: Some(key), ..filter });
-        filters
+        search.filters.push(EntryFilter { key: Some(key), ..filter });
+        search
     }
 
     /// Lists entries after `from`, in address order.
     pub async fn list(self, store: &dyn Store, from: Option<Address>, limit: usize) -> Result<RecordList, StoreError> {
         // One more than requested, to know whether there is a next page.
-        let mut entries = list_entries(store, &self.filters(), from, limit + 1).await?;
+        let mut entries = self.filters().list(store, from, limit + 1).await?;
         let more = entries.len() > limit;
         entries.truncate(limit);
         let next = entries.last().filter(|_| more).map(|last| last.address.to_string());
@@ -107,9 +178,9 @@ impl RecordQuery {
     }
 
     pub async fn find_one(self, store: &dyn Store) -> Result<RecordEntry, RecordLookupError> {
-        let filters = self.filters();
+        let search = self.filters();
         for _ in 0..MAX_READ_ATTEMPTS {
-            let listed = match &list_entries(store, &filters, None, 2).await?[..] {
+            let listed = match &search.list(store, None, 2).await?[..] {
                 [listed] => listed.address,
                 [] => return Err(RecordLookupError::NotFound),
                 [one, other, ..] => return Err(RecordLookupError::Ambiguous(one.address, other.address)),
@@ -122,18 +193,63 @@ impl RecordQuery {
     }
 }
 
-/// Lists entries that match any of the filters, in address order.
-async fn list_entries(
-    store: &dyn Store, filters: &[EntryFilter], from: Option<Address>, at_most: usize,
-) -> Result<Vec<EntryInfo>, StoreError> {
-    let mut entries = Vec::new();
-    for filter in filters {
-        entries.extend(collect_entries(store, filter, from, at_most).await?);
+/// A query as stores understand it, and what they cannot filter by.
+struct EntrySearch {
+    filters: Vec<EntryFilter>,
+    address: Option<AddressPattern>,
+    key_prefix: Option<String>,
+}
+
+impl EntrySearch {
+    /// Lists entries that match any of the filters, in address order.
+    async fn list(
+        &self, store: &dyn Store, from: Option<Address>, at_most: usize,
+    ) -> Result<Vec<EntryInfo>, StoreError> {
+        let mut entries = Vec::new();
+        for filter in &self.filters {
+            entries.extend(self.collect(store, filter, from, at_most).await?);
+        }
+        entries.sort_unstable_by_key(|listed| listed.address);
+        entries.dedup_by_key(|listed| listed.address);
+        entries.truncate(at_most);
+        Ok(entries)
     }
-    entries.sort_unstable_by_key(|listed| listed.address);
-    entries.dedup_by_key(|listed| listed.address);
-    entries.truncate(at_most);
-    Ok(entries)
+
+    /// Collects up to `at_most` entries after `from`. A page can be short without being the last.
+    async fn collect(
+        &self, store: &dyn Store, filter: &EntryFilter, from: Option<Address>, at_most: usize,
+    ) -> Result<Vec<EntryInfo>, StoreError> {
+        let (before, last) = self.address.as_ref().map(AddressPattern::bounds).unwrap_or_default();
+        let mut entries: Vec<EntryInfo> = Vec::new();
+        let mut from = ListCursor(from.max(before));
+        let is_selective = self.key_prefix.is_some() || self.address.is_some();
+        loop {
+            let wanted = if is_selective { LIST_PAGE_SIZE } else { (at_most - entries.len()).min(LIST_PAGE_SIZE) };
+            let page = store.admin().list(filter, from.clone(), wanted as u32).await?;
+            entries.extend(page.entries.into_iter().filter(|entry| self.matches(entry)));
+            entries.truncate(at_most);
+            match page.next {
+                // A cursor that does not advance would loop forever.
+                Some(next)
+                    if entries.len() < at_most && next.0 > from.0 && last.is_none_or(|last| next.0 < Some(last)) =>
+                {
+                    from = next;
+                }
+                _ => return Ok(entries),
+            }
+        }
+    }
+
+    fn matches(&self, entry: &EntryInfo) -> bool {
+        self.address.as_ref().is_none_or(|pattern| pattern.matches(&entry.address))
+            && self.key_prefix.as_ref().is_none_or(|prefix| key_starts_with(entry.tags.key(), prefix))
+    }
+}
+
+/// Of a masked key only the first four characters are known.
+fn key_starts_with(stored: &str, prefix: &str) -> bool {
+    let visible = stored.split_once("****").map_or(stored, |(visible, _)| visible);
+    stored.starts_with(prefix) || visible.len() < stored.len() && !visible.is_empty() && prefix.starts_with(visible)
 }
 
 fn is_uuid(key: &str) -> bool {
@@ -191,21 +307,32 @@ async fn read_entry(store: &dyn Store, address: &Address) -> Result<Option<Recor
     Ok(same.then_some(RecordEntry { info: listed, claim }))
 }
 
-/// Collects up to `at_most` entries after `from`. A page can be short without being the last.
-async fn collect_entries(
-    store: &dyn Store, filter: &EntryFilter, from: Option<Address>, at_most: usize,
-) -> Result<Vec<EntryInfo>, StoreError> {
-    let mut entries: Vec<EntryInfo> = Vec::new();
-    let mut from = ListCursor(from);
-    loop {
-        let left = at_most - entries.len();
-        let page = store.admin().list(filter, from.clone(), left.min(LIST_PAGE_SIZE) as u32).await?;
-        entries.extend(page.entries);
-        entries.truncate(at_most);
-        match page.next {
-            // A cursor that does not advance would loop forever.
-            Some(next) if entries.len() < at_most && next.0 > from.0 => from = next,
-            _ => return Ok(entries),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_named_by_their_beginning_or_as_the_log_shows_them() {
+        let whole = "5ac2".to_owned() + &"0".repeat(56) + "fe5c";
+        let address = Address::from_hex(&whole).unwrap();
+        for text in [whole.as_str(), "5ac2", "5AC200", "5ac2****fe5c", "5ac2*"] {
+            let pattern = AddressPattern::parse(text).unwrap();
+            assert!(pattern.matches(&address), "{text}");
+            let (before, last) = pattern.bounds();
+            assert!(before < Some(address) && last >= Some(address), "{text}");
         }
+        assert!(!AddressPattern::parse("5ac2****fe5d").unwrap().matches(&address));
+        assert_eq!(AddressPattern::parse("0000").unwrap().bounds().0, None, "the very first can match");
+        for wrong in ["", "5ac", "5ac2****xyz", "order-1841", &"0".repeat(65)] {
+            assert_eq!(AddressPattern::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_masked_key_matches_what_may_be_its_beginning() {
+        assert!(key_starts_with("order-1841", "order-"));
+        assert!(!key_starts_with("order-1841", "order-2"));
+        assert!(key_starts_with("orde****1841", "ord") && key_starts_with("orde****1841", "order-1"));
+        assert!(!key_starts_with("orde****1841", "orb") && !key_starts_with("****", "order"));
     }
 }

@@ -94,6 +94,11 @@ impl TraceClock {
 
 thread_local!(static CURRENT: RefCell<Option<RequestTrace>> = const { RefCell::new(None) });
 
+/// The id of the trace that the running request belongs to, if the request is traced.
+pub(crate) fn current_trace_id() -> Option<String> {
+    CURRENT.with_borrow(|current| current.as_ref().map(|trace| HEXLOWER.encode(&trace.0.context.trace_id)))
+}
+
 impl RequestTrace {
     /// Continues the caller's trace, or starts one. `None` if the caller's `traceparent` is not sampled.
     pub fn begin<B>(tracer: &Tracer, request: &Request<B>) -> Option<Self> {

@@ -149,7 +149,9 @@ impl LiveConfig {
             ReloadOutcome::Applied(fixed) => {
                 tracing::warn!(file = %shown, needs_restart = fixed.join(", "), "configuration taken up in part");
             }
-            ReloadOutcome::Invalid(why) => tracing::error!("{why}; the configuration in force stays"),
+            ReloadOutcome::Invalid(why) => {
+                why.lines().for_each(|line| tracing::error!("{line}; the configuration in force stays"));
+            }
             ReloadOutcome::WouldForget(what) => tracing::error!(
                 file = %shown,
                 "the changed configuration would forget what is remembered, so the one in force stays; \

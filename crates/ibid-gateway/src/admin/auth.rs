@@ -5,6 +5,9 @@
 //! Sessions are bounded and exist in this process only. A client that fails to log in more than
 //! [`MAX_FAILED_LOGINS_PER_MINUTE`] times a minute is rate-limited, except with a token that it has used before:
 //! another client behind the same address cannot lock it out.
+//!
+//! Without any token, a link that `ibid serve` prints starts one session, from this machine and within
+//! [`LOGIN_LINK_LIFETIME`]. That session ends once a token is configured.
 
 use std::{collections::HashMap, fmt, net::IpAddr, time::Duration};
 
@@ -31,6 +34,9 @@ pub const CSRF_HEADER: &str = "ibid-csrf";
 /// Concurrent sessions; a new one ends the oldest.
 const MAX_SESSIONS: usize = 256;
 pub const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
+
+/// How long a log-in link works.
+pub const LOGIN_LINK_LIFETIME: Duration = Duration::from_secs(10 * 60);
 
 type TokenHash = [u8; 32];
 
@@ -90,10 +96,20 @@ pub struct AdminTokens(Vec<(TokenHash, AdminToken)>);
 pub struct Authenticator {
     sessions: Mutex<HashMap<TokenHash, AdminSession>>,
     clients: Mutex<HashMap<IpAddr, LoginAttempts>>,
+    link: Mutex<Option<LoginLink>>,
+}
+
+/// A link that logs in once.
+struct LoginLink {
+    code: TokenHash,
+    /// The token that it stands for; `None` if none is configured.
+    token: Option<TokenHash>,
+    made_at: Instant,
 }
 
 struct AdminSession {
-    token: TokenHash,
+    /// `None` if a link started it while no token was configured.
+    token: Option<TokenHash>,
     csrf: String,
     started_at: Instant,
 }
@@ -122,7 +138,9 @@ fn to_caller(token: &AdminToken, client: IpAddr, authenticated_by: AuthMethod) -
 impl Authenticator {
     pub fn caller(&self, tokens: &AdminTokens, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
         if tokens.is_empty() {
-            return Err(AuthError::NoTokens);
+            let session = session_cookie(headers).filter(|_| !headers.contains_key(header::AUTHORIZATION));
+            let caller = session.and_then(|cookie| self.session_caller(tokens, cookie, client));
+            return caller.ok_or(AuthError::NoTokens);
         }
         let mut written = headers.get_all(header::AUTHORIZATION).iter();
         match (written.next(), written.next()) {
@@ -143,6 +161,34 @@ impl Authenticator {
             return Err(AuthError::NoTokens);
         }
         let (_, hash) = self.check_token(tokens, token, client)?;
+        Ok(self.start_session(Some(hash)))
+    }
+
+    /// Makes the link that logs in once, for the first token of role `admin` if there is one. Returns its code.
+    pub fn create_login_link(&self, tokens: &AdminTokens) -> String {
+        let code = random_secret();
+        let token = tokens.0.iter().find(|(_, token)| token.role == Role::Admin).map(|(hash, _)| *hash);
+        let link = LoginLink { code: Sha256::digest(&code).into(), token, made_at: Instant::now() };
+        *self.link.lock() = Some(link);
+        code
+    }
+
+    /// Starts a session by the code of the link, once. A client of another machine is refused.
+    pub fn log_in_by_link(
+        &self, tokens: &AdminTokens, code: &str, client: IpAddr,
+    ) -> Result<SessionSecrets, AuthError> {
+        let hash = TokenHash::from(Sha256::digest(code));
+        let is_valid = |link: &mut LoginLink| {
+            let is_current = link.made_at.elapsed() < LOGIN_LINK_LIFETIME && link.token.is_some() != tokens.is_empty();
+            client.to_canonical().is_loopback() && is_current && bool::from(link.code.ct_eq(&hash))
+        };
+        match self.link.lock().take_if(is_valid) {
+            Some(link) => Ok(self.start_session(link.token)),
+            None => Err(client_entry(&mut self.clients.lock(), client).record_failure()),
+        }
+    }
+
+    fn start_session(&self, token: Option<TokenHash>) -> SessionSecrets {
         let session = SessionSecrets { cookie: random_secret(), csrf: random_secret() };
         let mut sessions = self.sessions.lock();
         sessions.retain(|_, open| open.started_at.elapsed() < SESSION_LIFETIME);
@@ -151,9 +197,9 @@ impl Authenticator {
         {
             sessions.remove(&oldest);
         }
-        let open = AdminSession { token: hash, csrf: session.csrf.clone(), started_at: Instant::now() };
+        let open = AdminSession { token, csrf: session.csrf.clone(), started_at: Instant::now() };
         sessions.insert(Sha256::digest(&session.cookie).into(), open);
-        Ok(session)
+        session
     }
 
     /// Ends the session that the headers name, if there is one.
@@ -168,12 +214,22 @@ impl Authenticator {
         let hash = TokenHash::from(Sha256::digest(cookie));
         let mut sessions = self.sessions.lock();
         let open = sessions.get(&hash)?;
-        let known = tokens.find(&open.token).filter(|_| open.started_at.elapsed() < SESSION_LIFETIME);
-        let Some(known) = known else {
-            sessions.remove(&hash);
-            return None;
+        let method = AuthMethod::Session { csrf: open.csrf.clone() };
+        let caller = match &open.token {
+            _ if open.started_at.elapsed() >= SESSION_LIFETIME => None,
+            Some(token) => tokens.find(token).map(|known| to_caller(known, client, method)),
+            None => tokens.is_empty().then(|| AdminCaller {
+                role: Role::Admin,
+                user: None,
+                name: "log-in link".into(),
+                client,
+                authenticated_by: method,
+            }),
         };
-        Some(to_caller(known, client, AuthMethod::Session { csrf: open.csrf.clone() }))
+        if caller.is_none() {
+            sessions.remove(&hash);
+        }
+        caller
     }
 
     /// Looks up a token, unless the client is rate-limited. Also returns its hash.
@@ -522,5 +578,29 @@ mod tests {
         ] {
             assert_eq!(is_cross_origin(&headers(pairs)), !own, "{pairs:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_logs_in_once_from_this_machine_and_for_ten_minutes() {
+        let (auth, none) = (Authenticator::default(), AdminTokens::new(&[]));
+        let code = auth.create_login_link(&none);
+        assert_eq!(auth.log_in_by_link(&none, "guess", HERE).unwrap_err(), AuthError::InvalidToken);
+        assert_eq!(auth.log_in_by_link(&none, &code, THERE).unwrap_err(), AuthError::InvalidToken, "another machine");
+        let session = auth.log_in_by_link(&none, &code, HERE).unwrap();
+        assert_eq!(auth.log_in_by_link(&none, &code, HERE).unwrap_err(), AuthError::InvalidToken, "it was used");
+        let cookie = HeaderValue::from_str(&format!("{SESSION_COOKIE}={}", session.cookie)).unwrap();
+        let headers = HeaderMap::from_iter([(header::COOKIE, cookie)]);
+        let caller = auth.caller(&none, &headers, HERE).unwrap();
+        assert_eq!((caller.role, &*caller.name), (Role::Admin, "log-in link"));
+        // A token ends it, for good.
+        let some = tokens("token = \"0123456789abcdef\"");
+        assert_eq!(auth.caller(&some, &headers, HERE).unwrap_err(), AuthError::InvalidToken);
+        assert_eq!(auth.caller(&none, &headers, HERE).unwrap_err(), AuthError::NoTokens);
+
+        let code = auth.create_login_link(&none);
+        tokio::time::advance(LOGIN_LINK_LIFETIME).await;
+        assert_eq!(auth.log_in_by_link(&none, &code, HERE).unwrap_err(), AuthError::InvalidToken, "too late");
+        let code = auth.create_login_link(&some);
+        assert!(auth.log_in_by_link(&some, &code, HERE).is_ok(), "with a token it stands for that one");
     }
 }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::{AdminProblem, records::ResealRequest};
 use crate::{
     format::{MAX_DURATION, parse_duration},
-    records::{ChangeAction, ChangeRequest, ChangeVerb, RecordQuery, ResolvedAnswer, state_from_name},
+    records::{AddressPattern, ChangeAction, ChangeRequest, ChangeVerb, RecordQuery, ResolvedAnswer, state_from_name},
 };
 
 /// Entries per page if the request sets no `limit`.
@@ -99,7 +99,8 @@ impl QueryParams {
 }
 
 impl ListRequest {
-    const PARAMETERS: [&str; 8] = ["state", "tenant", "user", "endpoint", "key", "older_than", "limit", "cursor"];
+    const PARAMETERS: [&str; 9] =
+        ["state", "tenant", "user", "endpoint", "key", "address", "older_than", "limit", "cursor"];
 
     pub(super) fn parse(query: Option<&str>) -> Result<Self, AdminProblem> {
         let params = QueryParams::parse(query, &Self::PARAMETERS)?;
@@ -121,9 +122,14 @@ pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<
             format!("older_than: {text:?} is no duration; allowed is one such as 500ms, 30s, 5m, 24h, 7d")
         })
     };
+    let address = |text: &str| {
+        AddressPattern::parse(text).ok_or_else(|| {
+            format!("address: {text:?} is none; allowed are at least its first 4 hex digits, or 5ac2****fe5c")
+        })
+    };
     let text = |name: &str| of(name).map(|text| validate_text(name, text)).transpose();
     Ok(RecordQuery {
-        address: None,
+        address: of("address").map(address).transpose()?,
         state: of("state").map(state).transpose()?,
         tenant: text("tenant")?,
         user: text("user")?,

@@ -89,7 +89,7 @@ pub async fn change(
 
 async fn find_entry(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordEntry, AdminProblem> {
     let store = state.ibid.engine().store();
-    let query = RecordQuery { address: Some(address), user: caller.user.clone(), ..RecordQuery::default() };
+    let query = RecordQuery { address: Some(address.into()), user: caller.user.clone(), ..RecordQuery::default() };
     with_store_timeout(query.find_one(&**store)).await
 }
 

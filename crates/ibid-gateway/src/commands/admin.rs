@@ -236,7 +236,7 @@ pub fn health(args: &HealthArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Resu
 }
 
 /// Replaces an unspecified address by the loopback address.
-fn local_address(listen: SocketAddr) -> SocketAddr {
+pub(super) fn local_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

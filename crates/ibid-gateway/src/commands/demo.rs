@@ -21,7 +21,6 @@ use bytes::Bytes;
 use clap::Args;
 use http::{StatusCode, header};
 use ibid::{Observer, RequestOutcome, RequestReport, generate_key, observe::EngineEvent, time::rfc3339};
-use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -42,7 +41,14 @@ pub struct DemoArgs {
     /// Where operators connect
     #[arg(long, default_value = "127.0.0.1:8081")]
     pub admin: SocketAddr,
+    /// Where records are stored, such as redis://127.0.0.1:6379/0; without it, in a temporary folder
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
 }
+
+/// A token from a variable, because it is not for the command line. A prefix of its own, because the demo's records must
+/// not mix with others in a Redis.
+const DEMO_CONFIG: &str = "[admin]\ntoken = \"env:IBID_ADMIN_TOKEN\"\n[store]\nprefix = \"ibid-demo\"\n";
 
 pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
     serve::block_on(async {
@@ -53,23 +59,23 @@ pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
             listen: Some(args.listen.to_string()),
             admin: Some(args.admin.to_string()),
             upstream: Some(format!("http://{}", app.address)),
-            store: Some(format!("embedded:{}", folder.path().display())),
+            store: args.store.clone().or_else(|| Some(format!("embedded:{}", folder.path().display()))),
             journal: Some("off".into()),
             ..ServeArgs::default()
         };
         // A new token for each demo, so that sessions of an earlier demo end.
         let token = random_secret();
-        let config = "[admin]\ntoken = \"env:IBID_ADMIN_TOKEN\"";
         let env = [("IBID_ADMIN_TOKEN", token.as_str())];
-        let settings =
-            GatewaySettings::from_text(config, None, &serve, &Env::from_pairs(&env)).map_err(|why| failed("", &why))?;
-        let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| failed("", &why))?;
+        let settings = GatewaySettings::from_text(DEMO_CONFIG, None, &serve, &Env::from_pairs(&env))?;
         let colour = std::io::stdout().is_terminal();
         let show = MetricsObserver::new(TerminalObserver { app: app.clone(), colour });
-        let gateway = RunningGateway::start(settings, serve, OpenedStore::plain(store), show).await;
+        let url = &settings.store.url;
+        let store = settings.store.store_config().open(show.clone()).await;
+        let store = store.map_err(|why| failed(&format!("the store {url} cannot be opened: "), &why))?;
+        let gateway = RunningGateway::start(settings, serve, store, show).await;
         let gateway = gateway.map_err(CommandError::Failed)?;
         let stopped = stop_signals()?;
-        print_instructions(gateway.address, gateway.admin.unwrap_or(args.admin), &token, &app, colour);
+        print_instructions(&gateway, gateway.admin.unwrap_or(args.admin), &token, &app, colour);
         stopped.await;
         gateway.stop().await;
         println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));
@@ -77,7 +83,8 @@ pub fn run(args: &DemoArgs) -> Result<(), CommandError> {
     })
 }
 
-fn print_instructions(address: SocketAddr, admin: SocketAddr, token: &str, app: &DemoPaymentsApi, colour: bool) {
+fn print_instructions(gateway: &RunningGateway, admin: SocketAddr, token: &str, app: &DemoPaymentsApi, colour: bool) {
+    let (address, login) = (gateway.address, gateway.login_path.as_deref().unwrap_or("/"));
     let bold = |text: &str| if colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() };
     let key = generate_key();
     println!(
@@ -88,8 +95,8 @@ fn print_instructions(address: SocketAddr, admin: SocketAddr, token: &str, app: 
          -H 'Idempotency-Key: {}' -d '{{\"amount\": 700}}'\n\n\
          Charged in all:                  curl http://{address}/payments\n\
          The published contract:          http://{address}/.well-known/idempotency\n\n\
-         The console, in a browser:       http://{admin}/\n\
-         Its token:                       {token}\n\
+         The console, in a browser:       http://{admin}{login}\n\
+         Its token, for the next time:    {token}\n\
          What is remembered:              curl -H 'Authorization: Bearer {token}' http://{admin}/api/records\n\
          The same as a table:             IBID_ADMIN_TOKEN={token} ibid keys list --admin http://{admin}\n\n{}",
         bold("A payment that is retried, and charged once."),

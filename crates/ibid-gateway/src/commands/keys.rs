@@ -28,13 +28,15 @@ use super::{
 use crate::{
     config::{Env, StoreSelection, parse_duration},
     records::{
-        ChangeAction as Wish, ChangeRequest, MAX_ANSWER_BODY_BYTES, RecordQuery, ResolvedAnswer, state_from_name,
+        AddressPattern, ChangeAction as Wish, ChangeRequest, MAX_ANSWER_BODY_BYTES, RecordQuery, ResolvedAnswer,
+        state_from_name,
     },
 };
 
 mod reseal;
 mod show;
 mod target;
+mod watch;
 
 #[derive(Debug, Args)]
 pub struct KeysArgs {
@@ -85,6 +87,9 @@ struct ListArgs {
     /// Continue after this cursor of an earlier list
     #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
     cursor: Option<Address>,
+    /// Keep running, and print entries that begin, become unknown or end as it happens
+    #[arg(long, conflicts_with_all = ["state", "cursor", "limit"])]
+    watch: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -162,9 +167,10 @@ struct ResealArgs {
 
 #[derive(Debug, Args)]
 struct EntryArgs {
-    /// The entry's address, 64 hex digits
-    #[arg(value_name = "ADDRESS", value_parser = parse_address)]
-    address: Option<Address>,
+    /// The entry's address, its first digits (at least 4) if only one entry has them, or as the log shows it:
+    /// 5ac2****fe5c
+    #[arg(value_name = "ADDRESS", value_parser = parse_address_pattern)]
+    address: Option<AddressPattern>,
     #[command(flatten)]
     tags: EntryTagArgs,
 }
@@ -180,7 +186,8 @@ struct EntryTagArgs {
     /// Only entries of this endpoint, such as 'POST /payments/*'
     #[arg(long, value_name = "TEXT")]
     endpoint: Option<String>,
-    /// Only entries with exactly this key as the client sent it, or with a key that is displayed like this
+    /// Only entries with exactly this key as the client sent it, or with a key that is displayed like this; with a * at
+    /// the end, only the beginning must match
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 }
@@ -198,6 +205,7 @@ pub fn run(
     args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
     match &args.command {
+        KeysCommand::List(args) if args.watch => watch::run(args, env, out),
         KeysCommand::List(args) => list(args, env, out, aside),
         KeysCommand::Show(args) => show_one(args, env, out, aside),
         KeysCommand::Reseal(args) => reseal::run(args, env, out, aside),
@@ -301,7 +309,7 @@ fn read_body(path: &Path) -> io::Result<Vec<u8>> {
 impl EntryArgs {
     /// Returns the query for one entry, which the flags must identify.
     fn query(&self) -> Result<RecordQuery, CommandError> {
-        let query = RecordQuery { address: self.address, ..self.tags.query() };
+        let query = RecordQuery { address: self.address.clone(), ..self.tags.query() };
         if query == RecordQuery::default() {
             let what = "which one? name it by its ADDRESS, or by --key, --tenant, --user, --endpoint";
             return Err(CommandError::Usage(what.into()));
@@ -325,6 +333,11 @@ fn state_parser() -> impl TypedValueParser<Value = EntryState> {
 fn parse_address(text: &str) -> Result<Address, String> {
     Address::from_hex(text)
         .ok_or_else(|| "it is no address; write the 64 hex digits that `ibid keys list` prints".into())
+}
+
+fn parse_address_pattern(text: &str) -> Result<AddressPattern, String> {
+    let what = "it is no address; write at least the first 4 hex digits of one that `ibid keys list` or the log prints";
+    AddressPattern::parse(text).ok_or_else(|| what.into())
 }
 
 fn parse_fence(text: &str) -> Result<Fence, String> {

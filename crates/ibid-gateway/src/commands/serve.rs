@@ -10,21 +10,15 @@ use std::{
     time::Duration,
 };
 
-use ibid::{
-    Ibid, Observer,
-    http::Cors,
-    journal::Journal,
-    store::{Address, Store},
-};
+use ibid::{Ibid, Observer, http::Cors, journal::Journal, store::Store};
 use ibid_stores::{OpenedStore, ProcessLock};
 use ibid_tools::CommandError;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
-    time::timeout,
 };
 
-use super::store;
+use super::{admin::local_address, store};
 use crate::{
     admin::AdminServer,
     config::{Env, GatewaySettings, SealSettings, ServeArgs},
@@ -33,11 +27,10 @@ use crate::{
     reflection,
     server::GatewayServer,
     snapshot::ConfigSnapshot,
+    startup_checks::{self, StartupVerdict},
     trace::{TraceObserver, Tracer},
     watch::LiveConfig,
 };
-
-const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
     let settings = GatewaySettings::load(&args, env)?;
@@ -68,6 +61,8 @@ pub struct RunningGateway {
     /// Where clients connect.
     pub address: SocketAddr,
     pub admin: Option<SocketAddr>,
+    /// The path on the admin port that logs in to the console once.
+    pub login_path: Option<String>,
     is_secure: bool,
     is_admin_secure: bool,
     pub live: Arc<LiveConfig>,
@@ -85,9 +80,9 @@ impl RunningGateway {
     pub async fn start(
         settings: GatewaySettings, args: ServeArgs, opened: OpenedStore, watched: Arc<MetricsObserver>,
     ) -> Result<Self, String> {
-        settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let OpenedStore { store, sealed, members } = opened;
-        check_guarantees(&settings, store.as_ref()).await?;
+        startup_checks::raise_file_limit();
+        run_checks(&settings, store.as_ref()).await?;
         watched.metrics.register_routes(&settings.routes);
         let live = LiveConfig::new(ConfigSnapshot::new(settings.clone(), None)?, args);
         let tracer = live.now().collector.is_some().then(|| Tracer::start(live.clone()));
@@ -106,6 +101,7 @@ impl RunningGateway {
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
         let admin = admin_server.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
+        let login_path = admin_server.as_ref().map(|admin| format!("/login?code={}", admin.create_login_link()));
         let is_admin_secure = admin_server.as_ref().is_some_and(|admin| admin.is_secure);
         let (end, ended) = oneshot::channel();
         let admin_task = admin_server.map(|admin| (end, tokio::spawn(admin.run(stopping, ended))));
@@ -118,7 +114,20 @@ impl RunningGateway {
         tokio::spawn(reflection::refresh_methods(live.clone()));
         let is_secure = server.is_secure();
         let server = tokio::spawn(server.run());
-        Ok(Self { address, admin, is_secure, is_admin_secure, live, ibid, stop, server, admin_task, tracer, _journal })
+        Ok(Self {
+            address,
+            admin,
+            login_path,
+            is_secure,
+            is_admin_secure,
+            live,
+            ibid,
+            stop,
+            server,
+            admin_task,
+            tracer,
+            _journal,
+        })
     }
 
     pub async fn stop(self) {
@@ -183,12 +192,19 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
     Ok(builder.build())
 }
 
-/// Logs the guarantees of the store. With `strict`, a warning prevents the start.
-async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Result<(), String> {
+/// Logs the guarantees of the store, and every check that did not pass. With `strict`, a weak promise or a store that does
+/// not answer prevents the start.
+async fn run_checks(settings: &GatewaySettings, store: &dyn Store) -> Result<(), String> {
     let promise = store.guarantees();
     tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
-    for warning in &promise.warnings {
-        tracing::warn!(store = promise.store, "{warning}");
+    let stored = startup_checks::check_store(settings, store).await;
+    let mut others = startup_checks::check_settings(settings);
+    others.extend(startup_checks::check_machine(settings));
+    for result in others.iter().filter(|result| result.verdict != StartupVerdict::Passed) {
+        tracing::warn!("{}", result.message);
+    }
+    for result in stored.iter().filter(|result| result.verdict != StartupVerdict::Passed) {
+        tracing::warn!(store = promise.store, "{}", result.message);
     }
     if settings.store.strict && !promise.warnings.is_empty() {
         return Err(format!(
@@ -197,21 +213,10 @@ async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Resu
             promise.warnings.join("; ")
         ));
     }
-    let is_counted = settings.quota.new_keys.or(settings.quota.new_bytes).is_some();
-    if is_counted && store.counters().is_none() {
-        tracing::warn!(store = promise.store, "quota: this store keeps no counts, so every gateway counts on its own");
+    match stored.iter().find(|result| result.verdict == StartupVerdict::Failed) {
+        Some(failed) if settings.store.strict => Err(format!("store.strict is set, and {}", failed.message)),
+        _ => Ok(()),
     }
-    let patience = settings.store.timeout.max(MIN_STORE_CHECK_TIMEOUT);
-    let trouble = match timeout(patience, store.get(&Address([0; 32]))).await {
-        Ok(Ok(_)) => return Ok(()),
-        Ok(Err(why)) => why.to_string(),
-        Err(_) => format!("no answer within {patience:?}"),
-    };
-    if settings.store.strict {
-        return Err(format!("store.strict is set, and the {} store cannot be used: {trouble}", promise.store));
-    }
-    tracing::warn!(store = promise.store, "the store cannot be used yet: {trouble}");
-    Ok(())
 }
 
 async fn sweep_periodically(ibid: Ibid, every: Duration) {
@@ -225,14 +230,23 @@ async fn sweep_periodically(ibid: Ibid, every: Duration) {
     }
 }
 
-/// Prints the addresses to standard output, where a parent process can read the ports.
+/// Prints the addresses to standard output, where a parent process can read the ports. Without a token, and on loopback, a
+/// link into the console follows.
 fn print_addresses(gateway: &RunningGateway) {
     let scheme = |secure: bool| if secure { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
+    let admin_scheme = scheme(gateway.is_admin_secure);
     if let Some(admin) = gateway.admin {
-        let _ = writeln!(out, "ibid: admin on {}://{admin}", scheme(gateway.is_admin_secure));
+        let _ = writeln!(out, "ibid: admin on {admin_scheme}://{admin}");
     }
     let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.is_secure), gateway.address);
+    if let (Some(admin), Some(path)) = (gateway.admin, &gateway.login_path)
+        && gateway.live.now().tokens.is_empty()
+        && (admin.ip().is_loopback() || admin.ip().is_unspecified())
+    {
+        let link = format!("{admin_scheme}://{}{path}", local_address(admin));
+        let _ = writeln!(out, "ibid: console (this link logs in once, within ten minutes): {link}");
+    }
     let _ = out.flush();
 }
 

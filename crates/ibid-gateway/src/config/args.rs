@@ -61,11 +61,11 @@ impl ServeArgs {
         Self { config: Some(file.into()), ..Self::default() }
     }
 
-    pub(super) fn apply_to(&self, file: &mut raw::RawFile, env: &Env<'_>) -> Result<(), ConfigError> {
+    pub(super) fn apply_to(&self, file: &mut raw::RawFile, lookup: &ValueResolver<'_>) {
         /// Each line is a setting, its value from the flag or variable, and its syntax.
         macro_rules! override_with {
             ($($($setting:ident).+ = $flag:ident, $name:literal as $type:ty;)+) => {$(
-                if let Some(value) = read_override::<$type>(&self.$flag, $name, env)? {
+                if let Some(Some(value)) = lookup.collect(read_override::<$type>(&self.$flag, $name, lookup.env)) {
                     file.$($setting).+ = value.into();
                 }
             )+};
@@ -79,10 +79,9 @@ impl ServeArgs {
             log.level = log_level, "log-level" as LogLevel;
             journal = journal, "journal" as String;
         }
-        if let Some(Preset(preset)) = read_override(&self.preset, "preset", env)? {
+        if let Some(Some(Preset(preset))) = lookup.collect(read_override(&self.preset, "preset", lookup.env)) {
             file.policy.get_or_insert_default().preset = Some(preset);
         }
-        Ok(())
     }
 }
 
@@ -104,20 +103,14 @@ pub(super) fn flag_or_variable(
         return Ok(Some((format!("--{name}"), text)));
     }
     let variable = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
-    Ok(non_empty_variable(env, &variable)?.map(|text| (variable, text)))
+    Ok(env.non_empty(&variable)?.map(|text| (variable, text)))
 }
 
 pub(super) fn config_path(flag: Option<&PathBuf>, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
     match flag {
         Some(path) => Ok(Some(path.clone())),
-        None => Ok(non_empty_variable(env, "IBID_CONFIG")?.map(PathBuf::from)),
+        None => Ok(env.non_empty("IBID_CONFIG")?.map(PathBuf::from)),
     }
-}
-
-/// Returns the variable unless it is unset or empty. Containers often set unused variables to the empty string.
-fn non_empty_variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
-    let value = env.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
-    Ok(value.filter(|value| !value.is_empty()))
 }
 
 /// Certificates for connections to an admin port. Flags and variables name files.

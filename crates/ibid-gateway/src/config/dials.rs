@@ -11,6 +11,7 @@ use ibid::{
 use ibid_tools::describe;
 
 use super::{
+    env::ValueResolver,
     error::ConfigError,
     raw::{RawDials, RawSignature},
     secret::Secret,
@@ -20,34 +21,36 @@ use crate::routes::{Match, RouteEntry, RouteTable};
 
 const DEFAULT_PRESET: &str = "ietf";
 
+/// Builds all routes. An error is kept in `lookup`, and its route left out.
 pub(super) fn build_route_table(
-    policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>,
-) -> Result<RouteTable, ConfigError> {
-    let default = policy.map(build_default_policy).transpose()?;
+    policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>, lookup: &ValueResolver<'_>,
+) -> RouteTable {
+    let default = policy.map(build_default_policy).transpose();
+    let Some(default) = lookup.collect(default) else { return RouteTable::new(Vec::new()) };
     let writes_key = policy.is_some_and(|dials| dials.key.from.is_some());
-    let mut finished: Vec<(&Match, RouteEntry)> = Vec::with_capacity(routes.len());
+    let mut finished: Vec<RouteEntry> = Vec::with_capacity(routes.len());
     for (at, dials) in routes.iter().enumerate() {
         let place = format!("route[{}]", at + 1);
         let Some(matches) = &dials.route_match else {
             let what = "missing; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"";
-            return Err(ConfigError::at(format!("{place}.match"), what));
+            lookup.collect(Err::<(), _>(ConfigError::at(format!("{place}.match"), what)));
+            continue;
         };
-        if let Some(earlier) = finished.iter().position(|(earlier, _)| is_same_match(earlier, matches)) {
+        let is_same = |earlier: &RawDials| earlier.route_match.as_ref().is_some_and(|it| is_same_match(it, matches));
+        if let Some(earlier) = routes[..at].iter().position(is_same) {
             let what = format!("{:?} is the match of route[{}] already", matches.to_string(), earlier + 1);
-            return Err(ConfigError::at(format!("{place}.match"), what));
+            lookup.collect(Err::<(), _>(ConfigError::at(format!("{place}.match"), what)));
+            continue;
         }
-        let route = build_route(dials, matches, default.as_ref(), unary, writes_key, &place)
-            .map_err(|why| ConfigError { route: Some(matches.to_string()), ..why })?;
-        finished.push((matches, route));
+        finished.extend(lookup.collect(build_route(dials, matches, default.as_ref(), unary, writes_key, &place)));
     }
-    let mut routes: Vec<RouteEntry> = finished.into_iter().map(|(_, route)| route).collect();
     if policy.and_then(|dials| dials.preset) != Some(PRESET_OFF) {
         let default = default.unwrap_or_else(|| (preset_policy(DEFAULT_PRESET), DEFAULT_PRESET, None));
         let is_beside_routes = !routes.is_empty();
-        let rest = policy_routes(default, unary, writes_key)?;
-        routes.extend(rest.into_iter().map(|route| RouteEntry { is_fallback_policy: is_beside_routes, ..route }));
+        let rest = lookup.collect(policy_routes(default, unary, writes_key)).unwrap_or_default();
+        finished.extend(rest.into_iter().map(|route| RouteEntry { is_fallback_policy: is_beside_routes, ..route }));
     }
-    Ok(RouteTable::new(routes).with_unary_methods(unary.cloned().unwrap_or_default()))
+    RouteTable::new(finished).with_unary_methods(unary.cloned().unwrap_or_default())
 }
 
 /// The policy of `[policy]`, its preset and its upstream.

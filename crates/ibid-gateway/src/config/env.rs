@@ -4,6 +4,8 @@ use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, path::PathBu
 
 use bytes::Bytes;
 
+use super::error::ConfigError;
+
 /// The source of environment variables: the process, or a test.
 pub struct Env<'a>(Box<VariableReader<'a>>);
 
@@ -18,6 +20,8 @@ pub(super) struct ValueResolver<'a> {
     /// The descriptor set from reflection, if the upstreams were queried.
     pub(super) reflected: Option<Bytes>,
     read_paths: RefCell<BTreeSet<PathBuf>>,
+    /// What is wrong with the file so far. Reading goes on, so that its writer sees all errors at once.
+    errors: RefCell<Vec<ConfigError>>,
 }
 
 impl<'a> Env<'a> {
@@ -29,6 +33,12 @@ impl<'a> Env<'a> {
     pub fn from_pairs(variables: &'a [(&'a str, &'a str)]) -> Self {
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
         Self(Box::new(move |name| find(name).map(|(_, value)| OsString::from(value))))
+    }
+
+    /// Returns the variable unless it is unset or empty. Containers often set unused variables to the empty string.
+    pub(super) fn non_empty(&self, name: &str) -> Result<Option<String>, ConfigError> {
+        let value = self.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
+        Ok(value.filter(|value| !value.is_empty()))
     }
 
     /// Returns the variable's value.
@@ -49,7 +59,16 @@ impl fmt::Debug for Env<'_> {
 
 impl<'a> ValueResolver<'a> {
     pub(super) fn new(env: &'a Env<'a>, folder: PathBuf, reflected: Option<Bytes>) -> Self {
-        Self { env, folder, reflected, read_paths: RefCell::default() }
+        Self { env, folder, reflected, read_paths: RefCell::default(), errors: RefCell::default() }
+    }
+
+    /// Returns the value, or keeps the error for [`take_errors`](Self::take_errors).
+    pub(super) fn collect<T>(&self, result: Result<T, ConfigError>) -> Option<T> {
+        result.map_err(|why| self.errors.borrow_mut().push(why)).ok()
+    }
+
+    pub(super) fn take_errors(&self) -> Vec<ConfigError> {
+        self.errors.take()
     }
 
     /// Resolves a text of the form `env:NAME` or `file:PATH`. Removes line breaks at the end.

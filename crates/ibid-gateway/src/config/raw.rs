@@ -15,10 +15,12 @@ use ibid::{
     scope::ScopePart,
     webhook::{SignatureEncoding, SignedContent},
 };
+use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::{
     error::ConfigError,
+    schema,
     secret::Collector,
     secret::{Secret, UpstreamUrl},
     settings::{LimitSettings, LogSettings, PemFile, QuotaSettings, Role},
@@ -217,12 +219,17 @@ impl FromToml for Remember {
         }
         let (mut include, mut exclude) = (Vec::new(), Vec::new());
         for item in node.items("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]")? {
-            match RememberItem::from_toml(&item)? {
-                RememberItem::Included(range) => include.push(range),
-                RememberItem::Excluded(range) => exclude.push(range),
+            match item.read() {
+                Some(RememberItem::Included(range)) => include.push(range),
+                Some(RememberItem::Excluded(range)) => exclude.push(range),
+                None => {}
             }
         }
         Ok(Self::List { include, exclude })
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [schema::choices(&["all", "final", "success"]), schema::list(RememberItem::schema())] })
     }
 }
 
@@ -237,23 +244,30 @@ impl FromToml for RawHeaders {
             if headers.iter().any(|(known, _)| *known == name) {
                 return Err(node.error(format!("{:?} is there twice", name.as_str())));
             }
-            headers.push((name, FromToml::from_toml(&value)?));
+            headers.extend(value.read().map(|value| (name, value)));
         }
         Ok(Self(headers))
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "object", "additionalProperties": HeaderTemplate::schema() })
     }
 }
 
 impl<T: Scalar> FromToml for PerReason<T> {
     fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
-        let value = |(name, value): (&str, TomlNode<'_>)| {
-            let reason = RefusalReason::from_name(name).filter(|_| !name.contains('-'));
-            Ok((reason.ok_or_else(|| value.unknown_key(name, &REASON_KEYS))?, T::from_toml(&value)?))
-        };
-        node.members("a table such as { in_progress = ... }")?
-            .into_iter()
-            .map(value)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let mut values = Vec::new();
+        for (name, value) in node.members("a table such as { in_progress = ... }")? {
+            match RefusalReason::from_name(name).filter(|_| !name.contains('-')) {
+                Some(reason) => values.extend(value.read().map(|value| (reason, value))),
+                None => value.report_unknown_key(name, &REASON_KEYS),
+            }
+        }
+        Ok(Self(values))
+    }
+
+    fn schema() -> Json {
+        schema::table(REASON_KEYS.iter().map(|name| (*name, <T as FromToml>::schema())).collect())
     }
 }
 

@@ -155,6 +155,12 @@ impl Collector {
     pub fn origin(&self) -> String {
         format!("{}://{}", if self.is_secure { "https" } else { "http" }, self.address)
     }
+
+    /// Takes the path of `url` as it is, instead of adding `/v1/traces`.
+    pub(super) fn with_full_path(self, url: &str) -> Self {
+        let path = url.parse::<Uri>().map_or_else(|_| "/".to_owned(), |uri| uri.path().to_owned());
+        Self { path, ..self }
+    }
 }
 
 impl Scalar for Collector {

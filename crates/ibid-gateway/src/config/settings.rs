@@ -1,6 +1,6 @@
 //! The finished settings. After start-up none of them can be invalid.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -111,6 +111,8 @@ pub struct ClientTls {
 pub struct TraceSettings {
     pub collector: Collector,
     pub tls: ClientTls,
+    /// Names and values that describe this gateway to the collector; `service.name` first.
+    pub resource: Vec<(String, String)>,
 }
 
 tables! {
@@ -221,6 +223,12 @@ impl GatewaySettings {
         self.descriptors.as_deref() == Some(REFLECTION_KEYWORD)
     }
 
+    /// The app of `[policy]` and those of routes, each once.
+    pub fn upstream_urls(&self) -> BTreeSet<&str> {
+        let routes = self.routes.iter().filter_map(|route| route.upstream.as_deref());
+        routes.chain([self.upstream.as_str()]).collect()
+    }
+
     /// Returns the settings that differ from `old` and are only read at start-up.
     pub fn settings_needing_restart(&self, old: &Self) -> Vec<&'static str> {
         // A reload applies new tokens and certificates.
@@ -303,6 +311,10 @@ impl FromToml for PemFile {
     fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
         Ok(Self { key: node.path.clone(), written: Secret::from_toml(node)? })
     }
+
+    fn schema() -> serde_json::Value {
+        Secret::schema()
+    }
 }
 
 macro_rules! keywords {
@@ -327,6 +339,10 @@ macro_rules! keywords {
                     $($word => Ok(Self::$value),)+
                     _ => Err(format!("{text:?} is no {}; allowed are {}", $what, quote_list([$($word),+]))),
                 }
+            }
+
+            fn choices() -> Vec<&'static str> {
+                vec![$($word),+]
             }
         }
     )+};

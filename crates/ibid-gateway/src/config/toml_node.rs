@@ -1,11 +1,16 @@
 //! Reads a TOML tree. Every node knows its key, so that an error names it, and resolves `env:NAME` and `file:PATH`.
 
+use serde_json::Value as Json;
 use toml::Value;
 
 use super::{
     env::ValueResolver,
     error::{ConfigError, closest_match, quote_list},
+    schema,
 };
+
+/// A longer list of keys is not shown.
+const MAX_LISTED_KEYS: usize = 8;
 
 pub(super) struct TomlNode<'a> {
     pub(super) value: &'a Value,
@@ -33,6 +38,13 @@ pub(super) trait Scalar: Sized {
     fn from_bool(_: bool) -> Option<Self> {
         None
     }
+
+    /// All texts that are allowed, if there are only a few. By default, those that `ALLOWED` consists of.
+    fn choices() -> Vec<&'static str> {
+        let words: Vec<&str> = Self::ALLOWED.split(' ').collect();
+        let quoted: Option<Vec<&str>> = words.iter().map(|word| word.strip_prefix('"')?.strip_suffix('"')).collect();
+        quoted.unwrap_or_default()
+    }
 }
 
 /// A type that the file can contain: a scalar, a list or a table.
@@ -40,8 +52,11 @@ pub(super) trait FromToml: Sized {
     fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError>;
 
     fn list_from_toml(node: &TomlNode<'_>) -> Result<Vec<Self>, ConfigError> {
-        node.items("a list")?.iter().map(Self::from_toml).collect()
+        Ok(node.items("a list")?.iter().filter_map(TomlNode::read).collect())
     }
+
+    /// The JSON schema of the type.
+    fn schema() -> Json;
 }
 
 impl<T: Scalar> FromToml for T {
@@ -59,8 +74,15 @@ impl<T: Scalar> FromToml for T {
     fn list_from_toml(node: &TomlNode<'_>) -> Result<Vec<Self>, ConfigError> {
         match node.value {
             Value::String(_) | Value::Integer(_) => Ok(vec![T::from_toml(node)?]),
-            _ => node.items(&format!("a list, each {}", T::ALLOWED))?.iter().map(T::from_toml).collect(),
+            _ => {
+                let items = node.items(&format!("a list, each {}", T::ALLOWED))?;
+                Ok(items.iter().filter_map(TomlNode::read).collect())
+            }
         }
+    }
+
+    fn schema() -> Json {
+        schema::scalar::<T>()
     }
 }
 
@@ -68,11 +90,19 @@ impl<T: FromToml> FromToml for Option<T> {
     fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
         T::from_toml(node).map(Some)
     }
+
+    fn schema() -> Json {
+        T::schema()
+    }
 }
 
 impl<T: FromToml> FromToml for Vec<T> {
     fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
         T::list_from_toml(node)
+    }
+
+    fn schema() -> Json {
+        schema::list(T::schema())
     }
 }
 
@@ -116,12 +146,26 @@ impl<'a> TomlNode<'a> {
         self.error(format!("found {found}; allowed is {allowed}{source}"))
     }
 
-    /// The error of a table's member that does not exist. `self` is that member.
-    pub(super) fn unknown_key(&self, key: &str, allowed: &[&'static str]) -> ConfigError {
+    /// Reads the node. An error is kept, and reading goes on.
+    pub(super) fn read<T: FromToml>(&self) -> Option<T> {
+        self.lookup.collect(T::from_toml(self))
+    }
+
+    /// Keeps the error of a table's member that does not exist. `self` is that member.
+    pub(super) fn report_unknown_key(&self, key: &str, allowed: &[&'static str]) {
         let in_policy = self.path.starts_with("policy.");
-        let allowed = allowed.iter().copied().filter(|word| !in_policy || *word != "match");
-        let near = closest_match(key, allowed.clone()).map_or(";".into(), |close| format!(", did you mean {close:?}?"));
-        ConfigError::at(&self.path, format!("unknown key{near} allowed are {}", quote_list(allowed)))
+        let allowed: Vec<&str> = allowed.iter().copied().filter(|word| !in_policy || *word != "match").collect();
+        let elsewhere = || schema::tables_with_key(key).into_iter().next();
+        let what = match closest_match(key, allowed.iter().copied()) {
+            Some(close) => format!("unknown key, did you mean {close:?}?"),
+            None => match elsewhere() {
+                Some(table) if table.is_empty() => format!("unknown key here; {key:?} belongs to the top of the file"),
+                Some(table) => format!("unknown key here; {key:?} belongs to [{table}]"),
+                None if allowed.len() <= MAX_LISTED_KEYS => format!("unknown key; allowed are {}", quote_list(allowed)),
+                None => "unknown key; docs/configuration.md lists all keys, and so does `ibid schema`".into(),
+            },
+        };
+        self.lookup.collect(Err::<(), _>(ConfigError::at(&self.path, what)));
     }
 
     /// Parses the text of this node, or the text that it refers to.
@@ -176,8 +220,10 @@ macro_rules! tables {
     (@default $default:expr) => { $default };
     (@key $field:ident) => { stringify!($field) };
     (@key $field:ident $key:literal) => { $key };
-    (@read $node:ident) => { $crate::config::toml_node::FromToml::from_toml(&$node)? };
-    (@read $node:ident $read:ty) => { <$read as $crate::config::toml_node::FromToml>::from_toml(&$node)?.into() };
+    (@read $node:ident) => { $node.read() };
+    (@read $node:ident $read:ty) => { $node.read::<$read>().map(Into::into) };
+    (@schema $type:ty) => { <$type as $crate::config::toml_node::FromToml>::schema() };
+    (@schema $type:ty, $read:ty) => { <$read as $crate::config::toml_node::FromToml>::schema() };
     ($($(#[$meta:meta])* $vis:vis struct $name:ident {
         $($(#[$doc:meta])* $member:vis $field:ident $(($key:literal))?: $type:ty $(as $read:ty)? $(= $default:expr)?,)*
     })*) => {$(
@@ -199,11 +245,21 @@ macro_rules! tables {
                 let mut table = Self::default();
                 for (key, node) in node.members("a table")? {
                     match key {
-                        $(tables!(@key $field $($key)?) => table.$field = tables!(@read node $($read)?),)*
-                        _ => return Err(node.unknown_key(key, &[$(tables!(@key $field $($key)?)),*])),
+                        $(tables!(@key $field $($key)?) => {
+                            if let Some(value) = tables!(@read node $($read)?) {
+                                table.$field = value;
+                            }
+                        })*
+                        _ => node.report_unknown_key(key, &[$(tables!(@key $field $($key)?)),*]),
                     }
                 }
                 Ok(table)
+            }
+
+            fn schema() -> serde_json::Value {
+                $crate::config::schema::table(vec![
+                    $((tables!(@key $field $($key)?), tables!(@schema $type $(, $read)?)),)*
+                ])
             }
         }
     )*};

@@ -18,12 +18,13 @@ use super::{
     env::ValueResolver,
     error::ConfigError,
     raw,
-    secret::{Secret, UpstreamUrl},
+    secret::{Collector, Secret, UpstreamUrl},
     settings::{
         AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, JwtKeys, JwtSettings, PemFile,
         REFLECTION_KEYWORD, Role, TlsSettings, TokenSource, TraceSettings,
     },
     store::build_seal,
+    toml_node::Scalar,
     warnings,
 };
 use crate::{admin::hosts, jwt::KeySet, routes::RouteTable};
@@ -32,43 +33,52 @@ const DEFAULT_JOURNAL: &str = "ibid-journal";
 /// In the journal's directory.
 const DEFAULT_AUDIT_FILE: &str = "audit.jsonl";
 const MAX_TOKEN_NAME_CHARS: usize = 100;
+const OTEL_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+/// Only for traces, and with the whole path.
+const OTEL_TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
-/// Validates a file that variables and flags have already overridden.
-pub(super) fn validate(
-    file: raw::RawFile, path: Option<PathBuf>, lookup: &ValueResolver<'_>,
-) -> Result<GatewaySettings, ConfigError> {
+/// Validates a file that variables and flags have already overridden. Errors are kept in `lookup`; the settings count
+/// only if it has none.
+pub(super) fn validate(file: raw::RawFile, path: Option<PathBuf>, lookup: &ValueResolver<'_>) -> GatewaySettings {
     let unary = file.descriptors.as_ref().map(|path| load_unary_methods(path, lookup)).transpose();
-    let unary = unary.map_err(|what| wrong("descriptors", what))?;
-    let routes = dials::build_route_table(file.policy.as_ref(), &file.route, unary.as_ref())?;
-    check_upstreams(&file)?;
-    let Some(upstream) = file.upstream else {
-        let what = "missing; name the app, such as \"http://127.0.0.1:3000\", here, by --upstream or by IBID_UPSTREAM";
-        return Err(wrong("upstream", what));
+    let unary = lookup.collect(unary.map_err(|what| wrong("descriptors", what)));
+    let routes = match unary {
+        Some(unary) => dials::build_route_table(file.policy.as_ref(), &file.route, unary.as_ref(), lookup),
+        None => RouteTable::new(Vec::new()),
     };
-    let trusted_proxies = match &file.trusted_proxies {
-        None => TrustedProxies::loopback(),
-        Some(list) => TrustedProxies::parse(list.iter().map(String::as_str))
-            .map_err(|why| wrong("trusted_proxies", why.message()))?,
-    };
-    let jwt = file.jwt.map(|jwt| build_jwt(jwt, lookup)).transpose()?;
-    require_verifier_for_claims(jwt.as_ref(), &routes)?;
-    let store = file.store.check()?;
+    check_upstreams(&file, lookup);
+    let missing = "missing; name the app, such as \"http://127.0.0.1:3000\", here, by --upstream or by IBID_UPSTREAM";
+    let upstream = lookup.collect(file.upstream.ok_or_else(|| wrong("upstream", missing)));
+    let trusted_proxies = file.trusted_proxies.as_ref().and_then(|list| {
+        let networks = TrustedProxies::parse(list.iter().map(String::as_str));
+        lookup.collect(networks.map_err(|why| wrong("trusted_proxies", why.message())))
+    });
+    let has_jwt = file.jwt.is_some();
+    let jwt = file.jwt.and_then(|jwt| lookup.collect(build_jwt(jwt, lookup)));
+    if !has_jwt {
+        lookup.collect(require_verifier_for_claims(&routes));
+    }
+    let store = lookup.collect(file.store.check()).unwrap_or_default();
     let compress = store.compress.unwrap_or(true);
     // Every store outside this process can be unavailable, so it needs a journal.
     let journal = (store.url.store_url().kind() != StoreKind::Memory).then(|| DEFAULT_JOURNAL.into());
-    let journal = path_or_off("journal", "a directory", file.journal, journal)?;
-    let admin = build_admin(file.admin, journal.as_deref(), lookup)?;
+    let journal = lookup.collect(path_or_off("journal", "a directory", file.journal, journal)).flatten();
+    let admin = build_admin(file.admin, journal.as_deref(), lookup);
     let listen = file.listen;
     if admin.as_ref().is_some_and(|admin| admin.listen == listen && listen.port() != 0) {
-        return Err(wrong("admin.listen", format!("\"{listen}\" is where clients connect already (listen)")));
+        let what = format!("\"{listen}\" is where clients connect already (listen)");
+        lookup.collect(Err::<(), _>(wrong("admin.listen", what)));
     }
+    let tls = file.tls.and_then(|tls| lookup.collect(build_tls("tls", tls, lookup)));
+    let upstream_tls = build_client_tls("upstream_", file.upstream_ca, file.upstream_cert, file.upstream_key, lookup);
+    let credentials = build_credentials(file.credentials, file.credential_schemes);
     let mut settings = GatewaySettings {
         file: path,
         value_files: Vec::new(),
         listen,
-        tls: file.tls.map(|tls| build_tls("tls", tls, lookup)).transpose()?,
-        upstream: upstream.0,
-        upstream_tls: build_client_tls("upstream_", file.upstream_ca, file.upstream_cert, file.upstream_key, lookup)?,
+        tls,
+        upstream: upstream.map(|upstream| upstream.0).unwrap_or_default(),
+        upstream_tls: lookup.collect(upstream_tls).unwrap_or_default(),
         jwt,
         quota: file.quota,
         max_upstream: file.max_upstream,
@@ -76,8 +86,8 @@ pub(super) fn validate(
         upgrades: file
             .upgrades
             .map_or_else(|| vec!["websocket".to_owned()], |list| list.into_iter().map(|protocol| protocol.0).collect()),
-        trusted_proxies,
-        credentials: build_credentials(file.credentials, file.credential_schemes)?,
+        trusted_proxies: trusted_proxies.unwrap_or_else(TrustedProxies::loopback),
+        credentials: lookup.collect(credentials).unwrap_or_default(),
         max_running: file.max_running,
         buffer_memory: file.buffer_memory,
         cors_origins: file.cors.origins.into_iter().map(|origin| origin.0).collect(),
@@ -89,10 +99,10 @@ pub(super) fn validate(
         reflected_descriptors: lookup.reflected.clone(),
         limits: file.limits,
         log: file.log,
-        trace: build_trace(file.trace, lookup)?,
+        trace: lookup.collect(build_trace(file.trace, lookup)).flatten(),
         admin,
         store,
-        seal: file.seal.map(|written| build_seal(written, compress)).transpose()?,
+        seal: file.seal.and_then(|written| lookup.collect(build_seal(written, compress))),
         routes: routes.with_quota(file.quota.is_set()).with_unknown_calls(file.grpc_unknown),
         warnings: Vec::new(),
         notes: Vec::new(),
@@ -101,23 +111,22 @@ pub(super) fn validate(
     settings.warnings = warnings::find_warnings(&settings, nobody_trusted);
     settings.notes = warnings::find_notes(&settings);
     settings.value_files = lookup.read_paths();
-    Ok(settings)
+    settings
 }
 
 fn wrong(key: impl Into<String>, what: impl Into<String>) -> ConfigError {
     ConfigError::at(key, what)
 }
 
-fn check_upstreams(file: &raw::RawFile) -> Result<(), ConfigError> {
+fn check_upstreams(file: &raw::RawFile, lookup: &ValueResolver<'_>) {
     let upstreams = file.route.iter().enumerate().map(|(at, route)| (format!("route[{}].", at + 1), &route.upstream));
     let default = file.policy.iter().map(|policy| ("policy.".to_owned(), &policy.upstream));
     for (place, upstream) in [(String::new(), &file.upstream)].into_iter().chain(upstreams).chain(default) {
         if let Some(upstream) = upstream.as_ref().filter(|upstream| is_loop_to(upstream, file.listen)) {
             let what = format!("{:?} is where ibid itself listens ({})", upstream.0, file.listen);
-            return Err(wrong(format!("{place}upstream"), what));
+            lookup.collect(Err::<(), _>(wrong(format!("{place}upstream"), what)));
         }
     }
-    Ok(())
 }
 
 /// Reads a path that may be `off`.
@@ -147,57 +156,67 @@ fn build_tls(table: &str, file: raw::RawTls, lookup: &ValueResolver<'_>) -> Resu
     Ok(TlsSettings { cert: cert.load(lookup)?, key: key.load(lookup)?, client_ca })
 }
 
-fn build_admin(
-    file: raw::RawAdmin, journal: Option<&Path>, lookup: &ValueResolver<'_>,
-) -> Result<Option<AdminSettings>, ConfigError> {
+fn build_admin(file: raw::RawAdmin, journal: Option<&Path>, lookup: &ValueResolver<'_>) -> Option<AdminSettings> {
     let mut tokens: Vec<AdminToken> = Vec::new();
     let first = |token| AdminToken { role: Role::Admin, user: None, name: "admin.token".into(), token };
     tokens.extend(file.token.map(first));
     for (at, written) in file.tokens.into_iter().enumerate() {
-        let wrong = |name: &str, what: &str| wrong(format!("admin.tokens[{}].{name}", at + 1), what);
-        let missing = "missing; allowed are \"admin\" \"viewer\" \"user\"";
-        let role = written.role.ok_or_else(|| wrong("role", missing))?;
-        let missing = "missing; write one such as \"env:IBID_VIEWER\"";
-        let token = written.token.ok_or_else(|| wrong("token", missing))?;
-        let user = written.user;
-        match (role, &user) {
-            (Role::User, None) => {
-                return Err(wrong("user", "missing; a token of role \"user\" names whose it is"));
-            }
-            (Role::User, Some(user)) if user.trim().is_empty() => {
-                return Err(wrong("user", "it is empty; a token of role \"user\" names whose it is"));
-            }
-            (Role::Admin | Role::Viewer, Some(_)) => {
-                let what = format!("a token of role \"{role}\" sees all users; leave user out, or use role = \"user\"");
-                return Err(wrong("user", &what));
-            }
-            _ => {}
-        }
-        if tokens.iter().any(|known| known.token == token) {
-            return Err(wrong("token", "another token is the same; each needs its own"));
-        }
-        let name = written.name.unwrap_or_else(|| format!("admin.tokens[{}]", at + 1));
-        if name.trim().is_empty() || name.chars().count() > MAX_TOKEN_NAME_CHARS || name.contains(char::is_control) {
-            let what = format!("it is no name; allowed are 1 to {MAX_TOKEN_NAME_CHARS} characters that can be shown");
-            return Err(wrong("name", &what));
-        }
-        tokens.push(AdminToken { role, user, name, token });
+        let token = lookup.collect(build_admin_token(&format!("admin.tokens[{}]", at + 1), written, &tokens));
+        tokens.extend(token);
     }
     let audit = journal.map(|folder| folder.join(DEFAULT_AUDIT_FILE));
-    let audit = path_or_off("admin.audit", "a file", file.audit, audit)?;
-    let tls = file.tls.map(|tls| build_tls("admin.tls", tls, lookup)).transpose()?;
-    let hosts = file.hosts;
-    if let Some(at) = hosts.iter().position(|host| !hosts::is_host_name(host)) {
-        let what = format!(
-            "{:?} is no host name; allowed is one without scheme and port, such as \"ibid.example.com\"",
-            hosts[at]
-        );
-        return Err(wrong(format!("admin.hosts[{}]", at + 1), what));
+    let audit = lookup.collect(path_or_off("admin.audit", "a file", file.audit, audit)).flatten();
+    let tls = file.tls.and_then(|tls| lookup.collect(build_tls("admin.tls", tls, lookup)));
+    for (at, host) in file.hosts.iter().enumerate().filter(|(_, host)| !hosts::is_host_name(host)) {
+        let allowed = "allowed is one without scheme and port, such as \"ibid.example.com\"";
+        let what = format!("{host:?} is no host name; {allowed}");
+        lookup.collect(Err::<(), _>(wrong(format!("admin.hosts[{}]", at + 1), what)));
     }
-    Ok(file.listen.map(|listen| AdminSettings { listen, tokens, audit, hosts, tls }))
+    file.listen.map(|listen| AdminSettings { listen, tokens, audit, hosts: file.hosts, tls })
 }
 
-fn build_trace(file: raw::RawTrace, lookup: &ValueResolver<'_>) -> Result<Option<TraceSettings>, ConfigError> {
+/// `place` is the path of the token, and its name unless it has one. `known` are the tokens before it.
+fn build_admin_token(place: &str, written: raw::RawToken, known: &[AdminToken]) -> Result<AdminToken, ConfigError> {
+    let wrong = |name: &str, what: &str| wrong(format!("{place}.{name}"), what);
+    let missing = "missing; allowed are \"admin\" \"viewer\" \"user\"";
+    let role = written.role.ok_or_else(|| wrong("role", missing))?;
+    let missing = "missing; write one such as \"env:IBID_VIEWER\"";
+    let token = written.token.ok_or_else(|| wrong("token", missing))?;
+    let user = written.user;
+    match (role, &user) {
+        (Role::User, None) => {
+            return Err(wrong("user", "missing; a token of role \"user\" names whose it is"));
+        }
+        (Role::User, Some(user)) if user.trim().is_empty() => {
+            return Err(wrong("user", "it is empty; a token of role \"user\" names whose it is"));
+        }
+        (Role::Admin | Role::Viewer, Some(_)) => {
+            let what = format!("a token of role \"{role}\" sees all users; leave user out, or use role = \"user\"");
+            return Err(wrong("user", &what));
+        }
+        _ => {}
+    }
+    if known.iter().any(|known| known.token == token) {
+        return Err(wrong("token", "another token is the same; each needs its own"));
+    }
+    let name = written.name.unwrap_or_else(|| place.to_owned());
+    if name.trim().is_empty() || name.chars().count() > MAX_TOKEN_NAME_CHARS || name.contains(char::is_control) {
+        let what = format!("it is no name; allowed are 1 to {MAX_TOKEN_NAME_CHARS} characters that can be shown");
+        return Err(wrong("name", &what));
+    }
+    Ok(AdminToken { role, user, name, token })
+}
+
+/// Without `trace.otlp`, OpenTelemetry's own variables name the collector.
+fn build_trace(mut file: raw::RawTrace, lookup: &ValueResolver<'_>) -> Result<Option<TraceSettings>, ConfigError> {
+    let variable = |name: &str| lookup.env.non_empty(name);
+    if file.otlp.is_none() {
+        file.otlp = match (variable(OTEL_TRACES_ENDPOINT)?, variable(OTEL_ENDPOINT)?) {
+            (Some(url), _) => Some(read_collector(OTEL_TRACES_ENDPOINT, &url)?.with_full_path(&url)),
+            (None, Some(url)) => Some(read_collector(OTEL_ENDPOINT, &url)?),
+            (None, None) => None,
+        };
+    }
     let secure = file.otlp.as_ref().is_some_and(|collector| collector.is_secure);
     for (name, given) in [("trace.ca", file.ca.is_some()), ("trace.cert", file.cert.is_some())] {
         if given && !secure {
@@ -205,7 +224,24 @@ fn build_trace(file: raw::RawTrace, lookup: &ValueResolver<'_>) -> Result<Option
         }
     }
     let tls = build_client_tls("trace.", file.ca, file.cert, file.key, lookup)?;
-    Ok(file.otlp.map(|collector| TraceSettings { collector, tls }))
+    let attributes = variable("OTEL_RESOURCE_ATTRIBUTES")?.unwrap_or_default();
+    let attributes = attributes.split(',').filter_map(|pair| pair.split_once('='));
+    let mut resource: Vec<(String, String)> =
+        attributes.map(|(name, value)| (name.trim().to_owned(), decode_percent(value.trim()))).collect();
+    let name = resource.iter().position(|(name, _)| name == "service.name").map(|at| resource.remove(at).1);
+    let name = variable("OTEL_SERVICE_NAME")?.or(name).unwrap_or_else(|| "ibid".into());
+    resource.insert(0, ("service.name".into(), name));
+    let is_disabled = variable("OTEL_SDK_DISABLED")?.is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let collector = file.otlp.filter(|_| !is_disabled);
+    Ok(collector.map(|collector| TraceSettings { collector, tls, resource }))
+}
+
+fn read_collector(variable: &str, url: &str) -> Result<Collector, ConfigError> {
+    Collector::from_text(url).map_err(|what| ConfigError::new(variable, "", what))
+}
+
+fn decode_percent(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 /// `whose` is the prefix of the settings' names.
@@ -308,10 +344,7 @@ fn token_sources(written: Option<Vec<String>>) -> Result<Vec<TokenSource>, Confi
 }
 
 /// A policy that uses claims requires `[jwt]`: unverified claims are worthless.
-pub(super) fn require_verifier_for_claims(jwt: Option<&JwtSettings>, routes: &RouteTable) -> Result<(), ConfigError> {
-    if jwt.is_some() {
-        return Ok(());
-    }
+fn require_verifier_for_claims(routes: &RouteTable) -> Result<(), ConfigError> {
     for (at, route) in routes.iter().enumerate() {
         if let Some(claim) = route.policy.claims().next() {
             let place = if route.is_default_policy { "policy".to_owned() } else { format!("route[{}]", at + 1) };

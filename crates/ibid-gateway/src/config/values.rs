@@ -75,7 +75,8 @@ syntax! {
 /// Declares scalars: the allowed values, and how text, numbers and booleans are read.
 macro_rules! scalars {
     ($($type:ty: $allowed:expr, |$text:ident| $parse:expr
-        $(, number |$number:ident| $from_number:expr)? $(, switch |$switch:ident| $from_bool:expr)?;)+) => {$(
+        $(, number |$number:ident| $from_number:expr)? $(, switch |$switch:ident| $from_bool:expr)?
+        $(, choices $choices:expr)?;)+) => {$(
         impl Scalar for $type {
             const ALLOWED: &'static str = $allowed;
 
@@ -89,6 +90,10 @@ macro_rules! scalars {
 
             $(fn from_bool($switch: bool) -> Option<Self> {
                 $from_bool
+            })?
+
+            $(fn choices() -> Vec<&'static str> {
+                $choices
             })?
         }
     )+};
@@ -171,23 +176,23 @@ scalars! {
         match code {
             Some(0) => Err("\"OK\" is no refusal; allowed is any other gRPC code".into()),
             Some(code @ 1..=16) => Ok(Self(code)),
-            _ => {
-                let names = quote_list(GrpcStatusCode::all().skip(1).map(GrpcStatusCode::name));
-                Err(format!("{text:?} is no gRPC code; allowed are {names} or 1 to 16"))
-            }
+            _ => Err(match closest_match(text, Self::choices()) {
+                Some(close) => format!("{text:?} is no gRPC code, did you mean {close:?}?"),
+                None => format!("{text:?} is no gRPC code; allowed are {} or 1 to 16", quote_list(Self::choices())),
+            }),
         }
     }, number |number| {
         let code = u8::try_from(number).ok().filter(|code| (1..=16).contains(code));
         code.map(Self).ok_or_else(|| format!("{number} is no gRPC code of a refusal; allowed is 1 to 16"))
-    };
+    }, choices GrpcStatusCode::all().skip(1).map(GrpcStatusCode::name).collect();
     Preset: "the name of a preset", |text| {
         let names = || presets::PRESET_NAMES.into_iter().chain(presets::WEBHOOK_PRESET_NAMES);
-        names().chain([PRESET_OFF]).find(|name| *name == text).map(Self).ok_or_else(|| {
-            let near = closest_match(text, names());
-            let near = near.map_or(";".into(), |close| format!(", did you mean {close:?}?"));
-            format!("{text:?} is no preset{near} allowed are {}", quote_list(names()))
-        })
-    };
+        let unknown = || match closest_match(text, names()) {
+            Some(close) => format!("{text:?} is no preset, did you mean {close:?}?"),
+            None => format!("{text:?} is no preset; allowed are {}", quote_list(names())),
+        };
+        Self::choices().into_iter().find(|name| *name == text).map(Self).ok_or_else(unknown)
+    }, choices presets::PRESET_NAMES.into_iter().chain(presets::WEBHOOK_PRESET_NAMES).chain([PRESET_OFF]).collect();
     Method: "a method such as \"POST\"", |text| {
         let upper = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
         let method = Self::from_str(text).ok().filter(|_| upper);

@@ -56,19 +56,18 @@ impl ChangeVerb {
     fn question(self) -> (&'static str, &'static str) {
         match self {
             Self::Release => (
-                "It never happened",
-                "You say that the operation had no effect. The next request with this key runs it. If it did have an \
-                 effect after all, it will have it twice.",
+                "Release: the operation did not happen",
+                "The next request with this key runs the operation. If it did have an effect after all, it will have it \
+                 twice.",
             ),
             Self::Forget => (
-                "Remember nothing of it",
+                "Forget the record",
                 "The record is removed, whatever its state. A retry of its request runs again, even while the first one \
                  still runs. What was remembered cannot be brought back.",
             ),
-            Self::Resolve => (
-                "The outcome is unknown. Say how it ended.",
-                "What you say here is what every retry with this key will be told.",
-            ),
+            Self::Resolve => {
+                ("Resolve: the outcome is unknown", "Every retry with this key will get the answer that you give here.")
+            }
         }
     }
 }
@@ -86,7 +85,7 @@ impl Form {
             (ChangeVerb::Release, _) | (ChangeVerb::Resolve, "not-executed") => Ok(ChangeAction::Release),
             (ChangeVerb::Forget, _) => Ok(ChangeAction::Forget),
             (ChangeVerb::Resolve, "done") => self.parse_answer().map(ChangeAction::Resolve),
-            (ChangeVerb::Resolve, _) => Err("Say how it ended: it happened, or it never happened.".into()),
+            (ChangeVerb::Resolve, _) => Err("Choose what happened: it happened, or it did not happen.".into()),
         }
     }
 
@@ -129,10 +128,8 @@ impl<'a> ConfirmPage<'a> {
         let mut fields = vec![PageField::new("Reason", escape_invisible_lines(form.value("reason")))];
         let mut body = None;
         let (consequence, button) = match &what {
-            ChangeAction::Release => {
-                ("The next request with this key will run the operation.", "It never happened: release")
-            }
-            ChangeAction::Forget => ("The record will be removed. A retry of its request will run again.", "Forget it"),
+            ChangeAction::Release => ("The next request with this key will run the operation.", "Release"),
+            ChangeAction::Forget => ("The record will be removed. A retry of its request will run again.", "Forget"),
             ChangeAction::Resolve(answer) => {
                 fields.push(PageField::new("Status", answer.status.to_string()));
                 for (name, value) in &answer.headers {
@@ -146,7 +143,7 @@ impl<'a> ConfirmPage<'a> {
                 };
                 fields.push(PageField::new("Kept for", kept));
                 body = (!answer.body.is_empty()).then(|| escape_invisible_lines(form.raw_value("body")));
-                ("Every retry with this key will get this answer, and nothing will run.", "It happened: resolve")
+                ("Every retry with this key will get this answer, and nothing will run.", "Resolve")
             }
         };
         let (action, danger) = (capitalize(what.name()), matches!(what, ChangeAction::Forget));
@@ -169,7 +166,7 @@ mod tests {
         for action in [ChangeVerb::Release, ChangeVerb::Forget, ChangeVerb::Resolve] {
             assert!(what(action, "as=not-executed&reason=++").is_err_and(|why| why.contains("reason")), "{action:?}");
         }
-        assert!(what(ChangeVerb::Resolve, "reason=r").is_err_and(|why| why.contains("how it ended")));
+        assert!(what(ChangeVerb::Resolve, "reason=r").is_err_and(|why| why.contains("what happened")));
         assert!(what(ChangeVerb::Resolve, "reason=r&as=done&status=99").is_err_and(|why| why.contains("200 to 599")));
         assert!(what(ChangeVerb::Resolve, "reason=r&as=done&status=201&headers=Content-Length:+1").is_err());
         assert!(what(ChangeVerb::Resolve, "reason=r&as=done&status=201&headers=no+header").is_err());

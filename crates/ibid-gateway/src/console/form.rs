@@ -11,7 +11,7 @@ use http::{Method, StatusCode};
 use crate::admin::input;
 
 /// Further pairs are ignored.
-const MAX_FORM_PAIRS: usize = 64;
+const MAX_FORM_PAIRS: usize = 128;
 /// Larger forms are refused. Enough for an answer typed by hand; `ibid keys resolve` accepts larger ones.
 const MAX_FORM_BYTES: usize = 1 << 20;
 /// The same limit before authentication: enough for a token.

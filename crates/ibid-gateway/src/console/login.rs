@@ -35,7 +35,12 @@ type LoginMessage = (&'static str, Cow<'static, str>);
 const TOKEN_SETUP_HINT: &str = "Set [admin] token = \"file:/etc/ibid/admin.token\" in its configuration, with a long random value in that file; \
                    it is taken up at once. A variable, as \"env:IBID_ADMIN_TOKEN\", needs a restart.";
 
-pub(super) async fn show_form(State(state): State<Arc<AdminState>>, query: Form) -> Response {
+pub(super) async fn show_form(
+    State(state): State<Arc<AdminState>>, Extension(client): Extension<ClientInfo>, query: Form,
+) -> Response {
+    if let Some(code) = query.non_empty("code") {
+        return log_in_by_link(&state, client, &code);
+    }
     let message = match query.value("because") {
         "expired" => Some((
             "warn",
@@ -79,6 +84,23 @@ pub(super) async fn log_in(
             let mut answer = refused(StatusCode::TOO_MANY_REQUESTS, text, next);
             answer.headers_mut().insert(header::RETRY_AFTER, seconds.into());
             answer
+        }
+    }
+}
+
+/// Answers the link that `ibid serve` prints.
+fn log_in_by_link(state: &AdminState, client: ClientInfo, code: &str) -> Response {
+    let now = state.live.now();
+    match state.auth.log_in_by_link(&now.tokens, code, client.client) {
+        Ok(session) => {
+            let mut answer = see_other("/");
+            set_cookie(&mut answer, &session.cookie, SESSION_LIFETIME.as_secs(), client.secure);
+            answer
+        }
+        Err(_) => {
+            let text = "This link does not work: it works once, within ten minutes after the start, and only on the \
+                        gateway's own machine. Restart the gateway for another one, or configure a token.";
+            login_page(StatusCode::UNAUTHORIZED, Some(("bad", text.into())), !now.tokens.is_empty(), "")
         }
     }
 }

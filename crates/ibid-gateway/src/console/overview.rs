@@ -20,7 +20,10 @@ use super::{
 use crate::{
     admin::health::{StoreHealth, Works},
     format::{display_date, format_count, format_date, format_duration, format_percent, format_rate},
-    metrics::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, RequestCounts, TrafficCounts},
+    metrics::{
+        ALERT_WINDOW, CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, MetricsHistory, RequestCounts,
+        TrafficCounts, conflict_share, hit_share,
+    },
     records::{RecordQuery, RecordView},
 };
 
@@ -39,6 +42,7 @@ pub(super) struct OverviewPage {
     history: Vec<TrafficCounts>,
     attention: Arc<AttentionLists>,
     health: StoreHealth,
+    has_two_stores: bool,
     counts: EntryCounts,
     routes: Vec<(String, RequestCounts)>,
 }
@@ -64,7 +68,8 @@ impl OverviewPage {
             since: display_date(&format_date(state.started_ms)),
             window,
             alerts: current_alerts(&health, &state.metrics),
-            tiles: build_tiles(&state.history.recent_totals(), counts, running, health.error.is_none()),
+            tiles: build_tiles(&state.history, counts, running, &health),
+            has_two_stores: health.stores.len() > 1,
             history: state.history.rows(window, MAX_HISTORY_ROWS),
             attention,
             health,
@@ -79,17 +84,20 @@ impl OverviewPage {
 }
 
 impl RequestCounts {
-    fn columns(&self) -> [(&'static str, u64); 9] {
+    fn columns(&self) -> [(&'static str, u64); 12] {
         [
             ("Requests", self.total()),
             ("Ran", self.ran()),
             ("Replayed", self.replayed),
             ("In progress", self.conflicts),
             ("Key reused", self.reused),
+            ("Outage", self.outages),
+            ("App failed", self.upstream_errors),
             ("Otherwise refused", self.refused),
             ("Unknown", self.unknown),
             ("Unprotected", self.degraded),
-            ("No key", self.passed_through()),
+            ("Shadow", self.shadowed),
+            ("No key", self.keyless),
         ]
     }
 }
@@ -124,32 +132,49 @@ fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<(&'static str,
     alerts
 }
 
-fn build_tiles(lately: &TrafficCounts, counts: EntryCounts, running: usize, counted: bool) -> Vec<OverviewTile> {
-    let over = if lately.over.as_secs() >= 295 { "last 5 minutes" } else { "since the start" };
+fn build_tiles(
+    history: &MetricsHistory, counts: EntryCounts, running: usize, health: &StoreHealth,
+) -> Vec<OverviewTile> {
+    let lately = &history.recent_totals();
+    let over = if lately.over >= ALERT_WINDOW - Duration::from_secs(5) { "last 10 minutes" } else { "since the start" };
     let tile = |name, value, under, alert| OverviewTile { name, value, unit: "", under, link: None, alert };
-    let share_tile = |name, of: u64, limit: f64| {
-        let share = lately.share_of(of);
-        let alert = share.is_some_and(|share| share > limit);
-        let word = if alert { "above the alarm at" } else { "alarm above" };
-        tile(name, format_percent(share), format!("{word} {:.0} %", limit * 100.0), alert)
+    // An alert is what the shipped rule says, not a number above its limit.
+    let share_tile = |name, of: fn(&TrafficCounts) -> (u64, u64), limit: f64| {
+        let alert = history.has_fired(of, limit);
+        let word = if alert { "alert: above" } else { "alert if above" };
+        let under = format!("{word} {:.0} % for 10 minutes", limit * 100.0);
+        tile(name, format_percent(lately.share(of)), under, alert)
     };
     let [median, slow] = [0.5, 0.99].map(|part| format_duration(lately.overhead.quantile(part)));
-    let fallbacks = if lately.fallbacks > 0 { "a store is down" } else { "alarm at any" };
-    let unknown = match (counted, counts.unknown) {
+    let unknown = match (health.error.is_none(), counts.unknown) {
         (false, _) => "as last counted",
         (true, 0) => "no outcome is unknown",
-        (true, _) => "say how they ended",
+        (true, _) => "resolve them",
     };
     let unknown = tile("Outcome unknown", format_count(counts.unknown), unknown.into(), counts.unknown > 0);
     let requests = tile("Requests", format_rate(lately.per_second()), format!("{over}, {running} running"), false);
-    vec![
+    let RequestCounts { outages, upstream_errors, reused, degraded, .. } = lately.requests;
+    let errors = lately.requests.errors();
+    // As IbidStoreErrors and IbidUnprotected: the app's own failures are no alert of the gateway.
+    let is_alert = outages + degraded > 0;
+    let causes = match errors {
+        0 => format!("{over}: none"),
+        _ => format!("store {outages}, app {upstream_errors}, unknown or unprotected {}", lately.requests.open()),
+    };
+    let mut tiles = vec![
         OverviewTile { unit: "/s", ..requests },
-        share_tile("Hits", lately.hits, HIT_RATE_ALERT),
-        share_tile("Conflicts", lately.requests.conflicts, CONFLICT_RATE_ALERT),
-        tile("Fallbacks", format_count(lately.fallbacks), fallbacks.into(), lately.fallbacks > 0),
+        OverviewTile { link: Some("/recent?show=errors"), ..tile("Errors", format_count(errors), causes, is_alert) },
         OverviewTile { link: Some("/unknown"), ..unknown },
+        share_tile("Hits", hit_share, HIT_RATE_ALERT),
+        share_tile("Conflicts", conflict_share, CONFLICT_RATE_ALERT),
+        tile("Reused keys", format_count(reused), format!("{over}: another request"), false),
         tile("Overhead", median, format!("median; 99 % within {slow}"), false),
-    ]
+    ];
+    if health.stores.len() > 1 {
+        let fallbacks = if lately.fallbacks > 0 { "a store was down" } else { "alert at any" };
+        tiles.push(tile("Fallbacks", format_count(lately.fallbacks), fallbacks.into(), lately.fallbacks > 0));
+    }
+    tiles
 }
 
 /// A record in progress for longer than this (60 s) is listed.

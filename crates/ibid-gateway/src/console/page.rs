@@ -16,7 +16,7 @@ use crate::{
         extractors,
     },
     config::Role,
-    format::to_sentence,
+    format::{format_rough_ms, now_ms, to_sentence},
 };
 
 pub(super) static PAGE_HEADERS: [(HeaderName, &str); 4] = [
@@ -40,11 +40,22 @@ pub(super) struct PageShell {
     pub(super) caller: AdminCaller,
     /// The result of the last action.
     pub(super) notice: Option<&'static str>,
+    /// Name, version, store and uptime of this gateway; empty for users.
+    pub(super) gateway: String,
+    /// Records with an unknown outcome, as last counted.
+    pub(super) unknown_count: u64,
+}
+
+#[derive(Template)]
+#[template(path = "console/badge.html")]
+pub(super) struct Badge {
+    pub(super) shell: PageShell,
 }
 
 /// The pages for admins and viewers, as path and title.
-const NAV_LINKS: [(&str, &str); 7] = [
+const NAV_LINKS: [(&str, &str); 8] = [
     ("/", "Overview"),
+    ("/recent", "Recent"),
     ("/records", "Records"),
     ("/unknown", "Outcome unknown"),
     ("/policies", "Policies"),
@@ -72,6 +83,10 @@ impl PageShell {
             None => format!("{} ({})", self.caller.name, self.caller.role),
         }
     }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 pub(super) fn html_response(status: StatusCode, page: &impl Template) -> Response {
@@ -189,7 +204,19 @@ fn path_and_query(uri: &Uri) -> &str {
 impl Visit {
     pub(super) fn shell(&self) -> PageShell {
         let section = self.uri.path().split('/').nth(1).unwrap_or_default();
-        PageShell { section: format!("/{section}"), caller: self.caller.clone(), notice: None }
+        let state = &self.state;
+        let gateway = self.caller.can_see_all().then(|| {
+            let uptime = format_rough_ms(now_ms().saturating_sub(state.started_ms));
+            let (host, store) = (host_name(), state.ibid.engine().store().guarantees().store);
+            format!("{host} · ibid {} · {store} · up {uptime}", env!("CARGO_PKG_VERSION"))
+        });
+        PageShell {
+            section: format!("/{section}"),
+            caller: self.caller.clone(),
+            notice: None,
+            gateway: gateway.unwrap_or_default(),
+            unknown_count: state.gauges.latest().unknown,
+        }
     }
 
     pub(super) fn forbidden_for_users(&self) -> Response {

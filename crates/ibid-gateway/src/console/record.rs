@@ -5,7 +5,10 @@ use std::time::Duration;
 use askama::Template;
 use ibid::{RefusalReason, fingerprint::PartDigests, store::Address};
 
-use super::page::{PageShell, filters};
+use super::{
+    page::{PageShell, filters},
+    record_list::UNSEEN_CAUSE,
+};
 use crate::{
     admin::{
         AdminState,
@@ -16,7 +19,7 @@ use crate::{
         display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count, format_date,
         format_duration, format_rough_ms, format_size,
     },
-    metrics::RefusedRequest,
+    metrics::{RefusedRequest, UnknownOutcome},
     records::{AnswerView, BodyView, RecordView},
 };
 
@@ -92,9 +95,10 @@ impl RefusalRow {
 
 impl RecordPage {
     pub(super) fn new(
-        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>, may_change: bool,
+        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>,
+        cause: Option<UnknownOutcome>, may_change: bool,
     ) -> Self {
-        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view));
+        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view, cause));
         Self { shell, answer, timeline, view, refusals, audit, may_change }
     }
 }
@@ -113,7 +117,10 @@ impl RecordView {
             PageField::new("Requested", display_date_with_millis(&self.requested_at))
                 .with_note(format!("claimed {} ago", format_rough_ms(self.age_ms))),
             PageField::new("Completed", self.completed_at.as_deref().map_or("–".into(), display_date_with_millis)),
-            PageField::new("Duration", format_duration(self.took())),
+            match self.resolved {
+                true => PageField::new("Duration", "–").with_note("resolved by an operator"),
+                false => PageField::new("Duration", format_duration(self.took())),
+            },
             PageField::new("Expires", display_date_with_millis(&self.expires_at))
                 .with_note(format!("in {}", format_rough_ms(self.expires_in_ms))),
             PageField::new("Attempt", self.attempt.to_string()),
@@ -132,6 +139,8 @@ impl RecordView {
         }
         fields.push(PageField::code("Client", or_dash(&self.client)));
         fields.push(PageField::new("User agent", or_dash(&self.user_agent)));
+        // A record without them has no tenant or user at all.
+        fields.retain(|field| !matches!(field.name, "Tenant" | "User") || field.value != "–");
         fields
     }
 }
@@ -163,7 +172,7 @@ impl AnswerPanel {
             None => ("body not kept: remember_body is off".into(), None),
             Some(BodyView::Text { length: 0, .. }) => ("empty body".into(), None),
             Some(BodyView::Text { length, text }) => {
-                (format_size(*length), Some(escape_invisible_lines(&truncate_body(text))))
+                (format_size(*length), Some(escape_invisible_lines(&truncate_body(&indent_json(text)))))
             }
             Some(BodyView::Hex { length, hex }) => {
                 (format!("{}, no text: in hex", format_size(*length)), Some(truncate_body(hex)))
@@ -175,6 +184,53 @@ impl AnswerPanel {
         self.summary = format!("{} · {said}", self.summary);
         self.body = shown;
     }
+}
+
+/// Indents JSON, leaving every token as it is. Other text is returned unchanged.
+fn indent_json(text: &str) -> String {
+    if !text.trim_start().starts_with(['{', '[']) || serde_json::from_str::<serde::de::IgnoredAny>(text).is_err() {
+        return text.to_owned();
+    }
+    let (mut shown, mut depth, mut in_string, mut escaped) =
+        (String::with_capacity(text.len() * 2), 0_usize, false, false);
+    let line = |shown: &mut String, depth: usize| shown.push_str(&format!("\n{}", "  ".repeat(depth)));
+    let mut characters = text.trim().chars().peekable();
+    while let Some(character) = characters.next() {
+        if in_string {
+            shown.push(character);
+            in_string = escaped || character != '"';
+            escaped = character == '\\' && !escaped;
+            continue;
+        }
+        match character {
+            ' ' | '\n' | '\r' | '\t' => {}
+            '{' | '[' => {
+                shown.push(character);
+                while characters.next_if(|next| next.is_ascii_whitespace()).is_some() {}
+                if let Some(close) = characters.next_if(|next| matches!(next, '}' | ']')) {
+                    shown.push(close);
+                } else {
+                    depth += 1;
+                    line(&mut shown, depth);
+                }
+            }
+            '}' | ']' => {
+                depth = depth.saturating_sub(1);
+                line(&mut shown, depth);
+                shown.push(character);
+            }
+            ',' => {
+                shown.push(',');
+                line(&mut shown, depth);
+            }
+            ':' => shown.push_str(": "),
+            _ => {
+                in_string = character == '"';
+                shown.push(character);
+            }
+        }
+    }
+    shown
 }
 
 fn truncate_body(text: &str) -> String {
@@ -189,7 +245,7 @@ fn truncate_body(text: &str) -> String {
     )
 }
 
-fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
+fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<TimelineEvent> {
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
     let claimed = match view.attempt {
         ..=1 => {
@@ -207,7 +263,13 @@ fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
             ("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            ("bad", "Outcome unknown", "now".into(), "the lease expired, or the run ended without a result".into())
+            let when = cause.as_ref().map(|cause| display_date_with_millis(&format_date(cause.at_ms)));
+            let why = cause.map_or_else(|| UNSEEN_CAUSE.to_owned(), |cause| cause.cause);
+            ("bad", "Outcome unknown", when.unwrap_or_else(|| "now".into()), why)
+        }
+        _ if view.resolved => {
+            let when = view.completed_at.as_deref().map(display_date_with_millis).unwrap_or_default();
+            ("good", "Resolved by an operator", when, view.status_text())
         }
         state => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };
@@ -262,6 +324,16 @@ impl RecordView {
 
     pub(super) fn name(&self) -> String {
         record_name(&self.key, &self.address)
+    }
+
+    /// The word for people.
+    pub(super) fn state_text(&self) -> &'static str {
+        match self.state_class() {
+            "processing" => "in progress",
+            "done" => "completed",
+            "failed" => "failed",
+            _ => "outcome unknown",
+        }
     }
 
     pub(super) fn status_text(&self) -> String {
@@ -329,4 +401,32 @@ fn record_name(key: &str, address: &str) -> String {
 fn format_status(status: u16) -> String {
     ibid::grpc::GrpcStatusCode::from_summary_status(status)
         .map_or_else(|| status.to_string(), |code| code.name().into())
+}
+
+/// Whether any row has a value there. Tables leave out columns that are empty.
+pub(super) fn has_values<T: std::borrow::Borrow<RecordView>>(rows: &[T], of: fn(&RecordView) -> &str) -> bool {
+    rows.iter().any(|row| !of(row.borrow()).is_empty())
+}
+
+pub(super) fn tenant(view: &RecordView) -> &str {
+    &view.tenant
+}
+
+pub(super) fn user(view: &RecordView) -> &str {
+    &view.user
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_indented_and_its_tokens_are_left_alone() {
+        let text = r#"{"a":1.50, "b":[1,2],"c":{},"d":"x, {\"y\"}","e":[]}"#;
+        let shown = "{\n  \"a\": 1.50,\n  \"b\": [\n    1,\n    2\n  ],\n  \"c\": {},\n  \"d\": \"x, {\\\"y\\\"}\",\n  \"e\": []\n}";
+        assert_eq!(indent_json(text), shown);
+        for other in ["hello, {world}", "{no json", "\"text\""] {
+            assert_eq!(indent_json(other), other);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Record search, and pages of results.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use askama::Template;
 use ibid::store::Address;
@@ -12,18 +12,25 @@ use super::{
     page::{PageShell, filters},
 };
 use crate::{
-    admin::{auth::AdminCaller, input::parse_filters},
-    format::to_sentence,
-    records::{RecordList, RecordQuery, RecordView},
+    admin::{
+        auth::AdminCaller,
+        input::{MAX_REASON_CHARS, parse_filters},
+    },
+    format::{display_date, format_date, to_sentence},
+    records::{AddressPattern, RecordList, RecordQuery, RecordView},
 };
 
 pub(super) const RECORDS_PAGE_SIZE: usize = 50;
 /// Number of previous pages whose cursors the URL carries. From later pages, only a link to the first leads further
 /// back.
 const MAX_BACK_LINKS: usize = 20;
+/// From so many hex digits on, a search is for the beginning of an address, not for a key.
+const MIN_ADDRESS_CHARS: usize = 40;
 /// Stands for the first page among those cursors.
 const FIRST_PAGE_CURSOR: &str = "start";
 const STATE_NAMES: [&str; 4] = ["processing", "done", "failed", "unknown"];
+/// Why an outcome is unknown that this gateway did not see become so.
+pub(super) const UNSEEN_CAUSE: &str = "lease expired: its gateway crashed, was stopped, or lost the store";
 
 #[derive(Template)]
 #[template(path = "console/records.html")]
@@ -32,6 +39,8 @@ pub(super) struct RecordListPage {
     search: Form,
     error: Option<String>,
     endpoints: Vec<String>,
+    /// The tenants of the rows.
+    tenants: BTreeSet<String>,
     rows: Vec<RecordView>,
     first: Option<String>,
     previous: Option<String>,
@@ -59,7 +68,14 @@ impl Form {
         let written = self.filters();
         let of =
             |name: &str| written.iter().find(|(known, value)| *known == name && !value.is_empty()).map(|pair| pair.1);
-        let query = parse_filters(of).map_err(|why| to_sentence(&why))?;
+        let mut query = parse_filters(of).map_err(|why| to_sentence(&why))?;
+        // One field searches both. Keys never look like addresses in the log, which have a mask between hex digits.
+        let key = query.key.as_deref().unwrap_or_default();
+        if let Some(pattern) =
+            AddressPattern::parse(key).filter(|_| key.contains('*') || key.len() >= MIN_ADDRESS_CHARS)
+        {
+            (query.address, query.key) = (Some(pattern), None);
+        }
         let cursor = match self.value("cursor") {
             "" => None,
             hex => Some(Address::from_hex(hex).ok_or("This page of the list cannot be found; search again.")?),
@@ -98,6 +114,7 @@ impl RecordListPage {
             first: (!search.value("cursor").is_empty()).then(|| search.page_link("", &[])),
             previous: search.previous_link(),
             next: list.next.as_ref().map(|next| search.next_link(next)),
+            tenants: list.records.iter().map(|row| row.tenant.clone()).filter(|tenant| !tenant.is_empty()).collect(),
             rows: list.records,
             ..Self::empty_page(visit, search)
         }
@@ -111,14 +128,66 @@ impl RecordListPage {
         let now = visit.state.live.now();
         let endpoints = now.settings.routes.iter().map(|route| route.name.clone()).collect();
         let shell = visit.shell();
-        Self { shell, search, error: None, endpoints, rows: Vec::new(), first: None, previous: None, next: None }
+        Self {
+            shell,
+            search,
+            error: None,
+            endpoints,
+            tenants: BTreeSet::new(),
+            rows: Vec::new(),
+            first: None,
+            previous: None,
+            next: None,
+        }
     }
 }
 
 #[derive(Template)]
 #[template(path = "console/unknown.html")]
 pub(super) struct OutcomeUnknownPage {
-    pub(super) shell: PageShell,
-    pub(super) lists: Arc<AttentionLists>,
-    pub(super) unknown_count: u64,
+    shell: PageShell,
+    lists: Arc<AttentionLists>,
+    unknown: Vec<UnknownRow>,
+    unknown_count: u64,
+    /// What became of the records that a bulk change named: the record's name, and why it was not changed.
+    results: Vec<(String, Option<String>)>,
+    can_change: bool,
+    longest_reason: usize,
+}
+
+/// A record with an unknown outcome, and what this gateway knows about it.
+struct UnknownRow {
+    view: RecordView,
+    cause: String,
+    when: String,
+}
+
+impl OutcomeUnknownPage {
+    fn is_all_changed(&self) -> bool {
+        self.results.iter().all(|(_, refused)| refused.is_none())
+    }
+
+    pub(super) fn new(
+        visit: &Visit, lists: Arc<AttentionLists>, unknown_count: u64, results: Vec<(String, Option<String>)>,
+    ) -> Self {
+        let row = |view: &RecordView| {
+            let known = Address::from_hex(&view.address).and_then(|address| visit.state.recent.cause(&address));
+            UnknownRow {
+                view: view.clone(),
+                when: known.as_ref().map(|known| display_date(&format_date(known.at_ms))).unwrap_or_default(),
+                cause: known.map_or_else(|| UNSEEN_CAUSE.to_owned(), |known| known.cause),
+            }
+        };
+        let unknown = lists.unknown.iter().map(row).collect();
+        let can_change = visit.caller.can_change();
+        Self {
+            shell: visit.shell(),
+            lists,
+            unknown,
+            unknown_count,
+            results,
+            can_change,
+            longest_reason: MAX_REASON_CHARS,
+        }
+    }
 }

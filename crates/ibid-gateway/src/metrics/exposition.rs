@@ -26,6 +26,13 @@ impl<'a> FamilyWriter<'a> {
         self.write_line("", labels, None, format_args!("{value}"));
     }
 
+    /// Writes one sample without labels, if there is a value.
+    pub(super) fn number(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            self.write_line("", &[], None, format_args!("{value}"));
+        }
+    }
+
     /// Writes one histogram. `labels` are the values of the family's labels.
     pub(super) fn histogram(&mut self, labels: &[&str], spread: &HistogramSnapshot) {
         debug_assert_eq!(self.family.kind, MetricKind::Histogram);

@@ -37,6 +37,11 @@ impl StoreGauges {
         Self(Arc::new(StoreGaugesInner { store, counts: Default::default(), valid_until: Mutex::default() }))
     }
 
+    /// Returns the latest counts without waiting.
+    pub fn latest(&self) -> EntryCounts {
+        *self.0.counts.lock()
+    }
+
     /// Returns the latest counts, after waiting up to `READ_TIMEOUT` for a running count.
     pub async fn read(&self) -> EntryCounts {
         let this = self.0.clone();

@@ -17,13 +17,27 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Point length and number of points of each ring: ten minutes, six hours, a day.
 const RINGS: [(Duration, usize); 3] =
     [(SAMPLE_INTERVAL, 600), (Duration::from_secs(10), 2160), (Duration::from_secs(60), 1440)];
-/// Window of the documented alerts, and of the numbers at the top of the overview (5 min).
-const ALERT_WINDOW: Duration = Duration::from_secs(300);
+/// Window of the alerts of `deploy/prometheus`, and of the numbers at the top of the overview (10 min).
+pub(crate) const ALERT_WINDOW: Duration = Duration::from_secs(600);
+/// How long a rule must hold until it fires (10 min).
+const ALERT_HOLD: Duration = Duration::from_secs(600);
+/// With fewer requests in the window, no rule holds.
+const ALERT_MIN_REQUESTS: u64 = 20;
 
-/// Alert if hits exceed this share of all requests: a client retries too eagerly.
+/// Alert if hits exceed this share of the requests that were replayed or ran: a client retries too eagerly.
 pub(crate) const HIT_RATE_ALERT: f64 = 0.10;
 /// Alert if conflicts exceed this share of all requests: processing is slow.
 pub(crate) const CONFLICT_RATE_ALERT: f64 = 0.05;
+
+/// The share of hits, of those requests that found an answer or ran.
+pub(crate) fn hit_share(counts: &TrafficCounts) -> (u64, u64) {
+    (counts.hits, counts.hits + counts.misses)
+}
+
+/// The share of conflicts, of all requests.
+pub(crate) fn conflict_share(counts: &TrafficCounts) -> (u64, u64) {
+    (counts.requests.conflicts, counts.requests.total())
+}
 
 #[derive(Debug)]
 pub struct MetricsHistory(Mutex<[HistoryRing; RINGS.len()]>);
@@ -72,7 +86,24 @@ impl MetricsHistory {
         rings.iter_mut().zip(RINGS).for_each(|(ring, size)| ring.record_sample(reading, now, at_ms, size));
     }
 
-    /// Totals of the last five minutes, or since the start if that is shorter.
+    /// Whether a share has been above its limit for `ALERT_HOLD`, each time over the `ALERT_WINDOW` before and with enough
+    /// requests: the rule of the shipped alerts.
+    pub(crate) fn has_fired(&self, share: fn(&TrafficCounts) -> (u64, u64), limit: f64) -> bool {
+        let (interval, _) = RINGS[1];
+        let [window, hold] = [ALERT_WINDOW, ALERT_HOLD].map(|over| (over.as_secs() / interval.as_secs()) as usize);
+        let points: Vec<TrafficCounts> = self.0.lock()[1].points.iter().copied().collect();
+        if points.len() < hold + 1 {
+            return false;
+        }
+        (points.len() - hold..points.len()).all(|last| {
+            let mut sum = TrafficCounts::default();
+            points[(last + 1).saturating_sub(window)..=last].iter().for_each(|point| sum.add(point));
+            let (part, all) = share(&sum);
+            sum.requests.total() >= ALERT_MIN_REQUESTS && part as f64 > limit * all as f64
+        })
+    }
+
+    /// Totals of the last ten minutes, or since the start if that is shorter.
     pub(crate) fn recent_totals(&self) -> TrafficCounts {
         let rings = self.0.lock();
         let mut lately = TrafficCounts::default();
@@ -105,8 +136,8 @@ impl MetricsHistory {
             "refused": rate(RequestCounts::total_refused),
             "open": rate(RequestCounts::open),
             "passed": rate(RequestCounts::passed_through),
-            "hit_percent": trailing_percent(&all, first, |point| point.hits),
-            "conflict_percent": trailing_percent(&all, first, |point| point.requests.conflicts),
+            "hit_percent": trailing_percent(&all, first, hit_share),
+            "conflict_percent": trailing_percent(&all, first, conflict_share),
             "fallbacks": column(&|point| point.fallbacks.into()),
             "unknown": column(&|point| point.requests.open().into()),
             "overhead_p50_ms": slow(0.5),
@@ -144,17 +175,15 @@ impl MetricsHistory {
     }
 }
 
-/// For each point from `first` on, the percentage of all requests in the alert window up to it.
-fn trailing_percent(points: &[TrafficCounts], first: usize, of: fn(&TrafficCounts) -> u64) -> Value {
+/// For each point from `first` on, the share in the alert window up to it, in percent.
+fn trailing_percent(points: &[TrafficCounts], first: usize, of: fn(&TrafficCounts) -> (u64, u64)) -> Value {
     let (mut from, mut over, mut some, mut all) = (0, Duration::ZERO, 0, 0);
     let percents = points.iter().map(|point| {
-        over += point.over;
-        some += of(point);
-        all += point.requests.total();
+        let (part, whole) = of(point);
+        (over, some, all) = (over + point.over, some + part, all + whole);
         while over.saturating_sub(points[from].over) >= ALERT_WINDOW {
-            over -= points[from].over;
-            some -= of(&points[from]);
-            all -= points[from].requests.total();
+            let (part, whole) = of(&points[from]);
+            (over, some, all) = (over - points[from].over, some - part, all - whole);
             from += 1;
         }
         if all == 0 { Value::Null } else { rounded_json(some as f64 * 100.0 / all as f64) }
@@ -235,6 +264,8 @@ pub(crate) struct TrafficCounts {
     pub(crate) requests: RequestCounts,
     /// Requests that were replayed and ran nothing.
     pub(crate) hits: u64,
+    /// Requests that found no answer and were granted a run.
+    pub(crate) misses: u64,
     /// Store calls that one of two stores decided alone.
     pub(crate) fallbacks: u64,
     pub(crate) overhead: HistogramSnapshot,
@@ -273,6 +304,10 @@ request_counts! {
     conflicts,
     /// Refused because the key was used for a different request.
     reused,
+    /// Refused because the store or the gateway could not take it.
+    outages,
+    /// Refused because the app did not answer.
+    upstream_errors,
     /// Refused for another reason.
     refused,
     /// Had no key and passed through.
@@ -287,6 +322,7 @@ impl Metrics {
                 .by_route()
                 .fold(RequestCounts::default(), |sum, (_, more)| sum.combine(&more, u64::wrapping_add)),
             hits: self.total(|counters| &counters.hits),
+            misses: self.total(|counters| &counters.misses),
             fallbacks: self.total(|counters| &counters.fallbacks),
             overhead: self.histogram(|counters| &counters.overhead),
             ..TrafficCounts::default()
@@ -308,6 +344,7 @@ impl TrafficCounts {
         Self {
             requests: self.requests.combine(&before.requests, u64::saturating_sub),
             hits: self.hits.saturating_sub(before.hits),
+            misses: self.misses.saturating_sub(before.misses),
             fallbacks: self.fallbacks.saturating_sub(before.fallbacks),
             overhead: self.overhead.since(&before.overhead),
             ..*self
@@ -319,6 +356,7 @@ impl TrafficCounts {
         self.over += more.over;
         self.requests = self.requests.combine(&more.requests, u64::wrapping_add);
         self.hits += more.hits;
+        self.misses += more.misses;
         self.fallbacks += more.fallbacks;
         self.overhead = self.overhead + more.overhead;
     }
@@ -327,10 +365,18 @@ impl TrafficCounts {
         self.requests.total() as f64 / self.over.as_secs_f64().max(1.0)
     }
 
-    /// `of` as a share of all requests; `None` if there are none.
-    pub(crate) fn share_of(&self, of: u64) -> Option<f64> {
-        let all = self.requests.total();
-        (all > 0).then(|| of as f64 / all as f64)
+    /// `None` if there are no requests.
+    pub(crate) fn share(&self, of: fn(&Self) -> (u64, u64)) -> Option<f64> {
+        let (part, all) = of(self);
+        (all > 0).then(|| part as f64 / all as f64)
+    }
+
+    pub(crate) fn hit_share(&self) -> Option<f64> {
+        self.share(hit_share)
+    }
+
+    pub(crate) fn conflict_share(&self) -> Option<f64> {
+        self.share(conflict_share)
     }
 }
 
@@ -344,6 +390,10 @@ impl RequestCounts {
             RequestOutcome::Replayed => &mut self.replayed,
             RequestOutcome::Refused(RefusalReason::InProgress) => &mut self.conflicts,
             RequestOutcome::Refused(RefusalReason::KeyReused) => &mut self.reused,
+            RequestOutcome::Refused(RefusalReason::StoreUnavailable | RefusalReason::Overloaded) => &mut self.outages,
+            RequestOutcome::Refused(
+                RefusalReason::UpstreamUnreachable | RefusalReason::UpstreamLost | RefusalReason::UpstreamTimeout,
+            ) => &mut self.upstream_errors,
             RequestOutcome::Refused(_) => &mut self.refused,
             RequestOutcome::Keyless => &mut self.keyless,
             RequestOutcome::Shadow(ShadowOutcome::Replay | ShadowOutcome::Refusal(_)) => &mut self.shadowed,
@@ -357,7 +407,12 @@ impl RequestCounts {
 
     /// Refused for any reason.
     pub(crate) fn total_refused(&self) -> u64 {
-        self.conflicts + self.reused + self.refused
+        self.conflicts + self.reused + self.outages + self.upstream_errors + self.refused
+    }
+
+    /// What clients see as an error of the service, not of their own.
+    pub(crate) fn errors(&self) -> u64 {
+        self.outages + self.upstream_errors + self.open()
     }
 
     /// Passed through without a claim.
@@ -387,7 +442,7 @@ mod tests {
                 address: Some(ibid::store::Address([1; 32])),
                 outcome,
                 status: 200,
-                attempt: None,
+                attempt: (outcome == RequestOutcome::Executed).then_some(1),
                 took: Duration::from_micros(1700),
                 run_took: Duration::from_millis(1),
                 client_address: None,
@@ -415,13 +470,13 @@ mod tests {
         let series = history.chart_series(ChartWindow::TenMinutes);
         assert_eq!(series["ran"], json!([0.0, 6.0]));
         assert_eq!(series["replayed"], json!([0.0, 3.0]));
-        assert_eq!(series["hit_percent"], json!([null, 30.0]));
+        assert_eq!(series["hit_percent"], json!([null, 33.333]));
         assert_eq!(series["conflict_percent"], json!([null, 10.0]));
         assert_eq!(series["fallbacks"], json!([0, 1]));
         assert_eq!(series["overhead_p50_ms"], json!([null, 0.75]));
         let lately = history.recent_totals();
         assert_eq!((lately.requests.total(), lately.fallbacks, lately.over), (10, 1, Duration::from_secs(2)));
-        assert_eq!(lately.share_of(lately.hits), Some(0.3));
+        assert_eq!((lately.hit_share(), lately.conflict_share()), (Some(3.0 / 9.0), Some(0.1)));
         stop.send(true).unwrap();
         following.await.unwrap();
     }
@@ -452,19 +507,43 @@ mod tests {
         assert!(rows.is_sorted_by(|a, b| a.at_ms > b.at_ms));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn hits_are_a_part_of_what_came_in_the_five_minutes_before() {
+    /// Feeds a history with a request per second, of which `is_hit` says whether it was replayed.
+    fn history_of(seconds: u64, is_hit: fn(u64) -> bool) -> Arc<MetricsHistory> {
         let history = MetricsHistory::new(&Metrics::default());
-        let start = Instant::now();
-        for second in 1..=400_u64 {
-            // All requests of the first ten seconds are hits, no later ones are.
-            let requests = RequestCounts { stored: second, ..RequestCounts::default() };
-            let reading = TrafficCounts { requests, hits: second.min(10), ..TrafficCounts::default() };
+        let (start, mut hits) = (Instant::now(), 0);
+        for second in 1..=seconds {
+            hits += u64::from(is_hit(second));
+            let requests = RequestCounts { stored: second - hits, replayed: hits, ..RequestCounts::default() };
+            let reading = TrafficCounts { requests, hits, misses: second - hits, ..TrafficCounts::default() };
             history.record_sample(&reading, start + Duration::from_secs(second), second * 1000);
         }
-        let percent = history.chart_series(ChartWindow::TenMinutes)["hit_percent"].as_array().unwrap().clone();
-        assert_eq!((percent.len(), &percent[9], &percent[19]), (400, &json!(100.0), &json!(50.0)));
-        assert_eq!((&percent[299], &percent[304], &percent[310]), (&json!(3.333), &json!(1.667), &json!(0.0)));
+        history
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hits_are_a_part_of_what_came_in_the_ten_minutes_before() {
+        let history = history_of(800, |second| second <= 100);
+        let percent = history.chart_series(ChartWindow::OneHour)["hit_percent"].as_array().unwrap().clone();
+        assert_eq!((percent.len(), &percent[9], &percent[19]), (80, &json!(100.0), &json!(50.0)));
+        assert_eq!((&percent[59], &percent[64], &percent[70]), (&json!(16.667), &json!(8.333), &json!(0.0)));
+    }
+
+    /// As the shipped rule: above the limit for ten minutes, with at least 20 requests.
+    #[tokio::test(start_paused = true)]
+    async fn an_alert_fires_when_its_rule_has_held_for_ten_minutes() {
+        let fired = |history: Arc<MetricsHistory>| history.has_fired(hit_share, HIT_RATE_ALERT);
+        assert!(fired(history_of(1300, |second| second % 5 == 0)), "20 % for 20 minutes");
+        assert!(!fired(history_of(500, |second| second % 5 == 0)), "not for long enough");
+        assert!(!fired(history_of(1300, |second| second % 20 == 0)), "5 %");
+        assert!(!fired(history_of(1300, |second| second > 900 && second % 5 == 0)), "only lately");
+        let few = MetricsHistory::new(&Metrics::default());
+        for second in 1..=1300_u64 {
+            let hits = second / 100;
+            let requests = RequestCounts { replayed: hits, ..RequestCounts::default() };
+            let reading = TrafficCounts { requests, hits, ..TrafficCounts::default() };
+            few.record_sample(&reading, Instant::now() + Duration::from_secs(second), second * 1000);
+        }
+        assert!(!few.has_fired(hit_share, HIT_RATE_ALERT), "all are hits, but six in ten minutes");
     }
 
     /// The last hour for programs equals the chart of the last hour.

@@ -6,7 +6,7 @@ use ibid::{
     label::LabelText,
     mask,
     record::{Record, RecordBody},
-    store::{ClaimOutcome, EntryInfo, EntryState, Fingerprint},
+    store::{ClaimOutcome, EntryInfo, EntryState, Fingerprint, RecordSummary},
 };
 use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,9 @@ pub struct RecordView {
     /// The key that seals the record, if it is shown sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed_with: Option<String>,
+    /// Whether an operator gave the answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resolved: bool,
     /// While in progress or unknown: when another run may be granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takeover_in_ms: Option<u64>,
@@ -128,7 +131,10 @@ impl From<&EntryInfo> for RecordView {
             status: outline.map(|outline| outline.status),
             requested_at: format_date(requested_at_ms(listed)),
             completed_at: outline.map(|outline| format_date(outline.completed_at_ms)),
-            duration_ms: outline.map(|outline| outline.took.as_secs_f64() * 1000.0),
+            duration_ms: outline
+                .filter(|outline| !is_resolved(outline))
+                .map(|outline| outline.took.as_secs_f64() * 1000.0),
+            resolved: outline.as_ref().is_some_and(is_resolved),
             success: match listed.state {
                 EntryState::Done => Some(true),
                 EntryState::Failed => Some(false),
@@ -160,6 +166,11 @@ impl From<&RecordEntry> for RecordView {
         }
         view
     }
+}
+
+/// Operators do not know how long the operation ran; no other answer takes no time.
+fn is_resolved(summary: &RecordSummary) -> bool {
+    summary.took.is_zero()
 }
 
 impl AnswerView {

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use data_encoding::HEXLOWER;
 use http::{HeaderValue, Request, header};
+use ibid::store::ClaimToken;
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -137,17 +138,27 @@ async fn run_exporter(live: Arc<LiveConfig>, mut waiting: mpsc::Receiver<ExportI
 pub(crate) struct OtlpExporter {
     collector: Collector,
     server: OutboundClient,
+    /// The attributes of all spans of this process.
+    resource: Vec<Value>,
 }
+
+/// Distinguishes the gateways of one service. New at every start.
+static INSTANCE_ID: LazyLock<String> = LazyLock::new(|| HEXLOWER.encode(&ClaimToken::mint().0));
 
 impl OtlpExporter {
     /// Prepares the client; it connects on first use.
     pub(crate) fn new(trace: &TraceSettings) -> Result<Self, String> {
         let server = OutboundClient::new(&trace.collector.origin(), ("trace", "otlp"), &trace.tls, EXPORT_TIMEOUT)?;
-        Ok(Self { collector: trace.collector.clone(), server })
+        let fixed = [("service.version", env!("CARGO_PKG_VERSION")), ("service.instance.id", &INSTANCE_ID)];
+        let named = trace.resource.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let is_set = |name: &str| trace.resource.iter().any(|(known, _)| known == name);
+        let resource = named.chain(fixed.into_iter().filter(|(name, _)| !is_set(name)));
+        let resource = resource.map(|(name, value)| text_attribute(name, value)).collect();
+        Ok(Self { collector: trace.collector.clone(), server, resource })
     }
 
     async fn export(&self, spans: &[Box<FinishedSpan>]) -> Result<(), String> {
-        let body = Bytes::from(export_request(spans).to_string());
+        let body = Bytes::from(export_request(&self.resource, spans).to_string());
         let mut request = Request::post(self.collector.path.as_str()).body(body).map_err(|why| why.to_string())?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let answer = self.server.send(request, 1 << 20).await.map_err(|why| why.to_string())?;
@@ -159,11 +170,11 @@ impl OtlpExporter {
     }
 }
 
-fn export_request(spans: &[Box<FinishedSpan>]) -> Value {
+fn export_request(resource: &[Value], spans: &[Box<FinishedSpan>]) -> Value {
     let version = env!("CARGO_PKG_VERSION");
     let spans: Vec<_> = spans.iter().map(|span| span.to_json()).collect();
     json!({ "resourceSpans": [{
-        "resource": { "attributes": [text_attribute("service.name", "ibid"), text_attribute("service.version", version)] },
+        "resource": { "attributes": resource },
         "scopeSpans": [{ "scope": { "name": "ibid", "version": version }, "spans": spans }],
     }] })
 }

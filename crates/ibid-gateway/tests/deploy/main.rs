@@ -9,6 +9,7 @@ mod common;
 mod container;
 mod dashboard;
 mod kubernetes;
+mod metrics_lint;
 mod prometheus;
 mod queries;
 mod rules;

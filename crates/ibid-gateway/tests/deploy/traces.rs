@@ -65,7 +65,11 @@ impl TestCollector {
         let messages = self.messages();
         let spans = messages.iter().flat_map(|message| {
             let resource = &message["resourceSpans"][0];
-            assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "ibid");
+            let attributes = resource["resource"]["attributes"].as_array().expect("attributes");
+            let names: Vec<_> = attributes.iter().map(|attribute| attribute["key"].as_str().unwrap()).collect();
+            assert_eq!(names, ["service.name", "service.version", "service.instance.id"]);
+            assert_eq!(attributes[0]["value"]["stringValue"], "ibid");
+            assert_eq!(attributes[2]["value"]["stringValue"].as_str().map(str::len), Some(32));
             resource["scopeSpans"][0]["spans"].as_array().expect("spans").clone()
         });
         spans.filter(|span| span["traceId"] == trace).map(ReceivedSpan).collect()
@@ -244,4 +248,17 @@ async fn a_shutdown_sends_what_is_left_and_a_collector_that_is_away_holds_nobody
     let line = gateway.wait_for_log("traces cannot be sent").await;
     assert!(line.contains("http://127.0.0.1:9/v1/traces"), "{line}");
     assert_eq!(post(gateway.addr(), "/pay").key("k-2").send().await.status, 201);
+}
+
+/// The log leads to the trace.
+#[tokio::test]
+async fn the_lines_of_a_request_have_its_trace() {
+    let (upstream, collector) = (TestUpstream::start().await, TestCollector::start().await);
+    let config = format!("log.format = \"json\"\n{}", collector.config());
+    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let paid =
+        post(gateway.addr(), "/pay").key("order-1841-pay").header("traceparent", CALLER_TRACEPARENT).send().await;
+    assert_eq!(paid.status, 201, "{paid:?}");
+    let line: Value = serde_json::from_str(&gateway.wait_for_log("answer stored").await).expect("JSON");
+    assert_eq!(line["trace_id"], CALLER_TRACEPARENT[3..35], "{line}");
 }

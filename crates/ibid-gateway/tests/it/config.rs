@@ -30,9 +30,15 @@ fn load(text: &str) -> GatewaySettings {
     try_load(&format!("{UPSTREAM}{text}"), &[]).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// The whole line that a mistake is told.
+/// All that the writer of a mistake is told, with `ibid.toml:` for `ibid.toml:LINE:COLUMN:`.
 fn error_line(text: &str) -> String {
-    try_load(&format!("{UPSTREAM}{text}"), &[]).map(|_| "valid").unwrap_err().to_string()
+    without_position(&try_load(&format!("{UPSTREAM}{text}"), &[]).map(|_| "valid").unwrap_err())
+}
+
+fn without_position(error: &ConfigError) -> String {
+    let (shown, position) = (error.to_string(), error.position);
+    let position = position.map(|(line, column)| format!("ibid.toml:{line}:{column}: ")).unwrap_or_default();
+    shown.strip_prefix(&position).map_or(shown.clone(), |rest| format!("ibid.toml: {rest}"))
 }
 
 fn policy<'a>(settings: &'a GatewaySettings, method: &Method, path: &str) -> &'a Policy {

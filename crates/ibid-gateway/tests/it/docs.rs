@@ -16,6 +16,7 @@ use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
     metrics::FAMILIES,
 };
+use serde_json::Value;
 use testbed::{
     docs::DocPage,
     process::GatewayProcess,
@@ -193,7 +194,8 @@ fn files_of_secrets_and_descriptors_are_watched() {
 fn the_metrics_are_documented_as_the_code_has_them() {
     let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
     let section = page.split("\n## ").find(|section| section.starts_with("Metrics")).expect("a section of metrics");
-    let documented: Vec<_> = section.lines().filter(|line| line.starts_with("| `idempotency_")).collect();
+    let documented: Vec<_> =
+        section.split("\n### ").next().expect("the table").lines().filter(|line| line.starts_with("| `")).collect();
     let row = |family: &ibid_gateway::metrics::MetricFamily| {
         let labels = if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
         // The page shows names as code where a sentence has them.
@@ -215,14 +217,11 @@ fn named_in_table<'a>(page: &'a str, heading: &str, table: &str) -> Vec<&'a str>
     first.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`')).collect()
 }
 
-/// The keys that the configuration accepts in a table (`""`: at the top level), as the error for an unknown key lists them.
+/// The keys that the configuration accepts in a table (`""`: at the top level).
 fn accepted_keys(table: &str) -> BTreeSet<String> {
-    let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
-    let text = format!("upstream = \"http://127.0.0.1:3000\"\n{heading}no_such_key = 1");
-    let told =
-        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_err().to_string();
-    let allowed = told.split("allowed are ").nth(1).unwrap_or_else(|| panic!("[{table}]: {told}"));
-    allowed.split(' ').map(|key| key.trim_matches(['"', ','])).map(str::to_owned).collect()
+    let schema = ibid_gateway::config::file_schema();
+    let table = if table.is_empty() { &schema } else { &schema["properties"][table] };
+    table["properties"].as_object().expect("a table").keys().cloned().collect()
 }
 
 /// The keys that a table of the page names, each without the name of its table and without what is nested in it.
@@ -251,9 +250,7 @@ fn the_page_of_settings_has_every_key() {
     assert_eq!(top, accepted_keys(""));
     let mut dials = documented_keys(&page, "Dials", "| dial | values | `ietf` | meaning |", "");
     dials.extend(["preset", "match"].map(str::to_owned));
-    let mut accepted = accepted_keys("policy");
-    accepted.insert("match".to_owned());
-    assert_eq!(dials, accepted);
+    assert_eq!(dials, accepted_keys("policy"));
 }
 
 /// Writing a documented default into the file changes nothing.
@@ -480,4 +477,123 @@ fn no_link_is_dead() {
     }
     assert!(dead.is_empty(), "{dead:#?}");
     assert!(seen > 100);
+}
+
+/// The schema for editors: types as the code reads them, descriptions as the page of settings has them.
+#[test]
+fn the_schema_of_the_configuration_is_committed_as_it_is() {
+    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let mut schema = ibid_gateway::config::file_schema();
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let (meaning, default) = match cells[..] {
+            [_, default, meaning] => (meaning, default),
+            [_, _, default, meaning] => (meaning, default),
+            _ => continue,
+        };
+        let default = if default.is_empty() { String::new() } else { format!(" Default: {default}.") };
+        let description = plain_text(&format!("{meaning}{default}"));
+        for name in cells[0].split(", ").map(|name| name.trim_matches('`')) {
+            for dials in ["", "policy.", "route."] {
+                describe(&mut schema, &format!("{dials}{}", name.trim_end_matches(".NAME")), &description);
+            }
+        }
+    }
+    let mut whole = serde_json::json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "The configuration of the ibid gateway",
+    });
+    let members = schema.as_object().expect("a table").clone();
+    whole.as_object_mut().unwrap().extend(members);
+    let path = root().join("crates/ibid-gateway/assets/ibid.schema.json");
+    let committed = std::fs::read_to_string(&path).unwrap();
+    if serde_json::from_str::<Value>(&committed).ok() != Some(whole.clone()) {
+        let new = root().join("target/ibid.schema.json");
+        std::fs::write(&new, format!("{whole:#}\n")).unwrap();
+        panic!("settings or docs/configuration.md have changed: copy {} to {}", new.display(), path.display());
+    }
+    for setting in ["listen", "admin", "policy"] {
+        assert!(whole["properties"][setting].is_object(), "{setting}");
+    }
+    assert!(whole["properties"]["listen"]["description"].as_str().is_some_and(|text| text.contains("clients")));
+}
+
+/// Describes the setting at a dotted path, if there is one.
+fn describe(schema: &mut Value, path: &str, description: &str) {
+    let mut node = schema;
+    for step in path.split('.') {
+        let node_or_item = if node.get("items").is_some() { &mut node["items"] } else { node };
+        match node_or_item.pointer_mut(&format!("/properties/{step}")) {
+            Some(member) => node = member,
+            None => return,
+        }
+    }
+    node["description"] = description.into();
+}
+
+/// Without the marks of links and code.
+fn plain_text(markdown: &str) -> String {
+    let mut text = String::new();
+    let mut rest = markdown;
+    while let Some((before, link)) = rest.split_once("](") {
+        let (before, label) = before.rsplit_once('[').expect("a link");
+        text.push_str(before);
+        text.push_str(label);
+        rest = link.split_once(')').expect("the end of a link").1;
+    }
+    text.push_str(rest);
+    text.replace('`', "").replace("\\|", "|")
+}
+
+/// Every refusal has a row, with its status.
+#[test]
+fn the_catalogue_of_refusals_is_complete() {
+    let page = std::fs::read_to_string(root().join("docs/refusals.md")).unwrap();
+    let rows = page.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        Some((cells.next()?.to_owned(), cells.next()?.trim_matches('`').to_owned()))
+    });
+    let documented: BTreeSet<_> = rows.filter(|(status, _)| status.parse::<u16>().is_ok()).collect();
+    let code: BTreeSet<_> =
+        RefusalReason::all().map(|reason| (reason.status().as_u16().to_string(), reason.name().to_owned())).collect();
+    assert_eq!(documented, code);
+}
+
+/// The set-up with two gateways, with a Redis and ports of the test's own.
+#[tokio::test]
+async fn two_gateways_share_their_answers_as_the_page_says() {
+    let page = DocPage::read(root().join("docs/two-gateways.md"));
+    let (upstream, redis) = (TestUpstream::start().await, testbed::TestRedis::start());
+    let config = page.config().expect("a configuration").replace("redis://127.0.0.1:6379/0", &redis.url());
+    let config = config.replace("upstream = \"http://127.0.0.1:3000\"\n", "");
+    let first = start_gateway(&config, &upstream).await;
+    let second = start_gateway(&config, &upstream).await;
+    let text = std::fs::read_to_string(root().join("docs/two-gateways.md")).unwrap();
+    let mut answers = Vec::new();
+    for (line, gateway) in text.lines().filter(|line| line.starts_with("curl ")).zip([&first, &second]) {
+        let port = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split('/').next()).expect("a port");
+        let line = line.replace(&format!("127.0.0.1:{port}"), &gateway.addr().to_string());
+        let output = Command::new("bash").args(["-c", &line]).output().await.unwrap();
+        answers.push(String::from_utf8(output.stdout).unwrap());
+    }
+    let [first, second] = &answers[..] else { panic!("two requests: {answers:?}") };
+    let body = |answer: &str| answer.split("\r\n\r\n").nth(1).unwrap_or_default().to_owned();
+    assert!(first.starts_with("HTTP/1.1 2") && !first.contains("idempotent-replayed"), "{first}");
+    assert!(second.contains("idempotent-replayed: true") && body(first) == body(second), "{second}");
+    assert_eq!(upstream.executions(), 1);
+}
+
+/// The site has every page, and no page that is gone.
+#[test]
+fn the_table_of_contents_has_every_page() {
+    let summary = std::fs::read_to_string(root().join("docs/book/SUMMARY.md")).unwrap();
+    let listed: BTreeSet<&str> = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(listed.iter().all(|page| root().join(page).exists()), "{listed:?}");
+    for folder in ["docs", "docs/presets"] {
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let page = format!("{folder}/{name}");
+            assert!(!name.ends_with(".md") || listed.contains(page.as_str()), "{page} is not in docs/book/SUMMARY.md");
+        }
+    }
 }

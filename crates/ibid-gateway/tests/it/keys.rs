@@ -75,6 +75,7 @@ macro_rules! all_cases {
                 filters_are_all_applied,
                 a_list_goes_on_where_it_ended,
                 a_key_is_found_as_sent_though_it_is_stored_masked,
+                addresses_and_keys_are_found_by_their_beginning,
             },
             showing::{
                 every_field_of_a_finished_one_is_shown,

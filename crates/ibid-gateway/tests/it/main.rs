@@ -7,6 +7,7 @@ mod app_servers;
 mod bad_input;
 mod chaos;
 mod check;
+mod cli;
 mod config;
 mod conform;
 mod console;

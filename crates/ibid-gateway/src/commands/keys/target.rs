@@ -15,7 +15,8 @@ use crate::{
     config::{self, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
-        ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery, RecordView, state_name,
+        AddressPattern, ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery,
+        RecordView, state_name,
     },
 };
 
@@ -105,6 +106,7 @@ impl KeysBackend {
 fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String {
     let pairs = [
         ("limit", Some(limit.to_string())),
+        ("address", query.address.as_ref().map(ToString::to_string)),
         ("state", query.state.map(|state| state_name(state).to_owned())),
         ("tenant", query.tenant.clone()),
         ("user", query.user.clone()),
@@ -118,7 +120,7 @@ fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String
 }
 
 async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView, CommandError> {
-    let address = match query.address {
+    let address = match query.address.as_ref().and_then(AddressPattern::whole) {
         Some(address) => address.to_string(),
         None => {
             let page: RecordList = api.get(&list_path(query, None, 2)).await?;
@@ -139,7 +141,8 @@ async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView,
 
 fn matches_query(query: &RecordQuery, view: &RecordView) -> bool {
     let tag = |want: &Option<String>, have: &str| want.as_deref().is_none_or(|want| want == have);
-    let key = query.key.as_deref().is_none_or(|want| want == view.key || mask(want) == view.key);
+    // The gateway has compared the beginning of a key.
+    let key = query.key.as_deref().is_none_or(|want| want == view.key || mask(want) == view.key || want.ends_with('*'));
     key && tag(&query.tenant, &view.tenant) && tag(&query.user, &view.user) && tag(&query.endpoint, &view.endpoint)
 }
 

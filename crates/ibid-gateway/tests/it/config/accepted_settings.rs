@@ -263,3 +263,27 @@ fn limits_log_journal_and_admin_off() {
     assert_eq!((settings.limits.max_headers, settings.limits.max_connections), (100, 10_000));
     assert_eq!((settings.log.format, settings.log.level), (LogFormat::Json, LogLevel::Debug));
 }
+
+/// OpenTelemetry's variables, where the file says nothing.
+#[test]
+fn variables_of_opentelemetry() {
+    let trace = |text: &str, env: &[(&str, &str)]| try_load(&format!("{UPSTREAM}{text}"), env).unwrap().trace;
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/a");
+    let url = |env: &[(&str, &str)]| trace("", env).map(|trace| trace.collector.to_string());
+    assert_eq!(url(&[endpoint]).as_deref(), Some("http://collector:4318/a/v1/traces"));
+    let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://other:4318/spans");
+    assert_eq!(url(&[endpoint, traces]).as_deref(), Some("http://other:4318/spans"));
+    assert_eq!(url(&[endpoint, ("OTEL_SDK_DISABLED", "true")]), None);
+    assert_eq!(url(&[]), None);
+    let file = trace("[trace]\notlp = \"http://file:1\"", &[endpoint]).unwrap();
+    assert_eq!(file.collector.to_string(), "http://file:1/v1/traces");
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(file.resource, [pair("service.name", "ibid")]);
+    let attributes = ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=staging%20eu, service.name=pay");
+    let named = trace("", &[endpoint, attributes]).unwrap().resource;
+    assert_eq!(named, [pair("service.name", "pay"), pair("deployment.environment", "staging eu")]);
+    let named = trace("", &[endpoint, attributes, ("OTEL_SERVICE_NAME", "shop")]).unwrap().resource;
+    assert_eq!(named[0], pair("service.name", "shop"));
+    let told = try_load(UPSTREAM, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")]).unwrap_err().to_string();
+    assert!(told.starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: found \"collector\""), "{told}");
+}

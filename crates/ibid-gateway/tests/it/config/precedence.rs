@@ -25,7 +25,7 @@ fn flags_over_variables_over_the_file_over_defaults() {
 
 #[test]
 fn mistakes_name_the_flag_or_the_variable() {
-    let args = ServeArgs { listen: Some("x".into()), ..ServeArgs::default() };
+    let args = ServeArgs { listen: Some("x".into()), upstream: Some("http://a".into()), ..ServeArgs::default() };
     let told = |args: &ServeArgs, env: &[(&str, &str)]| {
         GatewaySettings::load(args, &Env::from_pairs(env)).unwrap_err().to_string()
     };
@@ -35,7 +35,7 @@ fn mistakes_name_the_flag_or_the_variable() {
     );
     let none = ServeArgs::default();
     assert_eq!(
-        told(&none, &[("IBID_LOG_LEVEL", "loud")]),
+        told(&none, &[("IBID_LOG_LEVEL", "loud"), ("IBID_UPSTREAM", "http://a")]),
         "IBID_LOG_LEVEL: \"loud\" is no log level; allowed are \"error\" \"warn\" \"info\" \"debug\" \"trace\""
     );
     assert_eq!(

@@ -19,7 +19,8 @@ async fn no_page_is_wider_than_a_phone_and_the_keyboard_reaches_everything() {
     browser.wait_for_text("Needs attention").await;
     let record = format!("/records/{lost}");
     let resolve = format!("/records/{lost}/resolve");
-    for path in ["/", "/records", &record, &resolve, "/unknown", "/policies", "/shadow", "/store", "/audit"] {
+    for path in ["/", "/recent", "/records", &record, &resolve, "/unknown", "/policies", "/shadow", "/store", "/audit"]
+    {
         browser.goto(&scene.url(path)).await.unwrap();
         browser.wait_for_element("main h1").await;
         let width = browser.execute(wide, Vec::new()).await.unwrap();

@@ -34,7 +34,7 @@ async fn resolve_record(browser: &ConsoleBrowser, scene: &ConsoleGateway) {
     browser.wait_for_text("1 record").await;
     browser.click_text(UNKNOWN_KEY).await;
     browser.wait_for_text("There is none: the outcome is unknown.").await;
-    browser.click_text("Say how it ended…").await;
+    browser.click_text("Resolve").await;
     browser.click("input[value=done]").await;
     browser.type_into("#status", "201").await;
     browser.type_into("#headers", "Location: /payments/1841").await;
@@ -57,10 +57,19 @@ async fn resolve_record(browser: &ConsoleBrowser, scene: &ConsoleGateway) {
     browser.click_text("Review").await;
     browser.wait_for_text("Nothing has been changed yet").await;
 
-    browser.click_text("It happened: resolve").await;
+    browser.click_text("Resolve").await;
     browser.wait_for_text("Resolved: every retry with this key gets this answer from now on.").await;
     let page = browser.text().await;
-    for part in ["re_1841", "ticket 7: the bank shows it", "admin.token", "unknown", "done 201", "in 6d"] {
+    for part in [
+        "re_1841",
+        "ticket 7: the bank shows it",
+        "admin.token",
+        "unknown",
+        "done 201",
+        "in 6d",
+        "Resolved by an operator",
+        "resolved by an operator",
+    ] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
     let answer = scene.pay("lost", UNKNOWN_KEY, 1).send().await;

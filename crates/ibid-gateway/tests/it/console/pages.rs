@@ -2,7 +2,7 @@
 
 use testbed::client::get;
 
-use super::common::{ADMIN, ConsoleGateway, MARKUP_KEY, PageClient, UNKNOWN_KEY};
+use super::common::{ADMIN, ConsoleGateway, MARKUP_KEY, PageClient, UNKNOWN_KEY, USER, VIEWER};
 
 use crate::support::{TestGateway, until_some};
 
@@ -148,7 +148,7 @@ async fn a_record_is_shown_with_every_field_and_the_answer_as_text() {
         "201",
         "pay_0",
         "content-type",
-        "Its life",
+        "History",
         "Answered",
     ] {
         assert!(page.contains(part), "{part}:\n{page}");
@@ -251,9 +251,16 @@ async fn the_overview_counts_what_happens() {
         "POST /payments/*",
         "Needs attention",
         UNKNOWN_KEY,
-        "alarm above 5 %",
-        "above the alarm at 10 %",
+        "alert if above 5 % for 10 minutes",
+        "alert if above 10 % for 10 minutes",
+        "Errors",
+        "Reused keys",
     ] {
+        assert!(page.contains(part), "{part}:\n{page}");
+    }
+    // Three hits in a few requests are no alert, and there is no second store to fall back to.
+    assert!(!page.contains("Fallbacks") && page.matches("tile alert").count() == 1, "{page}");
+    for part in [env!("CARGO_PKG_VERSION"), " · memory · up "] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
     for window in ["10m", "1h", "6h", "24h"] {
@@ -276,9 +283,10 @@ async fn an_empty_gateway_says_what_will_be_there() {
     let scene = ConsoleGateway::start_empty().await;
     let reader = scene.log_in(ADMIN).await;
     for (path, said) in [
-        ("/", "No end is unknown"),
+        ("/", "No outcome is unknown"),
+        ("/recent", "No request yet."),
         ("/records", "Nothing is remembered yet."),
-        ("/unknown", "Every operation that was started has a known end"),
+        ("/unknown", "Every operation that was started has a known outcome"),
         ("/audit", "Nothing was changed."),
     ] {
         assert!(reader.get_page(path).await.contains(said), "{path}");
@@ -293,4 +301,71 @@ async fn a_gateway_without_tokens_says_how_to_set_one() {
     let page = get(at, "/login").send().await.text();
     assert!(page.contains("No token is configured") && page.contains("env:IBID_ADMIN_TOKEN"), "{page}");
     assert_eq!(get(at, "/").send().await.status, 303);
+    // The link that it prints logs in, once.
+    let line = gateway.wait_for_log("ibid: console (this link logs in once").await;
+    let link = line.split(&at.to_string()).nth(1).expect("a link to this gateway").trim().to_owned();
+    let answer = get(at, link.as_str()).send().await;
+    assert_eq!((answer.status, answer.header("location")), (303, Some("/")), "{answer:?}");
+    let cookie = answer.header("set-cookie").and_then(|cookie| cookie.split(';').next()).expect("a session").to_owned();
+    assert_eq!(get(at, "/").header("Cookie", cookie.as_str()).send().await.status, 200);
+    assert_eq!(get(at, link.as_str()).send().await.status, 401, "once");
+}
+
+#[tokio::test]
+async fn recent_requests_are_listed_newest_first_and_lead_to_their_records() {
+    let scene = ConsoleGateway::start_filled().await;
+    let reader = scene.log_in(ADMIN).await;
+    assert_eq!(scene.pay("0", "order-0-pay", 1).send().await.status, 201);
+    let page = until_some("the replay is listed", || async {
+        let page = reader.get_page("/recent").await;
+        page.contains("replayed").then_some(page)
+    })
+    .await;
+    let (replayed, executed) = (page.find(">replayed<").unwrap(), page.find(">executed<").unwrap());
+    assert!(replayed < executed, "newest first: {page}");
+    for part in ["POST /payments/0", "127.0.0.1", &format!("/records/{}", scene.address("order-0-pay").await)] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let page = reader.get_page("/recent?show=replayed").await;
+    assert!(page.contains(">replayed<") && !page.contains(">executed<"), "{page}");
+    let page = reader.get_page("/recent?text=PAYMENTS/LOST").await;
+    assert!(page.contains("/payments/lost") && !page.contains("/payments/0"), "{page}");
+    assert_eq!(scene.log_in(USER).await.get("/recent").await.status, 403, "others' requests");
+}
+
+#[tokio::test]
+async fn unknown_outcomes_say_why_and_are_released_together() {
+    let scene = ConsoleGateway::start_filled().await;
+    let mut reader = scene.log_in(ADMIN).await;
+    assert_eq!(scene.pay("lost", "order-77-refund", 1).send().await.status, 502);
+    let page = until_some("both are listed", || async {
+        let page = reader.get_page("/unknown").await;
+        page.contains("order-77-refund").then_some(page)
+    })
+    .await;
+    assert!(page.contains("connection lost before the whole answer") && page.contains("POST /payments/lost"), "{page}");
+    let badge = reader.get_page("/badge").await;
+    assert!(badge.contains("class=\"badge\">2<"), "{badge}");
+    let lost = scene.address(UNKNOWN_KEY).await;
+    assert!(reader.get_page(&format!("/records/{lost}")).await.contains("connection lost before the whole answer"));
+    let boxes: Vec<String> =
+        page.split("name=\"record\" value=\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect();
+    assert_eq!(boxes.len(), 2, "{page}");
+    let csrf = page.rsplit("name=\"csrf\" value=\"").next().and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+    let records: Vec<(&str, &str)> = boxes.iter().map(|value| ("record", value.as_str())).collect();
+    let with = |more: &[(&'static str, &'static str)]| [&records[..], &[("csrf", csrf.as_str())], more].concat();
+    let refused = reader.post_form("/unknown", &with(&[("do", "release"), ("reason", " ")])).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("Give a reason"), "{}", refused.text());
+    let refused = reader.post_form("/unknown", &with(&[("do", "resolve"), ("reason", "r"), ("status", "99")])).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let done = reader.post_form("/unknown", &with(&[("do", "release"), ("reason", "ticket 12: none happened")])).await;
+    assert_eq!(done.status, 200);
+    assert_eq!(done.text().matches("</b>: changed").count(), 2, "{}", done.text());
+    assert_eq!(reader.get_page("/audit").await.matches("ticket 12: none happened").count(), 2, "one entry for each");
+    // The same page again: both have changed meanwhile.
+    let late = reader.post_form("/unknown", &with(&[("do", "release"), ("reason", "again")])).await;
+    assert!(late.text().contains("not changed"), "{}", late.text());
+    let viewer = scene.log_in(VIEWER).await.get_page("/unknown").await;
+    assert!(!viewer.contains("name=\"record\""), "a viewer changes nothing");
 }

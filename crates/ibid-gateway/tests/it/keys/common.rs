@@ -103,6 +103,12 @@ impl<'a> KeysFixture<'a> {
         answer
     }
 
+    /// Releases an entry through a running gateway.
+    pub(super) async fn release_over(&self, admin: &str, address: &str) -> CommandResult {
+        let args = ["keys", "release", address, "--reason", "ticket 7", "--admin", admin];
+        run_ibid(&args, &[("IBID_ADMIN_TOKEN", OPERATOR_TOKEN)]).await
+    }
+
     pub(super) async fn run_keys(&self, args: &[&str]) -> CommandResult {
         self.run_on_store(&[&["keys"], args].concat()).await
     }

@@ -1,12 +1,16 @@
 //! Lists: what is in them, filters, pages.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    time::timeout,
+};
 
 use super::{
     TestStore,
-    common::{ENTRY_COUNT, FAILED_KEY, KeysFixture, PAYMENT_COUNT, UNKNOWN_KEY, key},
+    common::{ENTRY_COUNT, FAILED_KEY, KeysFixture, PAYMENT_COUNT, UNKNOWN_KEY, key, send},
 };
 
 fn keys(records: &[Value]) -> BTreeSet<&str> {
@@ -113,4 +117,65 @@ pub(super) async fn a_key_is_found_as_sent_though_it_is_stored_masked(place: &Te
     assert!(several.stderr.contains("more than one entry matches; name one by its address, such as "), "{several:?}");
     let one = scene.run_keys(&["show", "--key", &key(2)]).await;
     assert_eq!((one.code, one.field("key").as_str()), (Some(0), "key-****nt-2"), "{one:?}");
+}
+
+pub(super) async fn addresses_and_keys_are_found_by_their_beginning(place: &TestStore) {
+    let scene = KeysFixture::start_filled(place).await;
+    let all_payments: Vec<String> = (0..PAYMENT_COUNT).map(key).collect();
+    assert_eq!(
+        keys(&scene.list(&["--key", "key-of-payment-*"]).await),
+        all_payments.iter().map(String::as_str).collect()
+    );
+    assert_eq!(scene.list(&["--key", "no-such-*"]).await.len(), 0);
+    let address = scene.address(UNKNOWN_KEY).await;
+    for by in [&address[..12], &format!("{}****{}", &address[..4], &address[60..]), &address[..12].to_uppercase()] {
+        let one = scene.run_keys(&["show", by, "--json"]).await.json();
+        assert_eq!((&one["address"], &one["key"]), (&address.as_str().into(), &UNKNOWN_KEY.into()), "{by}");
+    }
+    let missing = scene.run_keys(&["show", &format!("{}****{}", &address[..4], "0123")]).await;
+    assert_eq!(missing.code, Some(1), "{missing:?}");
+    // The runbook: from the line in the log to the change.
+    let by = format!("{}****{}", &address[..4], &address[60..]);
+    let released = scene.run_keys(&["release", &by, "--reason", "ticket 7"]).await;
+    assert_eq!(released.code, Some(0), "{released:?}");
+}
+
+/// Every change of what is running or unknown, as it happens.
+#[tokio::test]
+async fn a_watched_list_prints_changes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = TestStore::new(format!("embedded:{}", folder.path().join("data").display()), ());
+    let scene = KeysFixture::start_filled(&place).await;
+    let gateway = scene.start_gateway().await;
+    let admin = format!("http://{}", gateway.admin_addr());
+    let mut watching = tokio::process::Command::new(crate::support::BIN)
+        .args(["keys", "list", "--watch", "--json", "--admin", &admin])
+        .env("IBID_ADMIN_TOKEN", super::common::OPERATOR_TOKEN)
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut next = async || -> Value {
+        let line = timeout(Duration::from_secs(20), lines.next_line()).await.expect("in time").unwrap();
+        serde_json::from_str(&line.expect("it goes on")).unwrap()
+    };
+    let first = next().await;
+    assert_eq!((&first["state"], &first["record"]["key"]), (&"unknown".into(), &UNKNOWN_KEY.into()), "{first:#}");
+    let gate = scene.upstream.gate("/pay/slow");
+    let running = send(gateway.addr(), "slow", "key-of-a-slow-one").start().await;
+    let begun = next().await;
+    assert_eq!((&begun["state"], &begun["record"]["path"]), (&"processing".into(), &"/pay/slow".into()), "{begun:#}");
+    gate.open();
+    let ended = next().await;
+    assert_eq!(
+        (&ended["state"], &ended["record"]["address"]),
+        (&"done".into(), &begun["record"]["address"]),
+        "{ended:#}"
+    );
+    let released = scene.release_over(&admin, first["record"]["address"].as_str().unwrap()).await;
+    assert_eq!(released.code, Some(0), "{released:?}");
+    let gone = next().await;
+    assert_eq!((&gone["state"], &gone["record"]["address"]), (&Value::Null, &first["record"]["address"]), "{gone:#}");
+    drop(running);
 }

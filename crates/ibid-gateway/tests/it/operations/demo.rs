@@ -56,9 +56,15 @@ async fn what_it_says_to_try_works_as_it_says() {
         let value = printed.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
         value.unwrap_or_else(|| panic!("no {what} in:\n{printed}")).to_owned()
     };
-    let (console, token) = (told("The console, in a browser:"), told("Its token:"));
-    let logged_in = bash(format!("curl -si {console}login --data-urlencode token={token}")).await;
+    let (console, token) = (told("The console, in a browser:"), told("Its token, for the next time:"));
+    let login = console.split('?').next().expect("a link");
+    let logged_in = bash(format!("curl -si {login} --data-urlencode token={token}")).await;
     assert!(logged_in.starts_with("HTTP/1.1 303 ") && logged_in.contains("ibid_session="), "{logged_in}");
+    // The link logs in once.
+    let logged_in = bash(format!("curl -si '{console}'")).await;
+    assert!(logged_in.starts_with("HTTP/1.1 303 ") && logged_in.contains("ibid_session="), "{logged_in}");
+    let again = bash(format!("curl -si '{console}'")).await;
+    assert!(again.starts_with("HTTP/1.1 401 ") && again.contains("it works once"), "{again}");
     let table =
         printed.lines().find_map(|line| line.strip_prefix("The same as a table:")).expect("it says how to list");
     let table = bash(table.trim().replace(" ibid ", &format!(" {} ", crate::support::BIN))).await;
@@ -92,4 +98,18 @@ async fn a_port_in_use_is_said_in_one_line() {
     let said = demo.printed();
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains(&format!("listen: {taken} cannot be bound: ")), "{said}");
+}
+
+#[tokio::test]
+async fn the_demo_works_on_another_store() {
+    let redis = testbed::TestRedis::start();
+    let url = redis.url();
+    let demo = IbidProcess::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", &url], &[]);
+    let printed = demo.wait_for("ibid: listening on http://").await;
+    let address = printed.lines().find_map(|line| line.strip_prefix("ibid: listening on ")).unwrap().trim().to_owned();
+    let pay = format!("curl -si {address}/payments -H 'Idempotency-Key: order-7' -d '{{\"amount\":1}}'");
+    assert!(bash(pay.clone()).await.starts_with("HTTP/1.1 201 "));
+    assert!(bash(pay).await.contains("idempotent-replayed: true"));
+    let mut wrong = IbidProcess::start(&["demo", "--store", "rediss//x"], &[]);
+    assert_eq!(wrong.exit_code().await, Some(64));
 }

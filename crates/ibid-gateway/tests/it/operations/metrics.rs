@@ -39,7 +39,8 @@ async fn scrape_until(admin: SocketAddr, gauge: &str, value: f64) -> MetricsPage
 
 /// Everything that is counted, histograms by their counts, but for what is 0.
 fn nonzero_counters(page: &MetricsPage) -> Vec<(String, f64)> {
-    let samples = page.families().iter().filter(|family| family.kind != "gauge").flat_map(|family| &family.samples);
+    let ours = page.families().iter().filter(|family| family.name.starts_with("idempotency_"));
+    let samples = ours.filter(|family| family.kind != "gauge").flat_map(|family| &family.samples);
     let counts = samples.filter(|sample| !sample.name.ends_with("_bucket") && !sample.name.ends_with("_sum"));
     let named = counts.filter(|sample| sample.value != 0.0).map(|sample| {
         let short = sample.name.strip_prefix("idempotency_").expect("a name of ours");
@@ -79,9 +80,17 @@ async fn every_name_is_there_from_the_start_at_zero() {
     assert_eq!(found, listed);
     for family in page.families() {
         assert!(!family.samples.is_empty(), "{}", family.name);
+        if !family.name.starts_with("idempotency_") {
+            assert!(family.samples.iter().all(|sample| sample.value >= 0.0), "{family:#?}");
+            continue;
+        }
         // A store that is up is up from the start.
         let at_first = if family.name == "idempotency_store_up" { 1.0 } else { 0.0 };
         assert!(family.samples.iter().all(|sample| sample.value == at_first), "{family:#?}");
+    }
+    assert_eq!(page.sum("ibid_build_info", &[("version", env!("CARGO_PKG_VERSION"))]), 1.0);
+    for name in ["process_resident_memory_bytes", "process_open_fds", "process_max_fds", "process_start_time_seconds"] {
+        assert!(page.value(name) > 1.0, "{name}");
     }
     let outcomes = "executed released pending unknown degraded replayed keyless shadow-replay shadow-refusal";
     for outcome in outcomes.split(' ').chain(RefusalReason::all().map(RefusalReason::name)) {
@@ -123,6 +132,13 @@ fn the_names_are_the_promised_ones() {
         "gauge idempotency_store_bytes",
         "gauge idempotency_store_up",
         "counter idempotency_log_lines_lost_total",
+        "gauge ibid_build_info",
+        "gauge process_start_time_seconds",
+        "counter process_cpu_seconds_total",
+        "gauge process_resident_memory_bytes",
+        "gauge process_virtual_memory_bytes",
+        "gauge process_open_fds",
+        "gauge process_max_fds",
     ];
     assert_eq!(names, promised);
 }

@@ -107,7 +107,9 @@ impl ParsedFamily {
                 return Err(format!("{sample:?} is there twice"));
             }
             let whole = sample.value >= 0.0 && sample.value.fract() == 0.0;
-            if suffix != "_sum" && !whole || sample.value < 0.0 {
+            // Of the process, some are times.
+            let is_count = suffix != "_sum" && !self.name.starts_with("process_");
+            if is_count && !whole || sample.value < 0.0 {
                 return Err(format!("{sample:?} is no count"));
             }
         }

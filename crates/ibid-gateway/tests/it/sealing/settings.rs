@@ -105,13 +105,12 @@ fn what_is_wrong_is_said_without_what_was_found() {
             format!("{secret}\nplain_addresses = true"),
             "plain_addresses: without seal.keys nothing is sealed; leave \"plain_addresses\" out, or add a key".into(),
         ),
-        (
-            "keys = [{ id = \"a\", kye = 1 }]".into(),
-            "keys[1].kye: unknown key, did you mean \"key\"? allowed are \"id\" \"key\"".into(),
-        ),
+        ("keys = [{ id = \"a\", kye = 1 }]".into(), "keys[1].kye: unknown key, did you mean \"key\"?".into()),
     ] {
         let said = seal(&table).map(|_| "valid").unwrap_err();
-        assert_eq!(said, format!("ibid.toml: seal.{told}"));
+        let (place, rest) = said.split_once(": ").expect("a place");
+        assert!(place.starts_with("ibid.toml"), "{said}");
+        assert_eq!(rest, format!("seal.{told}"));
         assert!(!said.contains("s3cret") && !said.contains(short), "{said}");
     }
     // A secret in the wrong place is not shown either.

@@ -50,9 +50,9 @@ fn invalid_lines() -> Vec<(String, &'static str)> {
         ("trace = \"http://u:SECRET@127.0.0.1\"", "trace: "),
         ("trace.otlp = \"http://u:SECRET@127.0.0.1\"", "trace.otlp: "),
         ("trace.otlp = [\"http://u:SECRET@127.0.0.1\"]", "trace.otlp: "),
-        ("admin.token = \"SECRET", "line "),
-        ("admin.token = SECRET", "line "),
-        ("admin.token \"SECRET\"", "line "),
+        ("admin.token = \"SECRET", "ibid.toml:2:"),
+        ("admin.token = SECRET", "ibid.toml:2:"),
+        ("admin.token \"SECRET\"", "ibid.toml:2:"),
     ];
     let mut mistakes: Vec<_> = all.into_iter().map(|(text, why)| (text.replace("SECRET", SECRET), why)).collect();
     for url in [

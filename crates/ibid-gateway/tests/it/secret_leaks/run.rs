@@ -106,7 +106,7 @@ async fn reload_invalid_configs(scene: &mut SecretsGateway) {
         (format!("\"{}\"", base64(SEAL)), format!("\"{}\"", &base64(SEAL)[..30]), "seal.keys[1].key: "),
         (format!("token = \"{VIEWER}\""), format!("token = {{ it = \"{VIEWER}\" }}"), "admin.tokens[1].token: "),
         (format!("secrets = [\"{HOOK}\"]"), format!("secrets = {{ it = \"{HOOK}\" }}"), "route[2].secrets: "),
-        (format!("token = \"{USER}\""), format!("token = \"{USER}"), "ibid.toml: line "),
+        (format!("token = \"{USER}\""), format!("token = \"{USER}"), "ibid.toml:"),
         ("[store]\nurl = \"redis:".to_owned(), "[store]\nurl = \"rediz:".to_owned(), "store.url: "),
     ] {
         scene.rewrite_config(&part, &by);

@@ -24,7 +24,7 @@ fn load(text: &str) -> GatewaySettings {
 #[track_caller]
 fn config_error(dials: &str) -> String {
     let line = try_load(&format!("[[route]]\nmatch = \"POST /a\"\n{dials}")).expect_err("a mistake").to_string();
-    let line = line.strip_prefix("ibid.toml: route[1].").unwrap_or_else(|| panic!("{line}"));
+    let line = line.split_once(": route[1].").unwrap_or_else(|| panic!("{line}")).1;
     line.strip_suffix(" (match = \"POST /a\")").unwrap_or(line).to_owned()
 }
 
@@ -68,7 +68,7 @@ fn secrets_are_needed_unless_anybody_may_send() {
         assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
     }
     let line = try_load("[policy]\npreset = \"webhook:github\"").unwrap_err().to_string();
-    assert!(line.starts_with("ibid.toml: policy.secrets: is missing"), "{line}");
+    assert!(line.contains(": policy.secrets: is missing"), "{line}");
 }
 
 #[test]
@@ -137,10 +137,7 @@ fn what_each_mistake_is_told() {
         assert_eq!(told, expected);
     }
     let told = config_error("preset = \"webhook:githib\"");
-    assert!(
-        told.starts_with("preset: \"webhook:githib\" is no preset, did you mean \"webhook:github\"? allowed are"),
-        "{told}"
-    );
+    assert!(told.starts_with("preset: \"webhook:githib\" is no preset, did you mean \"webhook:github\"?"), "{told}");
 }
 
 #[test]
