@@ -30,7 +30,7 @@ use self::{
     read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
     recent::RecentPage,
     record::{RecordPage, RefusalRow},
-    record_list::{OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage},
+    record_list::{MAX_SORTED_RECORDS, OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordOrder},
 };
 use crate::{
     admin::{
@@ -132,8 +132,10 @@ async fn list_records(visit: Visit, form: Form) -> Response {
         Ok(asked) => asked,
         Err(wrong) => return html_response(StatusCode::BAD_REQUEST, &RecordListPage::with_error(&visit, form, wrong)),
     };
-    match records::list(&visit.state, &visit.caller, query, cursor, RECORDS_PAGE_SIZE).await {
-        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, form, list)),
+    let order = RecordOrder::of(&form, &visit.state);
+    let (cursor, limit) = order.map_or((cursor, RECORDS_PAGE_SIZE), |_| (None, MAX_SORTED_RECORDS));
+    match records::list(&visit.state, &visit.caller, query, cursor, limit).await {
+        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, form, list, order)),
         Err(problem) => visit.problem_page(problem),
     }
 }

@@ -1,6 +1,6 @@
 //! Record search, and pages of results.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeSet, sync::Arc};
 
 use askama::Template;
 use ibid::store::Address;
@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     admin::{
+        AdminState,
         auth::AdminCaller,
         input::{MAX_REASON_CHARS, parse_filters},
     },
@@ -21,6 +22,9 @@ use crate::{
 };
 
 pub(super) const RECORDS_PAGE_SIZE: usize = 50;
+/// How many matching records are read to be sorted.
+pub(super) const MAX_SORTED_RECORDS: usize = 10_000;
+const MAX_SORTED_ROWS_SHOWN: usize = 200;
 /// Number of previous pages whose cursors the URL carries. From later pages, only a link to the first leads further
 /// back.
 const MAX_BACK_LINKS: usize = 20;
@@ -32,6 +36,40 @@ const STATE_NAMES: [&str; 4] = ["processing", "done", "failed", "unknown"];
 /// Why an outcome is unknown that this gateway did not see become so.
 pub(super) const UNSEEN_CAUSE: &str = "lease expired: its gateway crashed, was stopped, or lost the store";
 
+/// An order other than that of addresses. Reading thousands of records for it is cheap except on Redis, which is scanned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RecordOrder {
+    Newest,
+    Oldest,
+    ExpiresSoonest,
+}
+
+impl RecordOrder {
+    const ALL: [(Self, &str, &str); 3] = [
+        (Self::Newest, "newest", "newest first"),
+        (Self::Oldest, "oldest", "oldest first"),
+        (Self::ExpiresSoonest, "expires", "expires soonest"),
+    ];
+
+    /// The order that the form asks for, if the store can.
+    pub(super) fn of(form: &Form, state: &AdminState) -> Option<Self> {
+        let asked = Self::ALL.into_iter().find(|(_, name, _)| *name == form.value("sort"));
+        asked.filter(|_| Self::is_offered(state)).map(|(order, ..)| order)
+    }
+
+    fn is_offered(state: &AdminState) -> bool {
+        matches!(state.ibid.engine().store().guarantees().store, "memory" | "embedded" | "postgres")
+    }
+
+    fn sort(self, rows: &mut [RecordView]) {
+        match self {
+            Self::Newest => rows.sort_by_key(|row| row.age_ms),
+            Self::Oldest => rows.sort_by_key(|row| Reverse(row.age_ms)),
+            Self::ExpiresSoonest => rows.sort_by_key(|row| row.expires_in_ms),
+        }
+    }
+}
+
 #[derive(Template)]
 #[template(path = "console/records.html")]
 pub(super) struct RecordListPage {
@@ -42,6 +80,9 @@ pub(super) struct RecordListPage {
     /// The tenants of the rows.
     tenants: BTreeSet<String>,
     rows: Vec<RecordView>,
+    can_sort: bool,
+    /// Of a sorted list: how many match, and whether there are even more.
+    sorted: Option<(usize, bool)>,
     first: Option<String>,
     previous: Option<String>,
     next: Option<String>,
@@ -109,8 +150,16 @@ impl Form {
 }
 
 impl RecordListPage {
-    pub(super) fn with_results(visit: &Visit, search: Form, list: RecordList) -> Self {
+    pub(super) fn with_results(visit: &Visit, search: Form, mut list: RecordList, order: Option<RecordOrder>) -> Self {
+        let sorted = order.map(|order| {
+            order.sort(&mut list.records);
+            (list.records.len(), list.next.take().is_some())
+        });
+        if sorted.is_some() {
+            list.records.truncate(MAX_SORTED_ROWS_SHOWN);
+        }
         Self {
+            sorted,
             first: (!search.value("cursor").is_empty()).then(|| search.page_link("", &[])),
             previous: search.previous_link(),
             next: list.next.as_ref().map(|next| search.next_link(next)),
@@ -135,6 +184,8 @@ impl RecordListPage {
             endpoints,
             tenants: BTreeSet::new(),
             rows: Vec::new(),
+            can_sort: RecordOrder::is_offered(&visit.state),
+            sorted: None,
             first: None,
             previous: None,
             next: None,

@@ -369,3 +369,17 @@ async fn unknown_outcomes_say_why_and_are_released_together() {
     let viewer = scene.log_in(VIEWER).await.get_page("/unknown").await;
     assert!(!viewer.contains("name=\"record\""), "a viewer changes nothing");
 }
+
+#[tokio::test]
+async fn records_are_sorted_by_age_where_the_store_can() {
+    let scene = ConsoleGateway::start_filled().await;
+    let reader = scene.log_in(ADMIN).await;
+    assert_eq!(scene.pay("9", "order-99-last", 1).send().await.status, 201);
+    let first_key =
+        |page: &str| page.split("<tbody>").nth(1).and_then(|rows| rows.split("</a>").next()).unwrap().to_owned();
+    let newest = reader.get_page("/records?sort=newest").await;
+    assert!(first_key(&newest).ends_with("order-99-last"), "{newest}");
+    let oldest = reader.get_page("/records?sort=oldest").await;
+    assert!(!first_key(&oldest).ends_with("order-99-last") && oldest.contains("order-99-last"), "{oldest}");
+    assert!(newest.contains("newest first") && !newest.contains("rel=\"next\""), "{newest}");
+}

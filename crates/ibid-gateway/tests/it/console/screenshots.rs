@@ -72,11 +72,12 @@ async fn pictures_of_a_gateway_at_work() {
     let browser = ConsoleBrowser::start(ScriptSetting::On).await;
     let pages = [
         ("overview", "/".to_owned()),
+        ("recent", "/recent".into()),
         ("records", "/records".into()),
         ("records-2", second.clone()),
         ("records-end", second.clone()),
         ("record", format!("/records/{done}")),
-        ("unknown", format!("/records/{lost}")),
+        ("record-unknown", format!("/records/{lost}")),
         ("resolve", format!("/records/{lost}/resolve")),
         ("unknown", "/unknown".into()),
         ("policies", "/policies".into()),
