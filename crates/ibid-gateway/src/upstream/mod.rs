@@ -298,7 +298,6 @@ where
         let copy = if keeps_copy { clone_without_body(request) } else { Request::new(B::default()) };
         let mut sent = mem::replace(request, copy);
         self.rewrite_for_http2(&mut sent);
-        // `insert`, because an attempt that failed returns the request with them.
         more.iter().for_each(|(name, value)| drop(sent.headers_mut().insert(name, value.clone())));
         let reply = shared.sender.try_send_request(sent);
         let socket = Arc::clone(&shared.socket);
@@ -309,6 +308,7 @@ where
                 Err(match back {
                     Some(back) => {
                         *request = back;
+                        more.iter().for_each(|(name, _)| drop(request.headers_mut().remove(name)));
                         AttemptError::NotSent(UpstreamError::Closed { reason })
                     }
                     None if handshake::is_unprocessed(e.error()) => {

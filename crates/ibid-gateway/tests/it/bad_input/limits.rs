@@ -104,11 +104,19 @@ async fn slow_heads_are_not_waited_for() {
     for (at, rest) in ["", "X: y\r\n", "Content-Length: 12\r\n"].into_iter().enumerate() {
         let key = format!("slow-head-{at}");
         let begun = Instant::now();
-        // hyper closes without a word.
+        // Closed without a word.
         world.assert_rejected("slow head", format!("{}{rest}", request_head("/pay", &key)), &[408]).await;
         assert!(begun.elapsed() >= Duration::from_millis(250), "not before its time: {:?}", begun.elapsed());
         world.assert_runs_once("slow head", &key).await;
     }
+    // An idle connection is not a slow head; the next head on it can be one.
+    let mut raw = world.connect().await;
+    for key in ["idle-1", "idle-2"] {
+        assert_eq!(world.valid_request(key).send_on(&mut raw).await.status, 201);
+        tokio::time::sleep(Duration::from_millis(600)).await;
+    }
+    raw.send(request_head("/pay", "slow-after-idle")).await;
+    assert!(raw.is_closed_within(WAIT_TIMEOUT).await);
     // One byte at a time is no way to stay either.
     let mut raw = world.connect().await;
     let begun = Instant::now();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::common::*;
 use ibid_gateway::upstream::{Affinity, ReusePolicy, UpstreamSettings};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 #[tokio::test]
@@ -82,6 +82,27 @@ async fn idle_connections_are_closed_after_the_idle_timeout() {
     read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     within(told.recv()).await.unwrap();
     assert!(start.elapsed() >= Duration::from_millis(100));
+}
+
+/// No further request looks at the connection; the gateway's side must close all the same.
+#[tokio::test]
+async fn an_idle_connection_that_the_upstream_closes_is_closed_here_too() {
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let server = serve(move |mut s, _| {
+        let tell = tell.clone();
+        async move {
+            read_request(&mut s).await.unwrap();
+            answer(&mut s, OK).await;
+            s.shutdown().await.unwrap();
+            assert!(read_request(&mut s).await.is_none());
+            tell.send(()).unwrap();
+        }
+    })
+    .await;
+    let up = new_upstream(&server.url("http"));
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), told.recv()).await.expect("noticed long before the idle timeout");
+    drop(up);
 }
 
 #[tokio::test]
@@ -251,7 +272,7 @@ async fn a_dropped_send_closes_the_connection_even_if_nobody_reads() {
     assert_eq!(server.count(), 2);
 }
 
-/// hyper alone would go on trying to flush, and keep the place.
+/// What is not sent yet must not keep the place.
 #[tokio::test]
 async fn a_dropped_send_frees_its_place_while_the_upstream_is_stuck() {
     let (tell, mut told) = mpsc::unbounded_channel();

@@ -7,6 +7,7 @@ use super::super::common::*;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt, Full};
+use ibid_gateway::proxy::UpstreamRequestBody;
 use ibid_gateway::upstream::{Affinity, ReusePolicy, UpstreamClient, UpstreamSettings};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
@@ -66,6 +67,73 @@ async fn an_early_413_is_always_read() {
         assert_eq!(response.status(), 413);
         assert_eq!(read(response).await.unwrap(), "long", "{n}");
     }
+}
+
+/// The exact rules are tested at the codec. Here: such a reply is lost, and its connection is not used again.
+#[tokio::test]
+async fn after_a_reply_that_cannot_be_delimited_safely_the_connection_is_closed() {
+    for (reply, body) in [
+        ("content-length: 2\r\ncontent-length: 3\r\n\r\nabc", None),
+        ("content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", Some("ok")),
+        ("content-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstray", Some("ok")),
+        ("\r\nok", Some("ok")),
+    ] {
+        let server = serve(move |mut s, _| async move {
+            let closes = reply == "\r\nok";
+            while read_request(&mut s).await.is_some() && answer(&mut s, &format!("HTTP/1.1 200 OK\r\n{reply}")).await {
+                if closes {
+                    return;
+                }
+            }
+        })
+        .await;
+        let up = new_upstream(&server.url("http"));
+        for count in 1..=2 {
+            let sent = send(&up, ReusePolicy::Claimed).await;
+            match body {
+                Some(body) => {
+                    let response = sent.unwrap();
+                    let framings =
+                        ["content-length", "transfer-encoding"].map(|name| response.headers().contains_key(name));
+                    assert_ne!(framings, [true, true], "{reply}");
+                    assert_eq!(read(response).await.unwrap(), body, "{reply}");
+                }
+                None => drop(expect_lost(sent)),
+            }
+            assert_eq!(server.count(), count, "{reply}");
+        }
+    }
+}
+
+/// Trailers need the announcement in the head, as HTTP demands.
+#[tokio::test]
+async fn trailers_pass_both_ways() {
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let server = serve(move |s, _| {
+        let tell = tell.clone();
+        async move {
+            let mut s = BufReader::new(s);
+            let mut got = Vec::new();
+            while !got.ends_with(b"x-sum: 7\r\n\r\n") {
+                s.read_until(b'\n', &mut got).await.unwrap();
+            }
+            tell.send(String::from_utf8(got).unwrap()).unwrap();
+            let reply = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;a=b\r\nok\r\n0\r\nx-end: 8\r\n\r\n";
+            answer(&mut s, reply).await;
+        }
+    })
+    .await;
+    let up = UpstreamClient::new(server.url("http").parse().unwrap(), UpstreamSettings::default()).unwrap();
+    let trailers =
+        [("x-sum", "7"), ("x-unannounced", "9")].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+    let body = UpstreamRequestBody::complete(Bytes::from("hello"), Some(trailers.into_iter().collect()));
+    let request = Request::post("/").header("trailer", "x-sum").body(body).unwrap();
+    let response = within(up.send(request, ReusePolicy::Claimed, &Affinity::default())).await.unwrap();
+    let reply = within(response.into_body().collect()).await.unwrap();
+    assert_eq!(reply.trailers().unwrap()["x-end"], "8");
+    assert_eq!(reply.to_bytes(), "ok");
+    let request = told.recv().await.unwrap();
+    assert!(request.ends_with("\r\n\r\n5\r\nhello\r\n0\r\nx-sum: 7\r\n\r\n"), "{request}");
 }
 
 #[tokio::test]

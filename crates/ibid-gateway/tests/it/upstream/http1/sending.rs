@@ -117,13 +117,13 @@ fn closes_after_each_reply(runtime: tokio::runtime::Runtime, announce: &'static 
             let response = loop {
                 match within(up.send(post("hello"), care, &affinity)).await {
                     Ok(response) => break response,
-                    // Proved, but hyper had encoded the request by then: whoever sent it may send it again.
+                    // Proved, but too late to try again here: the caller may send it again.
                     Err(SendFailure::NeverWritten(_)) if tries < 3 => tries += 1,
                     Err(failure) => panic!("{n}: {failure:?}"),
                 }
             };
             assert_eq!(read(response).await.unwrap(), "ok");
-            // Blocks this thread: with one thread no driver runs until the next request is queued.
+            // Blocks this thread: with one thread the reactor notices nothing until the next request.
             close.send(()).unwrap();
             is_closed.recv().unwrap();
             // A busy system delivers the FIN a little later. What is not there yet cannot be found.
@@ -177,7 +177,7 @@ async fn the_keep_alive_race_never_runs_anything_twice() {
                 replies += 1;
             }
             Err(SendFailure::MaybeWritten(_)) => unknown += 1,
-            // Found closed when hyper had already taken the request in hand.
+            // Found closed when its body had already been taken.
             Err(SendFailure::NeverWritten(_)) => unwritten += 1,
         }
     }
