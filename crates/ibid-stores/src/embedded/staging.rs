@@ -7,7 +7,8 @@
 //!
 //! A sync costs as much CPU as several requests. So the writer does not take a batch as soon as it can: the first caller
 //! of each thread that has a call in the batch holds it back while its thread still has other tasks to run, which may
-//! have calls for the same batch, for at most [`MAX_GATHER_TIME`]. On an idle thread that takes microseconds.
+//! have calls for the same batch, for at most [`MAX_GATHER_TIME`]. As soon as one of these threads is idle, nobody holds
+//! the batch back: on a machine that is not fully loaded that takes microseconds.
 
 use std::{
     collections::HashMap,
@@ -203,7 +204,7 @@ impl SharedLog {
         if is_first {
             self.staging.wake_writer(state);
         }
-        Ok(Submission::StagedFirst(outcome, GatherGuard { staging: &self.staging, batch: completion }))
+        Ok(Submission::StagedFirst(outcome, GatherGuard::new(&self.staging, completion)))
     }
 }
 
@@ -299,17 +300,23 @@ impl Staging {
 pub(super) struct GatherGuard<'a> {
     staging: &'a Staging,
     batch: Arc<BatchCompletion>,
+    is_thread_idle: bool,
 }
 
-impl GatherGuard<'_> {
+impl<'a> GatherGuard<'a> {
+    fn new(staging: &'a Staging, batch: Arc<BatchCompletion>) -> Self {
+        Self { staging, batch, is_thread_idle: false }
+    }
+
     /// Holds the batch back while the caller's thread has other tasks to run. Returns its completion.
-    pub(super) async fn gather(self) -> Arc<BatchCompletion> {
+    pub(super) async fn gather(mut self) -> Arc<BatchCompletion> {
         let began = Instant::now();
         let mut turn = began;
         for _ in 0..MAX_GATHER_TURNS {
             task::yield_now().await;
             let now = Instant::now();
-            if now - turn < IDLE_THREAD_TURN || now - began > MAX_GATHER_TIME {
+            self.is_thread_idle = now - turn < IDLE_THREAD_TURN;
+            if self.is_thread_idle || now - began > MAX_GATHER_TIME {
                 break;
             }
             turn = now;
@@ -323,7 +330,7 @@ impl Drop for GatherGuard<'_> {
         let mut state = self.staging.state.lock();
         // The writer may have taken the batch.
         if Arc::ptr_eq(&state.batch.completion, &self.batch) {
-            state.gathering -= 1;
+            state.gathering = if self.is_thread_idle { 0 } else { state.gathering.saturating_sub(1) };
             if state.gathering == 0 {
                 self.staging.wake_writer(state);
             }
