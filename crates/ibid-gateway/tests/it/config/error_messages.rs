@@ -311,7 +311,7 @@ fn addresses_and_servers() {
     );
     top(
         "store.url = \"mysql://u:s3cret@h\"",
-        "store.url: \"mysql://****@h\" names no store of this build; built in are memory: embedded: redis:// rediss:// redis+sentinel:// redis+cluster:// postgres://",
+        "store.url: \"mysql://****@h\" names no store of this build; built in are memory: embedded: redis:// rediss:// redis+sentinel:// redis+cluster:// valkey:// valkeys:// postgres://",
     );
     top(
         "cors.origins = [\"*\"]",
