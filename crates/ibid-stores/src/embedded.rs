@@ -36,7 +36,7 @@ use std::{
 };
 
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, Counters, Fence, Guarantees, Lease, SettleOutcome, Settlement, Store,
+    Address, ClaimOutcome, ClaimRequest, CompletedEntry, Counters, Fence, Guarantees, Lease, SettleOutcome, Settlement, Store,
     StoreAdmin, StoreError, StoreFuture, SweepResult,
     transitions::{self, EntryDecision, StoredEntry},
 };
@@ -314,6 +314,15 @@ impl Store for Embedded {
         match self.log.load(at, ReadMode::CachedOnly).transpose() {
             Some(loaded) => StoreFuture::ready(loaded.map(read)),
             None => StoreFuture::boxed(async move { self.load(at).await.map(read) }),
+        }
+    }
+
+    fn find_completed(&self, at: &Address) -> Option<CompletedEntry> {
+        // Most new keys are in no shard: nothing is read for them.
+        let entry = self.log.load(at, ReadMode::CachedOnly).ok()??.entry?;
+        match entry.read(self.log.clock.now()) {
+            Some(ClaimOutcome::Completed(found)) => Some(found),
+            _ => None,
         }
     }
 

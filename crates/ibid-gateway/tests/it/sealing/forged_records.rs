@@ -23,10 +23,10 @@ async fn an_answer_at_another_key_is_refused_and_reported() {
     let one = pay(&gateway, "one").send().await;
     assert_ran(&one);
     let only = server.cli(&["KEYS", "idempotency:*"]);
-    let of_one = only.lines().find(|key| server.cli(&["TYPE", key]) == "hash").expect("an entry").to_owned();
+    let of_one = only.lines().find(|key| server.cli(&["TYPE", key]) == "string").expect("an entry").to_owned();
     assert_ran(&pay(&gateway, "two").send().await);
     let all = server.cli(&["KEYS", "idempotency:*"]);
-    let of_two = all.lines().find(|key| *key != of_one && server.cli(&["TYPE", key]) == "hash").expect("another");
+    let of_two = all.lines().find(|key| *key != of_one && server.cli(&["TYPE", key]) == "string").expect("another");
     assert_eq!(server.cli(&["COPY", &of_one, of_two, "REPLACE"]), "1");
 
     for _ in 0..2 {
