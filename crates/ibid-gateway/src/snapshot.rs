@@ -97,11 +97,11 @@ impl ConfigSnapshot {
         };
         // Turning TLS off needs a restart. Until then the last certificate stays in use.
         let tls = match &settings.tls {
-            Some(tls) => Some(tls::listener_config(tls)?),
+            Some(tls) => Some(tls::server_config("tls", tls, &["h2", "http/1.1"])?),
             None => before.and_then(|before| before.tls.clone()),
         };
         let admin_tls = match settings.admin.as_ref().and_then(|admin| admin.tls.as_ref()) {
-            Some(tls) => Some(tls::admin_config(tls)?),
+            Some(tls) => Some(tls::server_config("admin.tls", tls, &["http/1.1"])?),
             None => before.and_then(|before| before.admin_tls.clone()),
         };
         let known = before.and_then(|before| before.jwt_verifier.as_ref());
