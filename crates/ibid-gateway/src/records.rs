@@ -6,9 +6,12 @@
 //! Invariant: every change is a compare-and-set on the fence of the entry that the operator saw, and has a reason.
 
 use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, CompletedEntry, EntryFilter, EntryInfo, EntryState, ErrorKind, ListCursor, Store,
-    StoreError, key_hash,
+use ibid::{
+    key::KeyFormat,
+    store::{
+        Address, ClaimOutcome, CompletedEntry, EntryFilter, EntryInfo, EntryState, ErrorKind, ListCursor, Store,
+        StoreError, key_hash,
+    },
 };
 
 pub(crate) use self::change::ChangeVerb;
@@ -89,7 +92,7 @@ impl RecordQuery {
         let lower = key.to_ascii_lowercase();
         let hashed = |key: &str| EntryFilter { key_hash: Some(key_hash(key)), ..filter.clone() };
         let mut filters = vec![hashed(&key)];
-        if is_uuid(&key) && lower != key {
+        if lower != key && KeyFormat::Uuid.check(&key).is_ok() {
             filters.push(hashed(&lower));
         }
         filters.push(EntryFilter { key: Some(key), ..filter });
@@ -134,12 +137,6 @@ async fn list_entries(
     entries.dedup_by_key(|listed| listed.address);
     entries.truncate(at_most);
     Ok(entries)
-}
-
-fn is_uuid(key: &str) -> bool {
-    let dash = |at| matches!(at, 8 | 13 | 18 | 23);
-    key.len() == 36
-        && key.bytes().enumerate().all(|(at, byte)| if dash(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
 }
 
 /// Reads the entry at an address; `None` if it is absent.
