@@ -113,15 +113,8 @@ impl ReceivedResponse<'_> {
         if media != "application/json" && !media.ends_with("+json") {
             return None;
         }
-        #[derive(Deserialize)]
-        struct CachedEnvelope {
-            metadata: CachedMetadata,
-        }
-        #[derive(Deserialize)]
-        struct CachedMetadata {
-            cached: bool,
-        }
-        Some(serde_json::from_slice::<CachedEnvelope>(self.body?).ok()?.metadata.cached)
+        let body: serde_json::Value = serde_json::from_slice(self.body?).ok()?;
+        body["metadata"]["cached"].as_bool()
     }
 
     fn header_is(&self, name: &str, value: &str) -> bool {

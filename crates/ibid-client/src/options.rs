@@ -60,6 +60,16 @@ impl OperationSpec {
     }
 }
 
+/// Methods that set the field of the same name.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => { $(
+        $(#[$doc])*
+        pub fn $name(self, $name: $type) -> SendOptions {
+            SendOptions { $name, ..self }
+        }
+    )* };
+}
+
 impl SendOptions {
     /// Stores the keys of named operations in files of this folder: they survive restarts and power failures.
     pub fn in_folder(folder: impl Into<PathBuf>) -> SendOptions {
@@ -113,49 +123,31 @@ impl SendOptions {
         self
     }
 
-    /// Sets the header that carries the key; `Idempotency-Key` by default. Some servers expect `X-Idempotency-Key`.
-    pub fn header(self, header: HeaderName) -> SendOptions {
-        SendOptions { header, ..self }
-    }
-
-    /// Sets the number of attempts and the waits between them.
-    pub fn schedule(self, schedule: Schedule) -> SendOptions {
-        SendOptions { schedule, ..self }
-    }
-
-    /// Whether to retry other 5xx responses, such as 500; off by default. A server that does not remember them runs the
-    /// operation again.
-    pub fn retry_5xx(self, retry_5xx: bool) -> SendOptions {
-        SendOptions { retry_5xx, ..self }
-    }
-
-    /// Limits the time of one attempt, including its whole response; 90 s by default. Choose more than the server's own
-    /// timeout, or only the next attempt sees the response.
-    pub fn attempt_timeout(self, attempt_timeout: Duration) -> SendOptions {
-        SendOptions { attempt_timeout, ..self }
-    }
-
     /// Limits the time of the whole call. Without a deadline, only the schedule and the attempt timeout limit it.
     pub fn deadline(self, deadline: Duration) -> SendOptions {
         SendOptions { deadline: Some(deadline), ..self }
     }
 
-    /// Limits the `Retry-After` that the client waits for; 60 s by default. A longer one ends the call.
-    pub fn max_retry_after(self, max_retry_after: Duration) -> SendOptions {
-        SendOptions { max_retry_after, ..self }
-    }
-
-    /// Tells how long the server remembers a key (its `ttl`); 24 h by default. The journal keeps the key of a finished
-    /// operation that long. An unfinished operation with an older key is not sent again, because the server may treat
-    /// it as a new one.
-    pub fn server_ttl(self, lifetime: Duration) -> SendOptions {
-        SendOptions { server_ttl: lifetime, ..self }
-    }
-
-    /// Limits the response size that is buffered, in bytes; 1 MiB by default. A buffered response that breaks off is
-    /// retried. Larger ones and event streams are streamed to the caller.
-    pub fn max_response(self, max_answer: usize) -> SendOptions {
-        SendOptions { max_response: max_answer, ..self }
+    setters! {
+        /// Sets the header that carries the key; `Idempotency-Key` by default. Some servers expect `X-Idempotency-Key`.
+        header: HeaderName;
+        /// Sets the number of attempts and the waits between them.
+        schedule: Schedule;
+        /// Whether to retry other 5xx responses, such as 500; off by default. A server that does not remember them runs
+        /// the operation again.
+        retry_5xx: bool;
+        /// Limits the time of one attempt, including its whole response; 90 s by default. Choose more than the server's
+        /// own timeout, or only the next attempt sees the response.
+        attempt_timeout: Duration;
+        /// Limits the `Retry-After` that the client waits for; 60 s by default. A longer one ends the call.
+        max_retry_after: Duration;
+        /// Tells how long the server remembers a key (its `ttl`); 24 h by default. The journal keeps the key of a
+        /// finished operation that long. An unfinished operation with an older key is not sent again, because the
+        /// server may treat it as a new one.
+        server_ttl: Duration;
+        /// Limits the response size that is buffered, in bytes; 1 MiB by default. A buffered response that breaks off is
+        /// retried. Larger ones and event streams are streamed to the caller.
+        max_response: usize;
     }
 }
 

@@ -5,17 +5,13 @@
 //! A response body is buffered before the response counts: if the connection breaks inside it, the next attempt with the
 //! same key gets the whole response. Event streams and bodies above the limit are streamed to the caller.
 
-use std::{
-    error::Error,
-    pin::Pin,
-    task::{Context, Poll},
-    time::SystemTime,
-};
+use std::{error::Error, time::SystemTime};
 
 use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, header};
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use http_body_util::BodyExt as _;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use reqwest::{Body, Request, Response, ResponseBuilderExt as _};
 use tokio::time::{Duration, Instant, sleep_until, timeout_at};
 
@@ -128,7 +124,7 @@ impl CallState<'_> {
             None => Ok(whole.await),
         };
         match ended {
-            Ok(Ok(whole)) => self.handle_response(whole).await,
+            Ok(Ok((response, body))) => self.handle_response(response, body).await,
             Ok(Err(TransportError { error, is_permanent: true })) => SendAttemptOutcome::Finished(Err(
                 self.send_error(SendErrorReason::InvalidRequest, LastAttempt::Failed(error))
             )),
@@ -138,8 +134,7 @@ impl CallState<'_> {
         }
     }
 
-    async fn handle_response(&self, whole: BufferedResponse) -> SendAttemptOutcome {
-        let BufferedResponse { response, body } = whole;
+    async fn handle_response(&self, response: Response, body: Option<Bytes>) -> SendAttemptOutcome {
         let seen = ReceivedResponse { status: response.status(), headers: response.headers(), body: body.as_deref() };
         let verdict = classify_response(&seen, self.options.retry_5xx, SystemTime::now());
         let (replayed, degraded) = (seen.is_replayed(), seen.is_degraded());
@@ -244,19 +239,13 @@ impl From<Option<ibid::RefusalReason>> for SendErrorReason {
     }
 }
 
-struct BufferedResponse {
-    /// Its body can still be read from the start.
-    pub(crate) response: Response,
-    /// The whole body; `None` if it is streamed.
-    pub(crate) body: Option<Bytes>,
-}
-
-async fn buffer_response(response: Response, max: usize) -> Result<BufferedResponse, TransportError> {
+/// Returns the response, whose body can still be read from the start, and the whole body; `None` if it is streamed.
+async fn buffer_response(response: Response, max: usize) -> Result<(Response, Option<Bytes>), TransportError> {
     let kind = response.headers().get(header::CONTENT_TYPE).map(|value| value.as_bytes().to_ascii_lowercase());
     let streams = kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"));
     let large = response.content_length().is_some_and(|length| length > max as u64);
     if streams || large {
-        return Ok(BufferedResponse { response, body: None });
+        return Ok((response, None));
     }
     let url = response.url().clone();
     let (mut parts, mut rest) = http::Response::<Body>::from(response).into_parts();
@@ -269,39 +258,11 @@ async fn buffer_response(response: Response, max: usize) -> Result<BufferedRespo
         let Ok(data) = frame.into_data() else { continue };
         read.extend_from_slice(&data);
         if read.len() > max {
-            let body = Body::wrap(PrefixedBody { first: Some(read.freeze()), rest });
-            return Ok(BufferedResponse { response: http::Response::from_parts(parts, body).into(), body: None });
+            let body = stream::iter([Ok(Frame::data(read.freeze()))]).chain(BodyStream::new(rest));
+            let body = Body::wrap(StreamBody::new(body));
+            return Ok((http::Response::from_parts(parts, body).into(), None));
         }
     }
     let body = read.freeze();
-    let response = http::Response::from_parts(parts, Body::from(body.clone())).into();
-    Ok(BufferedResponse { response, body: Some(body) })
-}
-
-/// A body whose first part is already read.
-struct PrefixedBody {
-    first: Option<Bytes>,
-    rest: Body,
-}
-
-impl HttpBody for PrefixedBody {
-    type Data = Bytes;
-    type Error = reqwest::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>, cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, reqwest::Error>>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
-            None => Pin::new(&mut self.rest).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.rest.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::default()
-    }
+    Ok((http::Response::from_parts(parts, Body::from(body.clone())).into(), Some(body)))
 }

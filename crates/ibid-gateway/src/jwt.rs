@@ -35,7 +35,7 @@ mod keys;
 const RETRY_AFTER_NO_KEYS: Duration = Duration::from_secs(1);
 
 pub struct JwtVerifier {
-    settings: JwtSettings,
+    pub(crate) settings: JwtSettings,
     /// The rules for tokens of each algorithm.
     validations: HashMap<Algorithm, Validation>,
     keys: ArcSwap<KeySet>,
@@ -59,12 +59,9 @@ impl JwtVerifier {
         };
         let rules = validation(settings);
         let of = |algorithm| (algorithm, Validation { algorithms: vec![algorithm], ..rules.clone() });
-        let validations = keys::ALGORITHMS.into_iter().map(of).collect();
+        let all = keys::HMAC_ALGORITHMS.into_iter().chain(keys::RSA_ALGORITHMS);
+        let validations = all.chain([Algorithm::ES256, Algorithm::ES384, Algorithm::EdDSA]).map(of).collect();
         Ok(Self { settings: settings.clone(), validations, keys: ArcSwap::from_pointee(keys), remote })
-    }
-
-    pub(crate) fn uses_settings(&self, settings: &JwtSettings) -> bool {
-        self.settings == *settings
     }
 
     pub(crate) async fn identify_caller(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> TokenVerification {

@@ -60,7 +60,7 @@ type Answer = Response<ResponseBody<ProxyResponseBody>>;
 
 /// A document of the app, under one configuration.
 pub(crate) struct Document {
-    path: String,
+    pub(crate) path: String,
     routes: RouteTable,
     /// Held while annotating, so that only one version is annotated at a time.
     annotating: Arc<tokio::sync::Mutex<()>>,
@@ -120,14 +120,6 @@ impl Document {
     pub(crate) fn new(path: String, routes: RouteTable) -> Arc<Self> {
         let (annotating, last, told_of_memory) = Default::default();
         Arc::new(Self { path, routes, annotating, last, told_of_memory })
-    }
-
-    pub(crate) fn is_at(&self, path: &str) -> bool {
-        self.path == path
-    }
-
-    fn last(&self) -> Option<Arc<Version>> {
-        self.last.lock().clone()
     }
 
     /// If the last version has these bytes, records that another response had them too, and returns that version.
@@ -208,7 +200,7 @@ impl Asked {
         let conditions = Conditions::take(request.headers_mut());
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let known = self.document.last().filter(|last| last.target == target && last.etag.is_some());
+        let known = self.document.last.lock().clone().filter(|last| last.target == target && last.etag.is_some());
         // The gateway has no copy of a version that passes unchanged. A 304 then only helps a client that has one.
         let known = known.filter(|known| known.made.is_ok() || conditions.hold(known.etag.as_ref()));
         if let Some(etag) = known.as_ref().and_then(|known| known.etag.as_ref()) {
@@ -239,7 +231,7 @@ impl Asked {
             }
         };
         let is_left = |last: Arc<Version>| last.target == target && last.etag == etag && last.made.is_err();
-        if etag.is_some() && self.document.last().is_some_and(is_left) {
+        if etag.is_some() && self.document.last.lock().clone().is_some_and(is_left) {
             return answer;
         }
         let (head, body) = answer.into_parts();
@@ -260,9 +252,8 @@ impl Asked {
         let version = self.version(given.clone(), DocumentResponse { target, etag, content_type }).await;
         match version.as_ref().map(|version| &version.made) {
             Some(Ok(annotated)) => annotated.instead_of(Response::from_parts(head, ResponseBody::whole("", None))),
-            Some(Err(_)) | None => {
-                let end = ResponseBody::whole("", trailers);
-                Response::from_parts(head, ResponseBody::begun(given, Some(memory), end))
+            _ => {
+                Response::from_parts(head, ResponseBody::begun(given, Some(memory), ResponseBody::whole("", trailers)))
             }
         }
     }

@@ -6,9 +6,12 @@
 //! Invariant: every change is a compare-and-set on the fence of the entry that the operator saw, and has a reason.
 
 use bytes::Bytes;
-use ibid::store::{
-    Address, ClaimOutcome, CompletedEntry, EntryFilter, EntryInfo, EntryState, ErrorKind, ListCursor, Store,
-    StoreError, key_hash,
+use ibid::{
+    key::KeyFormat,
+    store::{
+        Address, ClaimOutcome, CompletedEntry, EntryFilter, EntryInfo, EntryState, ErrorKind, ListCursor, Store,
+        StoreError, key_hash,
+    },
 };
 
 pub(crate) use self::change::ChangeVerb;
@@ -160,7 +163,7 @@ impl RecordQuery {
         let lower = key.to_ascii_lowercase();
         let hashed = |key: &str| EntryFilter { key_hash: Some(key_hash(key)), ..filter.clone() };
         search.filters = vec![hashed(&key)];
-        if is_uuid(&key) && lower != key {
+        if lower != key && KeyFormat::Uuid.check(&key).is_ok() {
             search.filters.push(hashed(&lower));
         }
         search.filters.push(EntryFilter { key: Some(key), ..filter });
@@ -250,12 +253,6 @@ impl EntrySearch {
 fn key_starts_with(stored: &str, prefix: &str) -> bool {
     let visible = stored.split_once("****").map_or(stored, |(visible, _)| visible);
     stored.starts_with(prefix) || visible.len() < stored.len() && !visible.is_empty() && prefix.starts_with(visible)
-}
-
-fn is_uuid(key: &str) -> bool {
-    let dash = |at| matches!(at, 8 | 13 | 18 | 23);
-    key.len() == 36
-        && key.bytes().enumerate().all(|(at, byte)| if dash(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
 }
 
 /// Reads the entry at an address; `None` if it is absent.

@@ -283,15 +283,6 @@ fn cmp_ignore_case(one: &[u8], two: &[u8]) -> Ordering {
     one.iter().map(u8::to_ascii_lowercase).cmp(two.iter().map(u8::to_ascii_lowercase))
 }
 
-impl<'a> IntoIterator for &'a RouteTable {
-    type Item = &'a RouteEntry;
-    type IntoIter = std::slice::Iter<'a, RouteEntry>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

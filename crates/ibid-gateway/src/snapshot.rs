@@ -27,14 +27,16 @@ use crate::{
     upstream::{self, UpstreamClient, UpstreamTarget},
 };
 
+type SharedUpstream = Arc<UpstreamClient<UpstreamRequestBody>>;
+
 /// Everything that decides how a request is handled.
 pub struct ConfigSnapshot {
     pub settings: GatewaySettings,
     /// Keyed by URL.
-    upstreams: HashMap<String, Arc<UpstreamClient<UpstreamRequestBody>>>,
-    default_upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
+    upstreams: HashMap<String, SharedUpstream>,
+    default_upstream: SharedUpstream,
     /// The same upstreams for gRPC calls, keyed by the same URLs. They always use HTTP/2.
-    grpc_upstreams: HashMap<String, Arc<UpstreamClient<UpstreamRequestBody>>>,
+    grpc_upstreams: HashMap<String, SharedUpstream>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub admin_tls: Option<Arc<rustls::ServerConfig>>,
     pub(crate) jwt_verifier: Option<Arc<JwtVerifier>>,
@@ -54,7 +56,7 @@ pub struct RenderedContract {
 
 /// The upstream that a request goes to, and the route that covers it.
 pub struct RoutedUpstream {
-    pub upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
+    pub upstream: SharedUpstream,
     /// Format of refusals if no policy covers the request.
     pub refusals: RefusalFormat,
     pub route_match: RouteMatch,
@@ -97,17 +99,17 @@ impl ConfigSnapshot {
         };
         // Turning TLS off needs a restart. Until then the last certificate stays in use.
         let tls = match &settings.tls {
-            Some(tls) => Some(tls::listener_config(tls)?),
+            Some(tls) => Some(tls::server_config("tls", tls, &["h2", "http/1.1"])?),
             None => before.and_then(|before| before.tls.clone()),
         };
         let admin_tls = match settings.admin.as_ref().and_then(|admin| admin.tls.as_ref()) {
-            Some(tls) => Some(tls::admin_config(tls)?),
+            Some(tls) => Some(tls::server_config("admin.tls", tls, &["http/1.1"])?),
             None => before.and_then(|before| before.admin_tls.clone()),
         };
         let known = before.and_then(|before| before.jwt_verifier.as_ref());
         let jwt_verifier = match &settings.jwt {
             None => None,
-            Some(jwt) if known.is_some_and(|known| known.uses_settings(jwt)) => known.cloned(),
+            Some(jwt) if known.is_some_and(|known| known.settings == *jwt) => known.cloned(),
             Some(jwt) => Some(Arc::new(JwtVerifier::new(jwt)?)),
         };
         // Tracing that is on at start-up stays on. A reload changes only the collector.
@@ -145,7 +147,7 @@ impl ConfigSnapshot {
         (!wanted.is_empty()).then(|| (verifier.clone(), wanted))
     }
 
-    pub(crate) fn upstreams(&self, protocol: Protocol) -> &HashMap<String, Arc<UpstreamClient<UpstreamRequestBody>>> {
+    pub(crate) fn upstreams(&self, protocol: Protocol) -> &HashMap<String, SharedUpstream> {
         match protocol {
             Protocol::Http => &self.upstreams,
             Protocol::Grpc => &self.grpc_upstreams,
@@ -153,13 +155,11 @@ impl ConfigSnapshot {
     }
 
     /// Returns the upstream of a route, or the default one.
-    fn upstream(&self, protocol: Protocol, route: Option<&RouteEntry>) -> Arc<UpstreamClient<UpstreamRequestBody>> {
-        let own = route.and_then(|route| route.upstream.as_ref()).and_then(|url| self.upstreams(protocol).get(url));
-        let default = || match protocol {
-            Protocol::Http => &self.default_upstream,
-            Protocol::Grpc => &self.grpc_upstreams[&self.settings.upstream],
-        };
-        own.unwrap_or_else(default).clone()
+    fn upstream(&self, protocol: Protocol, route: Option<&RouteEntry>) -> SharedUpstream {
+        match (route.and_then(|route| route.upstream.as_ref()), protocol) {
+            (None, Protocol::Http) => self.default_upstream.clone(),
+            (own, _) => self.upstreams(protocol)[own.unwrap_or(&self.settings.upstream)].clone(),
+        }
     }
 
     fn can_reuse_upstreams(&self, settings: &GatewaySettings) -> bool {
@@ -192,7 +192,7 @@ impl ConfigSnapshot {
 
     /// Returns the OpenAPI document that the request is for, if no route covers the request.
     pub(crate) fn document(&self, head: RequestHead<'_>) -> Option<Arc<Document>> {
-        let document = self.documents.iter().find(|document| document.is_at(head.uri.path()))?;
+        let document = self.documents.iter().find(|document| document.path == head.uri.path())?;
         // The gateway sends GET to the app for both methods.
         let is_read = matches!(*head.method, Method::GET | Method::HEAD);
         let passes = |method| {
@@ -249,9 +249,7 @@ const DOT_SEGMENTS: &str =
     "the path has dot segments, which the app may resolve to another path; send the path it resolves to";
 const NOT_HTTP2: &str = "the media type is that of gRPC, and there is no gRPC without HTTP/2; send it over HTTP/2";
 
-fn build_upstream(
-    url: &str, protocol: Protocol, settings: &GatewaySettings,
-) -> Result<Arc<UpstreamClient<UpstreamRequestBody>>, String> {
+fn build_upstream(url: &str, protocol: Protocol, settings: &GatewaySettings) -> Result<SharedUpstream, String> {
     let is_call = protocol == Protocol::Grpc;
     let url = match url.strip_prefix("http://") {
         Some(place) if is_call => format!("h2c://{place}"),

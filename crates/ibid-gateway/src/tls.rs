@@ -2,30 +2,19 @@
 
 use std::sync::Arc;
 
+use ibid_stores::AnyNameVerifier;
 use rustls::{
-    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, ServerConfig, WantsVerifier,
-    client::{
-        WantsClientCert, WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    ClientConfig, ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier,
+    client::WantsClientCert,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 
 use crate::config::{ClientIdentity, ClientTls, Pem, TlsSettings};
 
-/// Returns the TLS configuration of the listener: HTTP/2 if the client supports it, else HTTP/1.1.
-pub fn listener_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
-    server_config("tls", tls, &["h2", "http/1.1"])
-}
-
-/// Returns the TLS configuration of the admin port: HTTP/1.1.
-pub fn admin_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
-    server_config("admin.tls", tls, &["http/1.1"])
-}
-
-/// `table` names the configuration table, for errors.
-fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
+/// Returns the TLS configuration of a listener that supports the protocols `spoken`, the preferred one first. `table`
+/// names the configuration table, for errors.
+pub fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
     let chain = parse_certificates(tls.cert.text()).map_err(|why| format!("{table}.cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(tls.key.text().as_bytes()).map_err(|why| format!("{table}.key: {why}"))?;
     let mut config = ServerConfig::builder_with_provider(crypto_provider())
@@ -80,72 +69,26 @@ fn with_identity(
 /// exchanges no secrets.
 pub fn health_client_config(whose: &str, tls: &ClientTls) -> Result<Arc<ClientConfig>, String> {
     let named = format!("{whose}ca");
-    let chain = tls.ca.as_ref().map(|ca| {
-        let roots = Arc::new(parse_roots(&named, ca.text())?);
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, crypto_provider()).build();
-        verifier.map_err(|why| format!("{named}: {why}"))
-    });
-    let verifier = AnyNameVerifier { chain: chain.transpose()?, provider: crypto_provider() };
-    let config = client_builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+    let roots = tls.ca.as_ref().map(|ca| parse_roots(&named, ca.text())).transpose()?;
+    let verifier = AnyNameVerifier::new(roots).map_err(|why| format!("{named}: {why}"))?;
+    let config = client_builder().dangerous().with_custom_certificate_verifier(verifier);
     Ok(Arc::new(with_identity(config, whose, tls)?))
 }
 
 /// Returns the TLS configuration of `ibid conform`: it trusts these certificates, those of the system, or all.
 pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>, String> {
     let mut config = if insecure {
-        let anybody = AnyNameVerifier { chain: None, provider: crypto_provider() };
-        client_builder().dangerous().with_custom_certificate_verifier(Arc::new(anybody)).with_no_client_auth()
+        let anybody = AnyNameVerifier::new(None).expect("there are no certificates to build it from");
+        client_builder().dangerous().with_custom_certificate_verifier(anybody).with_no_client_auth()
     } else {
-        let mut roots = RootCertStore::empty();
-        match ca {
-            Some(pem) => roots = parse_roots("--ca", pem)?,
-            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-        }
+        let roots = match ca {
+            Some(pem) => parse_roots("--ca", pem)?,
+            None => native_roots().unwrap_or_else(|_| RootCertStore::empty()),
+        };
         client_builder().with_root_certificates(roots).with_no_client_auth()
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
-}
-
-/// Accepts certificates for any name and, without CAs, every certificate (`--insecure`). Still verifies the handshake.
-#[derive(Debug)]
-struct AnyNameVerifier {
-    chain: Option<Arc<WebPkiServerVerifier>>,
-    provider: Arc<rustls::crypto::CryptoProvider>,
-}
-
-impl ServerCertVerifier for AnyNameVerifier {
-    fn verify_server_cert(
-        &self, shown: &CertificateDer<'_>, between: &[CertificateDer<'_>], name: &ServerName<'_>, ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
-        match chain.verify_server_cert(shown, between, name, ocsp, now) {
-            // The verifier checks the issuer before the name.
-            Err(rustls::Error::InvalidCertificate(
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) => Ok(ServerCertVerified::assertion()),
-            verified => verified,
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 fn parse_roots(key: &str, ca: &str) -> Result<RootCertStore, String> {

@@ -19,19 +19,13 @@ pub struct IdempotentCall {
     key: String,
     secret: Option<AddressSecret>,
     pub(crate) fingerprint: Fingerprint,
-    /// Fingerprints of the same request by the rules of other versions.
-    older_fingerprints: OlderFingerprints,
+    /// Fingerprints of the same request by the rules of other versions. `None` for raw bytes, whose fingerprint is the
+    /// same in every version.
+    older_fingerprints: Option<Vec<Fingerprint>>,
     pub(crate) tenant: String,
     pub(crate) user: String,
     pub(crate) endpoint: String,
     pub(crate) isolation: Option<Isolation>,
-}
-
-#[derive(Debug, Clone)]
-enum OlderFingerprints {
-    /// A fingerprint of raw bytes is the same in every version.
-    RawBytes,
-    Digested(Vec<Fingerprint>),
 }
 
 impl IdempotentCall {
@@ -42,7 +36,7 @@ impl IdempotentCall {
             key: key.into(),
             secret: None,
             fingerprint: Fingerprint::NONE,
-            older_fingerprints: OlderFingerprints::RawBytes,
+            older_fingerprints: None,
             tenant: String::new(),
             user: String::new(),
             endpoint: String::new(),
@@ -52,20 +46,20 @@ impl IdempotentCall {
 
     /// Sets the request's bytes. The policy decides about the same key with other bytes; by default it is rejected.
     pub fn request(mut self, request: &[u8]) -> Self {
-        (self.fingerprint, self.older_fingerprints) = (Fingerprint::of_bytes(request), OlderFingerprints::RawBytes);
+        (self.fingerprint, self.older_fingerprints) = (Fingerprint::of_bytes(request), None);
         self
     }
 
     /// Sets the request's fingerprint instead of its bytes.
     pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
-        (self.fingerprint, self.older_fingerprints) = (fingerprint, OlderFingerprints::Digested(Vec::new()));
+        (self.fingerprint, self.older_fingerprints) = (fingerprint, Some(Vec::new()));
         self
     }
 
     /// Adds the request's [fingerprint of an older version](Fingerprint::of_version), for answers recorded before an
     /// upgrade. Call it after [`fingerprint`](Self::fingerprint).
     pub fn older_fingerprint(mut self, fingerprint: Fingerprint) -> Self {
-        if let OlderFingerprints::Digested(older) = &mut self.older_fingerprints {
+        if let Some(older) = &mut self.older_fingerprints {
             older.push(fingerprint);
         }
         self
@@ -73,10 +67,8 @@ impl IdempotentCall {
 
     pub(crate) fn fingerprint_of_version(&self, version: u8) -> Option<Fingerprint> {
         match &self.older_fingerprints {
-            OlderFingerprints::RawBytes => {
-                (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint })
-            }
-            OlderFingerprints::Digested(older) => older.iter().find(|older| older.version == version).copied(),
+            None => (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint }),
+            Some(older) => older.iter().find(|older| older.version == version).copied(),
         }
     }
 

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
-    record::{Record, RecordBody},
+    record::{Record, RecordBody, RecordError},
     store::{Fence, Fingerprint},
 };
 
@@ -28,17 +27,10 @@ pub(crate) enum TxClaimOutcome {
     Busy(Fingerprint),
     /// A holder started, and its outcome is unknown.
     OutcomeUnknown { fence: Fence, fingerprint: Fingerprint, takeover_in: Duration },
-    /// Completed, with this answer.
-    Done { fence: Fence, fingerprint: Fingerprint, answer: StoredAnswer },
+    /// Completed, with this answer, unless it cannot be decoded.
+    Done { fence: Fence, fingerprint: Fingerprint, answer: Result<Box<Record>, RecordError> },
     /// The token was released or forgotten.
     TokenSpent,
-}
-
-/// A remembered answer: encoded by a gateway, or written by the SQL functions as columns.
-#[derive(Debug)]
-pub(crate) enum StoredAnswer {
-    Encoded(Bytes),
-    Columns(Box<Record>),
 }
 
 impl TxClaimOutcome {
@@ -79,9 +71,10 @@ fn read_fingerprint(row: &SqlRow) -> Result<Fingerprint, DriverError> {
     Ok(Fingerprint { version, digest })
 }
 
-fn read_stored_answer(row: &SqlRow) -> Result<StoredAnswer, DriverError> {
+/// Reads an answer that a gateway encoded, or that the SQL functions wrote as columns.
+fn read_stored_answer(row: &SqlRow) -> Result<Result<Box<Record>, RecordError>, DriverError> {
     if let Some(record) = row.bytea(7)? {
-        return Ok(StoredAnswer::Encoded(record));
+        return Ok(Record::decode(record).map(Box::new));
     }
     let status = row.integer(8)?.and_then(|status| StatusCode::from_u16(u16::try_from(status).ok()?).ok());
     let status = SqlRow::require(status, "the status of an answer without a record")?;
@@ -92,7 +85,7 @@ fn read_stored_answer(row: &SqlRow) -> Result<StoredAnswer, DriverError> {
         headers.append(name, value);
     }
     let ms = |at| row.bigint(at).map(|ms| ms.unwrap_or(0).max(0) as u64);
-    Ok(StoredAnswer::Columns(Box::new(Record {
+    Ok(Ok(Box::new(Record {
         status,
         requested_at_ms: ms(12)?,
         completed_at_ms: ms(13)?,

@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::{
     call::IdempotentCall,
-    claim_outcome::{CLAIM_SQL, StoredAnswer, TxClaimOutcome},
+    claim_outcome::{CLAIM_SQL, TxClaimOutcome},
     complete::{AnswerWrite, clamp_micros},
     driver::{
         DriverError, DriverErrorKind, SqlValue, Transaction as _, TxConnection, TxPool, has_transient_sqlstate,
@@ -214,7 +214,9 @@ impl<P: TxPool> TxRun<'_, P> {
                     return Ok(TxNextAction::Finish(Box::new(TxOutcome::Executed(doubt.response))));
                 }
                 self.check_fingerprint(fingerprint)?;
-                Ok(TxNextAction::Finish(Box::new(TxOutcome::Replayed(answer.read()?))))
+                Ok(TxNextAction::Finish(Box::new(TxOutcome::Replayed(
+                    *answer.map_err(|error| TxError::Corrupt(Box::new(error)))?,
+                ))))
             }
             TxAttempt::NotGranted(TxClaimOutcome::Locked) => self.retry_until_deadline(),
             TxAttempt::NotGranted(TxClaimOutcome::Busy(fingerprint)) => {
@@ -312,17 +314,11 @@ impl<P: TxPool> TxRun<'_, P> {
             Ok(tx) => tx,
             Err(fault) => return claim_failed(fault),
         };
-        let (fence, xid) = match with_statement_timeout("the claim", self.claim(&mut tx)).await {
-            Ok(TxClaimOutcome::Granted { fence, xid }) => (fence, xid),
-            Ok(found) => {
-                // Nothing was changed: if the rollback fails, only the connection is lost.
-                drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
-                return Ok(TxAttempt::NotGranted(found));
-            }
-            Err(fault) => {
-                drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
-                return claim_failed(fault);
-            }
+        let claim = with_statement_timeout("the claim", self.claim(&mut tx)).await;
+        let Ok(TxClaimOutcome::Granted { fence, xid }) = claim else {
+            // Nothing was changed: if the rollback fails, only the connection is lost.
+            drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
+            return claim.map_or_else(claim_failed, |found| Ok(TxAttempt::NotGranted(found)));
         };
         let (started, requested_at_ms) = (Instant::now(), unix_now_ms());
         let response = match timeout(self.policy.timeout, operation(&mut tx)).await {
@@ -408,15 +404,6 @@ fn recording_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
 
 fn attempts_exhausted(tries: u32, source: DriverError) -> TxError {
     if source.is_transient() { TxError::Conflict { tries, source } } else { TxError::Database(source) }
-}
-
-impl StoredAnswer {
-    fn read(self) -> Result<Record, TxError> {
-        match self {
-            Self::Encoded(record) => Record::decode(record).map_err(|error| TxError::Corrupt(Box::new(error))),
-            Self::Columns(record) => Ok(*record),
-        }
-    }
 }
 
 async fn with_statement_timeout<T>(

@@ -13,9 +13,13 @@ use std::{
 
 use parking_lot::Mutex;
 use rustls::{
-    ClientConfig, ConfigBuilder, RootCertStore,
-    client::WantsClientCert,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        VerifierBuilderError, WantsClientCert, WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 use sha2::{Digest, Sha256};
 
@@ -175,6 +179,54 @@ impl TlsMaterial {
             }
         }
         hash.finalize().into()
+    }
+}
+
+/// Accepts certificates for any name and, without CAs, every certificate. Still verifies the handshake.
+#[derive(Debug)]
+pub struct AnyNameVerifier {
+    chain: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl AnyNameVerifier {
+    /// Creates a verifier that accepts only certificates from these CAs, if any are given.
+    pub fn new(roots: Option<RootCertStore>) -> Result<Arc<Self>, VerifierBuilderError> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let verifier = |roots| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
+        Ok(Arc::new(Self { chain: roots.map(verifier).transpose()?, provider }))
+    }
+}
+
+impl ServerCertVerifier for AnyNameVerifier {
+    fn verify_server_cert(
+        &self, shown: &CertificateDer<'_>, between: &[CertificateDer<'_>], name: &ServerName<'_>, ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(shown, between, name, ocsp, now) {
+            // The verifier checks the issuer before the name.
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

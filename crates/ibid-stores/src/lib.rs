@@ -21,6 +21,9 @@ pub mod redis;
 pub mod seal;
 pub mod tiered;
 
+#[cfg(any(feature = "redis", feature = "postgres"))]
+#[doc(hidden)]
+pub use certificates::AnyNameVerifier;
 #[cfg(unix)]
 pub use lock::ProcessLock;
 pub use remote::RemoteOptions;

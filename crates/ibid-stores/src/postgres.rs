@@ -44,7 +44,6 @@ use self::{
     pool::{CallFailure, PostgresPool},
     rows::{RowOperation, RowOutcome, SettlementParams, column},
     statements::Statement,
-    tls::PostgresTlsConnector,
     url::PostgresUrl,
     waiters::PostgresWaiters,
 };

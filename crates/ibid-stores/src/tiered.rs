@@ -180,6 +180,11 @@ impl TieredInner {
         self.observer.on_event(&EngineEvent::Fallback(call, error));
     }
 
+    /// Returns what the front answered to a call, or `None` after a failure, which is reported.
+    fn front_answer<T>(&self, call: &'static str, answered: Result<T, StoreError>) -> Option<T> {
+        answered.inspect_err(|error| self.report_front_error(call, error)).ok()
+    }
+
     async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
         let there = match self.authority.get(at).await {
             Ok(None) if self.is_loose() => Ok(None),
@@ -187,13 +192,7 @@ impl TieredInner {
             answered => return answered,
         };
         // The authority has no entry or is unreachable: front-only claims are in the front alone.
-        let here = match self.front.get(at).await {
-            Ok(here) => here,
-            Err(error) => {
-                self.report_front_error("get", &error);
-                return there;
-            }
-        };
+        let Some(here) = self.front_answer("get", self.front.get(at).await) else { return there };
         match here {
             Some(Completed(finished)) if self.generation.is_front_current(self).await => {
                 Ok(Some(Completed(front_copy::decode(finished).entry)))
@@ -201,13 +200,9 @@ impl TieredInner {
             Some(InProgress(holder)) => Ok(Some(InProgress(holder))),
             // A claim would take over an entry that never started, so it is reported as absent.
             Some(OutcomeUnknown(holder)) if there.is_err() => Ok(Some(OutcomeUnknown(holder))),
-            Some(OutcomeUnknown(holder)) => match self.find_marker(at).await {
-                Ok(None) => Ok(None),
-                Ok(Some(_)) => Ok(Some(OutcomeUnknown(holder))),
-                Err(error) => {
-                    self.report_front_error("get", &error);
-                    Ok(Some(OutcomeUnknown(holder)))
-                }
+            Some(OutcomeUnknown(holder)) => match self.front_answer("get", self.find_marker(at).await) {
+                Some(None) => Ok(None),
+                Some(Some(_)) | None => Ok(Some(OutcomeUnknown(holder))),
             },
             _ => there,
         }
@@ -227,13 +222,9 @@ impl TieredInner {
             }
             let there = self.authority.get(at).await;
             let runs_there = matches!(&there, Ok(Some(InProgress(holder))) if holder.fence == seen);
-            let here = match self.front.get(at).await {
-                Ok(Some(InProgress(holder))) => Some(holder.fence),
-                Ok(_) => None,
-                Err(error) => {
-                    self.report_front_error("wait", &error);
-                    None
-                }
+            let here = match self.front_answer("wait", self.front.get(at).await) {
+                Some(Some(InProgress(holder))) => Some(holder.fence),
+                _ => None,
             };
             let slice = left.min(AUTHORITY_POLL_INTERVAL);
             let asked = Instant::now();
@@ -246,13 +237,7 @@ impl TieredInner {
                 (_, Ok(_)) => return Ok(()),
                 (None, Err(_)) => return there.map(|_| ()),
             };
-            match waited {
-                Ok(()) => misled = asked.elapsed() < slice,
-                Err(error) => {
-                    self.report_front_error("wait", &error);
-                    misled = true;
-                }
-            }
+            misled = self.front_answer("wait", waited).is_none_or(|()| asked.elapsed() < slice);
         }
     }
 }
@@ -281,15 +266,13 @@ impl Store for TieredStore {
     /// Sweeps both stores. The result is the authority's.
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         StoreFuture::boxed(async move {
-            if let Err(error) = self.0.front.sweep(at_most).await {
-                self.0.report_front_error("sweep", &error);
-            }
+            self.0.front_answer("sweep", self.0.front.sweep(at_most).await);
             self.0.authority.sweep(at_most).await
         })
     }
 
     fn admin(&self) -> &dyn StoreAdmin {
-        self
+        &*self.0
     }
 
     /// Uses the faster store: losing a counter does not lose an effect.

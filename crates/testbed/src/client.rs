@@ -96,11 +96,9 @@ impl RawClient {
 
     /// Reads at least one byte, after a 101 or within a stream. Returns nothing if the peer closed.
     pub async fn read_some(&mut self) -> Vec<u8> {
-        match timeout(WAIT_TIMEOUT, self.reader.read_some()).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => panic!("reading failed: {error}"),
-            Err(_) => panic!("nothing was received for {WAIT_TIMEOUT:?}"),
-        }
+        let read = timeout(WAIT_TIMEOUT, self.reader.read_some()).await;
+        let read = read.unwrap_or_else(|_| panic!("nothing was received for {WAIT_TIMEOUT:?}"));
+        read.unwrap_or_else(|error| panic!("reading failed: {error}"))
     }
 
     /// Reads until `needle` arrives, and returns everything received, for a test that inspects a stream.

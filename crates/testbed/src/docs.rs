@@ -119,27 +119,36 @@ impl DocPage {
         if self.steps.is_empty() {
             return Err(format!("{}: the page has no command", self.path.display()));
         }
-        let outputs = self.run_commands().await;
+        let (outputs, finished) = self.run_commands().await;
         let mut report = String::new();
-        for (step, output) in self.steps.iter().zip(outputs) {
-            let got = output.output.as_deref().map(|text| self.to_documented(text)).unwrap_or_default();
-            let (status, difference) = match (&output.status, compare(&step.expected, &got)) {
+        for (step, (output, status)) in self.steps.iter().zip(outputs) {
+            let got = output.as_deref().map(|text| self.to_documented(text)).unwrap_or_default();
+            let (status, difference) = match (&status, compare(&step.expected, &got)) {
                 (Some(_), Ok(())) => continue,
-                (Some(status), Err(difference)) => (format!("exit status {status}"), difference),
+                (Some(status), Err(difference)) => (format!("exit status {}", status.trim()), difference),
                 // Whatever it printed, the later commands never ran.
                 (None, _) => {
-                    let end = OutputDifference { expected: step.expected.len(), got: got.lines().count() };
-                    (output.failure_reason().to_owned(), end)
+                    let why = match (output, finished) {
+                        (None, _) => "never run: a command before it did not end, or ended the shell",
+                        (Some(_), false) => "did not end in time",
+                        (Some(_), true) => "it ended the shell",
+                    };
+                    (why.into(), OutputDifference { expected: step.expected.len(), got: got.lines().count() })
                 }
             };
-            self.describe_difference(&mut report, step, &got, &status, &difference);
+            let _ = writeln!(report, "{}:{}: not as the page says ({status})", self.path.display(), step.line);
+            let _ = writeln!(report, "  $ {}", step.command.replace('\n', "\n    "));
+            write_lines(&mut report, "expected", &step.expected, difference.expected);
+            write_lines(&mut report, "got", &compare::output_lines(&got), difference.got);
+            report.push('\n');
         }
         if report.is_empty() { Ok(()) } else { Err(report) }
     }
 
     /// Runs all commands in one shell. The shell reads each command from its own file, so that a syntax error
     /// cannot swallow the next command; each output goes to a file, so that a leftover process cannot block the end.
-    async fn run_commands(&self) -> Vec<CommandRun> {
+    /// Returns the output of each command, if it was reached, its status, if it ended, and whether all ended in time.
+    async fn run_commands(&self) -> (Vec<(Option<String>, Option<String>)>, bool) {
         let home = tempfile::Builder::new().prefix("ibid-page-").tempdir().expect("a temporary folder");
         let files = tempfile::Builder::new().prefix("ibid-steps-").tempdir().expect("a temporary folder");
         if let Some(config) = &self.config {
@@ -154,12 +163,8 @@ impl DocPage {
         }
         let finished = self.run_shell(&session, home.path()).await;
         let read = |path: PathBuf| fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let ran = (0..self.steps.len()).map(|index| CommandRun {
-            output: read(file(index, "out")),
-            status: read(file(index, "status")).map(|status| status.trim().to_owned()),
-            timed_out: !finished,
-        });
-        ran.collect()
+        let ran = (0..self.steps.len()).map(|index| (read(file(index, "out")), read(file(index, "status"))));
+        (ran.collect(), finished)
     }
 
     /// Returns whether the shell ended in time. Kills the processes that it left running.
@@ -184,41 +189,11 @@ impl DocPage {
     fn to_documented(&self, output: &str) -> String {
         self.replacements.iter().fold(output.to_owned(), |text, (shown, actual)| text.replace(actual, shown))
     }
-
-    fn describe_difference(
-        &self, report: &mut String, step: &DocCommand, got: &str, status: &str, difference: &OutputDifference,
-    ) {
-        let _ = writeln!(report, "{}:{}: not as the page says ({status})", self.path.display(), step.line);
-        let _ = writeln!(report, "  $ {}", step.command.replace('\n', "\n    "));
-        let _ = writeln!(report, "expected:");
-        let got: Vec<_> = compare::output_lines(got);
-        write_lines(report, &step.expected, difference.expected);
-        let _ = writeln!(report, "got:");
-        write_lines(report, &got, difference.got);
-        report.push('\n');
-    }
-}
-
-struct CommandRun {
-    /// `None` if the command was never reached.
-    output: Option<String>,
-    /// `None` if the command did not end.
-    status: Option<String>,
-    timed_out: bool,
-}
-
-impl CommandRun {
-    fn failure_reason(&self) -> &'static str {
-        match (&self.output, self.timed_out) {
-            (None, _) => "never run: a command before it did not end, or ended the shell",
-            (Some(_), true) => "did not end in time",
-            (Some(_), false) => "it ended the shell",
-        }
-    }
 }
 
 /// Writes the lines and marks the first difference.
-fn write_lines(report: &mut String, lines: &[String], marked: usize) {
+fn write_lines(report: &mut String, title: &str, lines: &[String], marked: usize) {
+    let _ = writeln!(report, "{title}:");
     for (index, line) in lines.iter().enumerate() {
         let mark = if index == marked { '>' } else { ' ' };
         let _ = writeln!(report, "{mark} | {line}");

@@ -84,9 +84,10 @@ pub struct FaultProxy {
 /// Methods that change the rules: whether to accept new connections from now on (`None` changes nothing), and the
 /// change.
 macro_rules! commands {
-    ($($name:ident($($arg:ident: $type:ty)?): $listen:expr, |$rules:ident| $change:expr;)*) => { $(
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty)?): $listen:expr, |$rules:ident, $state:ident| $change:expr;)*) => { $(
+        $(#[$doc])*
         pub fn $name(&self $(, $arg: $type)?) {
-            self.send_command($listen, move |$rules| $change);
+            self.send_command($listen, move |$rules, $state| $change);
         }
     )* };
 }
@@ -98,7 +99,7 @@ impl FaultProxy {
         let runtime = Mutex::new(Some(runtime.expect("a runtime for the link")));
         let (port, state) = (Arc::new(LoopbackPort::reserve()), Arc::new(ProxyState::new(server)));
         let proxy = FaultProxy { port, state, runtime };
-        proxy.send_command(Some(true), |_| ());
+        proxy.send_command(Some(true), |_, _| ());
         proxy
     }
 
@@ -112,48 +113,33 @@ impl FaultProxy {
     }
 
     commands! {
-        cut(): None, |rules| rules.open = [false, false];
-        cut_and_refuse(): Some(false), |rules| rules.open = [false, false];
-        cut_to_server(): None, |rules| rules.open[ProxyDirection::ToServer as usize] = false;
-        cut_to_client(): None, |rules| rules.open[ProxyDirection::ToClient as usize] = false;
-        reset(): None, |rules| rules.resets += 1;
-        refuse(): Some(false), |_rules| ();
-        delay(by: Duration): None, |rules| rules.delay = by;
+        cut(): None, |rules, _state| rules.open = [false, false];
+        cut_and_refuse(): Some(false), |rules, _state| rules.open = [false, false];
+        cut_to_server(): None, |rules, _state| rules.open[ProxyDirection::ToServer as usize] = false;
+        cut_to_client(): None, |rules, _state| rules.open[ProxyDirection::ToClient as usize] = false;
+        reset(): None, |rules, _state| rules.resets += 1;
+        refuse(): Some(false), |_rules, _state| ();
+        delay(by: Duration): None, |rules, _state| rules.delay = by;
+        /// Delivers the next `n` requests and drops their answers. The connections stay open and silent. Further requests
+        /// on such a connection still arrive, and count while any of the `n` are left.
+        drop_answers(n: usize): None, |_rules, state| state.lose_answers(n, AnswerLoss::Dropped);
+        break_answers(n: usize): None, |_rules, state| state.lose_answers(n, AnswerLoss::Reset);
+        /// Ends all faults: delayed data arrives, new connections are accepted, and connections with a dropped answer
+        /// are reset.
+        heal(): Some(true), |rules, state| {
+            state.lose_answers(0, AnswerLoss::Dropped);
+            *rules = ProxyRules { resets: rules.resets, heals: rules.heals + 1, ..ProxyRules::default() };
+        };
     }
 
     /// Delivers everything in pieces of at most this many bytes, a millisecond apart.
     pub fn slice(&self, bytes: usize) {
         assert!(bytes > 0, "a slice has at least one byte");
-        self.send_command(None, move |rules| rules.slice = Some(bytes));
-    }
-
-    /// Delivers the next `n` requests and drops their answers. The connections stay open and silent. Further requests
-    /// on such a connection still arrive, and count while any of the `n` are left.
-    pub fn drop_answers(&self, n: usize) {
-        self.lose_next_answers(n, AnswerLoss::Dropped);
-    }
-
-    pub fn break_answers(&self, n: usize) {
-        self.lose_next_answers(n, AnswerLoss::Reset);
-    }
-
-    fn lose_next_answers(&self, n: usize, how: AnswerLoss) {
-        let wire = Arc::clone(&self.state);
-        self.send_command(None, move |_| wire.lose_answers(n, how));
+        self.send_command(None, move |rules, _| rules.slice = Some(bytes));
     }
 
     pub fn answers_to_lose(&self) -> usize {
         self.state.ledger.lock().answers_to_lose
-    }
-
-    /// Ends all faults: delayed data arrives, new connections are accepted, and connections with a dropped answer
-    /// are reset.
-    pub fn heal(&self) {
-        let wire = Arc::clone(&self.state);
-        self.send_command(Some(true), move |rules| {
-            wire.lose_answers(0, AnswerLoss::Dropped);
-            *rules = ProxyRules { resets: rules.resets, heals: rules.heals + 1, ..ProxyRules::default() };
-        });
     }
 
     pub fn counts(&self) -> ProxyCounts {
@@ -165,7 +151,7 @@ impl FaultProxy {
         self.state.ledger.lock().traffic()
     }
 
-    fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules) + Send + 'static) {
+    fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules, &ProxyState) + Send + 'static) {
         let (done, wait) = mpsc::channel();
         let (port, state) = (Arc::clone(&self.port), Arc::clone(&self.state));
         let runtime = self.runtime.lock();
@@ -178,8 +164,14 @@ impl FaultProxy {
                 Some(false) => port.refuse().await,
                 None => {}
             }
-            state.rules.send_modify(change);
-            wait_until_reset(&state).await;
+            state.rules.send_modify(|rules| change(rules, &state));
+            // The connections that these rules reset end in this thread.
+            let gone = async {
+                while state.has_connection_to_reset() {
+                    yield_now().await;
+                }
+            };
+            timeout(COMMAND_TIMEOUT, gone).await.expect("connections end when they are reset");
             let _ = done.send(());
         });
         assert!(wait.recv_timeout(COMMAND_TIMEOUT).is_ok(), "the link's thread has died; it said why above");
@@ -192,14 +184,4 @@ impl Drop for FaultProxy {
         let runtime = self.runtime.lock().take();
         let _ = thread::spawn(move || drop(runtime)).join();
     }
-}
-
-/// Returns once every connection that the current rules reset is gone. Their tasks run in this thread.
-async fn wait_until_reset(wire: &ProxyState) {
-    let gone = async {
-        while wire.has_connection_to_reset() {
-            yield_now().await;
-        }
-    };
-    timeout(COMMAND_TIMEOUT, gone).await.expect("connections end when they are reset");
 }

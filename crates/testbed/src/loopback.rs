@@ -1,7 +1,7 @@
 //! A port on the loopback interface that stays reserved while nobody listens.
 
 use std::{
-    io, mem,
+    io,
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
@@ -18,15 +18,10 @@ use crate::http1::WAIT_TIMEOUT;
 #[derive(Debug)]
 pub(crate) struct LoopbackPort {
     pub(crate) addr: SocketAddr,
-    state: Mutex<PortState>,
-}
-
-#[derive(Debug)]
-enum PortState {
-    /// This task accepts connections.
-    Listening(JoinHandle<()>),
-    Refusing(TcpSocket),
-    Changing,
+    /// Reserves the port while connections are refused.
+    reserved: Mutex<Option<TcpSocket>>,
+    /// Accepts connections meanwhile.
+    task: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl LoopbackPort {
@@ -34,48 +29,39 @@ impl LoopbackPort {
     pub(crate) fn reserve() -> LoopbackPort {
         let socket = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a free port");
         let addr = socket.local_addr().expect("a bound socket has an address");
-        LoopbackPort { addr, state: Mutex::new(PortState::Refusing(socket)) }
+        LoopbackPort { addr, reserved: Mutex::new(Some(socket)), task: Mutex::default() }
     }
 
     /// Accepts connections, unless it does already. `serve` is dropped when they are refused again.
     pub(crate) fn listen(&self, mut serve: impl FnMut(TcpStream) + Send + 'static) {
-        let mut state = self.state.lock();
-        *state = match mem::replace(&mut *state, PortState::Changing) {
-            PortState::Refusing(socket) => {
-                let listener = socket.listen(1024).expect("a bound socket can listen");
-                PortState::Listening(tokio::spawn(async move {
-                    loop {
-                        match listener.accept().await {
-                            Ok((stream, _)) => serve(stream),
-                            // For example no file descriptors: it may pass.
-                            Err(_) => sleep(Duration::from_millis(10)).await,
-                        }
-                    }
-                }))
+        let Some(socket) = self.reserved.lock().take() else { return };
+        let listener = socket.listen(1024).expect("a bound socket can listen");
+        *self.task.lock() = Some(tokio::spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => serve(stream),
+                    // For example no file descriptors: it may pass.
+                    Err(_) => sleep(Duration::from_millis(10)).await,
+                }
             }
-            state => state,
-        };
+        }));
     }
 
     /// Refuses new connections from now on.
     pub(crate) async fn refuse(&self) {
-        let state = mem::replace(&mut *self.state.lock(), PortState::Changing);
-        let socket = match state {
-            PortState::Listening(task) => {
-                task.abort();
-                let _ = task.await;
-                bind_again(self.addr).await
-            }
-            PortState::Refusing(socket) => socket,
-            PortState::Changing => panic!("two tasks change one port"),
-        };
-        *self.state.lock() = PortState::Refusing(socket);
+        let task = self.task.lock().take();
+        if let Some(task) = task {
+            task.abort();
+            let _ = task.await;
+            let socket = bind_again(self.addr).await;
+            *self.reserved.lock() = Some(socket);
+        }
     }
 }
 
 impl Drop for LoopbackPort {
     fn drop(&mut self) {
-        if let PortState::Listening(task) = &*self.state.lock() {
+        if let Some(task) = self.task.get_mut() {
             task.abort();
         }
     }

@@ -64,31 +64,25 @@ mod request_log;
 pub struct TestUpstream {
     request_log: Arc<RequestLog>,
     port: LoopbackPort,
-    protocol: UpstreamProtocol,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum UpstreamProtocol {
-    /// A handwritten HTTP/1.1 server that supports every fault.
-    Http1,
-    /// HTTP/2 with prior knowledge, and HTTP/1.1, by hyper.
-    H2c,
+    /// HTTP/2 with prior knowledge, and HTTP/1.1, by hyper; else a handwritten HTTP/1.1 server that supports every
+    /// fault.
+    is_h2c: bool,
 }
 
 impl TestUpstream {
     /// Starts an HTTP/1.1 upstream on a free loopback port.
     pub async fn start() -> TestUpstream {
-        TestUpstream::start_with(UpstreamProtocol::Http1)
+        TestUpstream::start_with(false)
     }
 
     /// Starts an upstream with HTTP/2 without TLS (and HTTP/1.1). Faults act on the stream; [`on`](TestUpstream::on)
     /// rejects those that need a raw connection.
     pub async fn start_h2c() -> TestUpstream {
-        TestUpstream::start_with(UpstreamProtocol::H2c)
+        TestUpstream::start_with(true)
     }
 
-    fn start_with(protocol: UpstreamProtocol) -> TestUpstream {
-        let upstream = TestUpstream { request_log: Arc::default(), port: LoopbackPort::reserve(), protocol };
+    fn start_with(is_h2c: bool) -> TestUpstream {
+        let upstream = TestUpstream { request_log: Arc::default(), port: LoopbackPort::reserve(), is_h2c };
         upstream.start_listening();
         upstream
     }
@@ -139,7 +133,7 @@ impl TestUpstream {
     fn set_rule(&self, path: Option<&str>, replies: impl IntoIterator<Item = UpstreamReply>) {
         let replies: VecDeque<_> = replies.into_iter().collect();
         assert!(!replies.is_empty(), "a rule needs a reply");
-        if self.protocol == UpstreamProtocol::H2c {
+        if self.is_h2c {
             replies.iter().for_each(h2c::check_supported);
         }
         self.request_log.state().rules.insert(path.map(str::to_owned), replies);
@@ -163,16 +157,16 @@ impl TestUpstream {
     }
 
     fn start_listening(&self) {
-        let (request_log, protocol) = (Arc::clone(&self.request_log), self.protocol);
+        let (request_log, is_h2c) = (Arc::clone(&self.request_log), self.is_h2c);
         // The connections end with the set.
         let mut connections = JoinSet::new();
         self.port.listen(move |stream| {
             while connections.try_join_next().is_some() {}
             let _ = stream.set_nodelay(true);
             let open = RequestLog::open(&request_log);
-            match protocol {
-                UpstreamProtocol::Http1 => connections.spawn(h1::serve(stream, open)),
-                UpstreamProtocol::H2c => connections.spawn(h2c::serve(stream, open)),
+            match is_h2c {
+                false => connections.spawn(h1::serve(stream, open)),
+                true => connections.spawn(h2c::serve(stream, open)),
             };
         });
     }

@@ -13,7 +13,7 @@ use jsonwebtoken::{
     Algorithm, DecodingKey,
     jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyOperations, PublicKeyUse},
 };
-use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
+use rustls::pki_types::{SubjectPublicKeyInfoDer, alg_id, pem::PemObject as _};
 use serde_json::Value;
 use tokio::{
     sync::Mutex,
@@ -23,15 +23,9 @@ use tokio::{
 use super::TokenError;
 use crate::{config::JwtSettings, outbound::OutboundClient};
 
-const HMAC_ALGORITHMS: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
-const RSA_ALGORITHMS: [Algorithm; 6] =
+pub(super) const HMAC_ALGORITHMS: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
+pub(super) const RSA_ALGORITHMS: [Algorithm; 6] =
     [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
-/// All algorithms that a key may have.
-#[rustfmt::skip]
-pub(super) const ALGORITHMS: [Algorithm; 12] = [
-    Algorithm::HS256, Algorithm::HS384, Algorithm::HS512, Algorithm::ES256, Algorithm::ES384, Algorithm::EdDSA,
-    Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512,
-];
 
 /// Minimum length of a shared secret. A shorter one can be guessed from any token (RFC 7518, 3.2).
 const MIN_SECRET_BYTES: usize = 32;
@@ -144,32 +138,25 @@ fn key_from_jwk(jwk: &Jwk) -> Option<JwtKey> {
 
 /// Parses a DER-encoded `SubjectPublicKeyInfo` (RFC 5280, 4.1).
 fn parse_public_key(der: &[u8]) -> Result<JwtKey, String> {
-    const RSA_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
-    const EC_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
-    const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
-    const P384: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x22];
-    const ED25519: &[u8] = &[0x2b, 0x65, 0x70];
     const SEQUENCE: u8 = 0x30;
-    const NAME: u8 = 0x06;
     const BITS: u8 = 0x03;
 
     let parts = || {
         let (outer, _) = split_der_value(der, SEQUENCE)?;
         let (kind, rest) = split_der_value(outer, SEQUENCE)?;
-        let (name, curve) = split_der_value(kind, NAME)?;
         let (bits, _) = split_der_value(rest, BITS)?;
         let (unused, key) = bits.split_first()?;
-        (*unused == 0).then_some((name, split_der_value(curve, NAME).map(|(curve, _)| curve), key))
+        (*unused == 0).then_some((kind, key))
     };
-    let (name, curve, key) = parts().ok_or("a public key in it cannot be read")?;
-    let (algorithms, key) = match (name, curve) {
-        (RSA_KEY, _) if key.len() < MIN_MODULUS_BYTES => {
+    let (kind, key) = parts().ok_or("a public key in it cannot be read")?;
+    let (algorithms, key) = match kind {
+        kind if kind == &*alg_id::RSA_ENCRYPTION && key.len() < MIN_MODULUS_BYTES => {
             return Err("an RSA key in it is shorter than 2048 bits".into());
         }
-        (RSA_KEY, _) => (RSA_ALGORITHMS.to_vec(), DecodingKey::from_rsa_der(key)),
-        (EC_KEY, Some(P256)) => (vec![Algorithm::ES256], DecodingKey::from_ec_der(key)),
-        (EC_KEY, Some(P384)) => (vec![Algorithm::ES384], DecodingKey::from_ec_der(key)),
-        (ED25519, _) => (vec![Algorithm::EdDSA], DecodingKey::from_ed_der(key)),
+        kind if kind == &*alg_id::RSA_ENCRYPTION => (RSA_ALGORITHMS.to_vec(), DecodingKey::from_rsa_der(key)),
+        kind if kind == &*alg_id::ECDSA_P256 => (vec![Algorithm::ES256], DecodingKey::from_ec_der(key)),
+        kind if kind == &*alg_id::ECDSA_P384 => (vec![Algorithm::ES384], DecodingKey::from_ec_der(key)),
+        kind if kind == &*alg_id::ED25519 => (vec![Algorithm::EdDSA], DecodingKey::from_ed_der(key)),
         _ => {
             let what = "a public key in it is of a kind that is not known here; \
                         allowed are RSA, EC with P-256 or P-384, and Ed25519";

@@ -90,11 +90,10 @@ impl ChangeVerb {
 impl ChangeAction {
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Release => ChangeVerb::Release,
-            Self::Forget => ChangeVerb::Forget,
-            Self::Resolve(_) => ChangeVerb::Resolve,
+            Self::Release => "release",
+            Self::Forget => "forget",
+            Self::Resolve(_) => "resolve",
         }
-        .name()
     }
 }
 

@@ -4,6 +4,8 @@
 
 use std::borrow::Cow;
 
+use data_encoding::HEXLOWER_PERMISSIVE;
+
 /// Maximum number of readings of one path. No known path has as many.
 const MAX_READINGS: usize = 256;
 
@@ -25,21 +27,15 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
     let mut rest = path;
     while let Some(at) = rest.find('%') {
         out.push_str(&rest[..at]);
-        rest = &rest[at..];
-        match decode_escape(rest.as_bytes()) {
+        let escaped = decode_escape(&rest.as_bytes()[at..]);
+        match escaped {
             Some(byte) if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') => {
                 out.push(byte.into());
-                rest = &rest[3..];
             }
-            Some(byte) => {
-                out.push_str(&format!("%{byte:02X}"));
-                rest = &rest[3..];
-            }
-            None => {
-                out.push('%');
-                rest = &rest[1..];
-            }
+            Some(byte) => out.push_str(&format!("%{byte:02X}")),
+            None => out.push('%'),
         }
+        rest = &rest[at + escaped.map_or(1, |_| 3)..];
     }
     out.push_str(rest);
     Cow::Owned(out)
@@ -134,11 +130,9 @@ fn remove_dot_segments(path: &[u8]) -> Vec<u8> {
 
 /// Decodes the `%XX` at the start of `text`.
 fn decode_escape(text: &[u8]) -> Option<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    match text {
-        [b'%', high, low, ..] => u8::try_from(digit(*high)? << 4 | digit(*low)?).ok(),
-        _ => None,
-    }
+    let mut byte = [0];
+    HEXLOWER_PERMISSIVE.decode_mut(text.get(1..3)?, &mut byte).ok()?;
+    Some(byte[0])
 }
 
 #[cfg(test)]

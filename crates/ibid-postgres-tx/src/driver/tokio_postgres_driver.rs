@@ -21,7 +21,9 @@ impl Transaction for tokio_postgres::Transaction<'_> {
     async fn query_rows<'a>(
         &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
     ) -> Result<Vec<SqlRow>, DriverError> {
-        rows(self, sql, values).await
+        let params: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().map(typed_param).collect();
+        let rows = self.query_typed(sql, &params).await.map_err(driver_error)?;
+        Ok(rows.into_iter().map(|row| SqlRow(DriverRow::TokioPostgres(row))).collect())
     }
 }
 
@@ -29,16 +31,8 @@ impl Transaction for deadpool_postgres::Transaction<'_> {
     async fn query_rows<'a>(
         &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
     ) -> Result<Vec<SqlRow>, DriverError> {
-        rows(self, sql, values).await
+        Transaction::query_rows(&mut **self, sql, values).await
     }
-}
-
-async fn rows(
-    tx: &tokio_postgres::Transaction<'_>, sql: &str, values: &[SqlValue<'_>],
-) -> Result<Vec<SqlRow>, DriverError> {
-    let params: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().map(typed_param).collect();
-    let rows = tx.query_typed(sql, &params).await.map_err(driver_error)?;
-    Ok(rows.into_iter().map(|row| SqlRow(DriverRow::TokioPostgres(row))).collect())
 }
 
 fn typed_param<'a>(value: &'a SqlValue<'a>) -> (&'a (dyn ToSql + Sync), Type) {

@@ -67,12 +67,10 @@ impl TxInbox {
     {
         let alone = async |connection: &mut P::Conn| {
             let mut tx = connection.begin(None).await?;
-            match self.claim(&mut tx, event).await? {
-                TxEventClaim::New => {}
-                other => {
-                    tx.rollback().await?;
-                    return Ok(Ok(skipped_outcome(other)));
-                }
+            let claim = self.claim(&mut tx, event).await?;
+            if claim != TxEventClaim::New {
+                tx.rollback().await?;
+                return Ok(Ok(skipped_outcome(claim)));
             }
             match handler(&mut tx).await {
                 Err(error) => {
@@ -147,15 +145,14 @@ impl TxInbox {
             ends.push(match claim {
                 TxEventClaim::New => {
                     tx.query_rows("SAVEPOINT ibid_event", &[]).await?;
-                    let ended = handler(&mut tx, nth).await.map_err(TxEventFailure::Handler);
-                    // Fails if a statement of the handler has failed, even if the handler returned `Ok`.
-                    let ended = match ended {
+                    let ended = match handler(&mut tx, nth).await {
+                        Err(error) => Err(TxEventFailure::Handler(error)),
+                        // Fails if a statement of the handler has failed, even if the handler returned `Ok`.
                         Ok(()) => match tx.query_rows("RELEASE SAVEPOINT ibid_event", &[]).await {
                             Ok(_) => Ok(TxEventOutcome::Done),
                             Err(fault) if fault.kind == DriverErrorKind::RolledBack => Err(TxEventFailure::Spoilt),
                             Err(fault) => return Err(fault.into()),
                         },
-                        Err(why) => Err(why),
                     };
                     if ended.is_err() {
                         tx.query_rows("ROLLBACK TO SAVEPOINT ibid_event", &[]).await?;

@@ -90,12 +90,7 @@ impl Batcher {
             }
             Err(failed) if failed.was_rolled_back && batch.len() > 1 => {
                 for job in batch {
-                    match self.send_one(&job).await {
-                        Err(failed) if failed.is_row_conflict => {
-                            drop(tokio::spawn(self.clone().retry_until_deadline(job)))
-                        }
-                        answered => drop(job.reply.send(answered.unwrap_or_else(|failed| Err(failed.error)))),
-                    }
+                    Box::pin(self.send_batch(vec![job])).await;
                 }
             }
             Err(failed) if failed.is_row_conflict => {
@@ -117,18 +112,15 @@ impl Batcher {
         loop {
             sleep(with_jitter(pause)).await;
             pause = (pause * 2).min(MAX_BACKOFF);
-            let answered = self.send_one(&job).await;
+            let answered = self.try_send_batch(std::slice::from_ref(&job)).await;
             let has_time = job.deadline > Instant::now() + self.pool.timeout / 4;
-            match answered {
-                Err(failed) if failed.is_row_conflict && has_time && !job.reply.is_closed() => {}
-                answered => return drop(job.reply.send(answered.unwrap_or_else(|failed| Err(failed.error)))),
-            }
+            let answer = match answered {
+                Err(failed) if failed.is_row_conflict && has_time && !job.reply.is_closed() => continue,
+                Err(failed) => Err(failed.error),
+                Ok(mut answers) => answers.pop().expect("one job has one answer"),
+            };
+            return drop(job.reply.send(answer));
         }
-    }
-
-    async fn send_one(&self, job: &BatchJob) -> Result<Result<RowOutcome, StoreError>, CallFailure> {
-        let mut answers = self.try_send_batch(std::slice::from_ref(job)).await?;
-        Ok(answers.pop().expect("one job has one answer"))
     }
 
     /// Returns the results in the order of the jobs.
@@ -167,7 +159,10 @@ impl BatchQueue {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < MAX_BATCH_ROWS {
             let Some(job) = self.jobs.front() else { break };
-            let size = job.record_bytes();
+            let size = match &job.operation {
+                RowOperation::Settle(Settlement::Complete { record, .. }) => record.len(),
+                _ => 0,
+            };
             let is_due = job.deadline <= latest;
             if !is_due && !batch.is_empty() && bytes + size > MAX_BATCH_BYTES {
                 break;
@@ -185,14 +180,5 @@ impl BatchQueue {
             drop(mem::take(&mut self.jobs));
         }
         batch
-    }
-}
-
-impl BatchJob {
-    fn record_bytes(&self) -> usize {
-        match &self.operation {
-            RowOperation::Settle(Settlement::Complete { record, .. }) => record.len(),
-            _ => 0,
-        }
     }
 }

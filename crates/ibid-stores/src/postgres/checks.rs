@@ -28,8 +28,7 @@ const CHECK_SQL: &str = "SELECT current_setting('server_version_num')::integer, 
 pub(super) async fn run_checks(client: &Client, place: &PostgresUrl) -> Result<PostgresFindings, Error> {
     let found = client.query_typed_one(CHECK_SQL, &[]).await?;
     let mut findings = PostgresFindings::default();
-    check_durability(&found, &mut findings);
-    check_rights(&found, &mut findings, place);
+    check_settings(&found, &mut findings, place);
     let migrate = format!("run ibid migrate --store {place}");
     let (may_use, is_made): (Option<bool>, i64) = (found.try_get(10)?, found.try_get(11)?);
     findings.refusal = match may_use {
@@ -51,56 +50,26 @@ pub(super) async fn run_checks(client: &Client, place: &PostgresUrl) -> Result<P
     Ok(findings)
 }
 
-fn check_durability(found: &Row, findings: &mut PostgresFindings) {
-    let setting = |at: usize| found.try_get::<_, String>(at).unwrap_or_default();
-    let mut wants = |is_wanting: bool, loses: bool, what: String| {
-        if is_wanting {
-            findings.warnings.push(what);
-            findings.may_lose_commits |= loses;
-        }
-    };
-    wants(setting(1) != "on", true, "fsync is off: a crash of the machine can lose or corrupt everything".into());
-    wants(setting(2) != "on", true, "full_page_writes is off: a crash of the machine can corrupt rows".into());
-    let commit = setting(3);
-    wants(
-        commit == "off",
-        true,
-        "synchronous_commit is off: a crash can forget the last claims and answers; set it to on for this role".into(),
-    );
-    wants(
-        commit == "local",
-        false,
-        "synchronous_commit is local: a failover can forget the last claims and answers; set it to on".into(),
-    );
-}
-
-fn check_rights(found: &Row, findings: &mut PostgresFindings, place: &PostgresUrl) {
+fn check_settings(found: &Row, findings: &mut PostgresFindings, place: &PostgresUrl) {
     let setting = |at: usize| found.try_get::<_, String>(at).unwrap_or_default();
     let is = |at: usize| found.try_get::<_, bool>(at).unwrap_or(false);
     let version: i32 = found.try_get(0).unwrap_or(0);
-    let wanting = &mut findings.warnings;
-    if version < MIN_SERVER_VERSION {
-        wanting.push(format!("PostgreSQL {} is older than 13, the oldest that ibid is made for", version / 10_000));
-    }
-    if is(4) {
-        wanting.push("this server is a replica: it takes no claims; name the primary, or all with target_session_attrs=read-write".into());
-    }
-    if setting(5) != "off" {
-        wanting.push("default_transaction_read_only is on: no claim can be made; set it to off for this role".into());
-    }
-    // On sessions of our own, the store sets it itself.
-    if place.unnamed_statements && setting(6) != "read committed" {
-        wanting.push(format!(
-            "default_transaction_isolation is {:?}: claims that race fail; set it to read committed for this role",
-            setting(6)
-        ));
-    }
-    let role = setting(9);
-    if is(7) {
-        wanting.push(format!(
-            "the role {role:?} is a superuser: row-level security does not hold for it; use a member of ibid_service"
-        ));
-    } else if is(8) {
-        wanting.push(format!("the role {role:?} bypasses row-level security; use a member of ibid_service"));
-    }
+    let (commit, isolation, role) = (setting(3), setting(6), setting(9));
+    findings.may_lose_commits = setting(1) != "on" || setting(2) != "on" || commit == "off";
+    // On sessions of our own, the store sets the isolation itself.
+    let may_race = place.unnamed_statements && isolation != "read committed";
+    #[rustfmt::skip]
+    let wanting = [
+        (setting(1) != "on", "fsync is off: a crash of the machine can lose or corrupt everything".into()),
+        (setting(2) != "on", "full_page_writes is off: a crash of the machine can corrupt rows".into()),
+        (commit == "off", "synchronous_commit is off: a crash can forget the last claims and answers; set it to on for this role".into()),
+        (commit == "local", "synchronous_commit is local: a failover can forget the last claims and answers; set it to on".into()),
+        (version < MIN_SERVER_VERSION, format!("PostgreSQL {} is older than 13, the oldest that ibid is made for", version / 10_000)),
+        (is(4), "this server is a replica: it takes no claims; name the primary, or all with target_session_attrs=read-write".into()),
+        (setting(5) != "off", "default_transaction_read_only is on: no claim can be made; set it to off for this role".into()),
+        (may_race, format!("default_transaction_isolation is {isolation:?}: claims that race fail; set it to read committed for this role")),
+        (is(7), format!("the role {role:?} is a superuser: row-level security does not hold for it; use a member of ibid_service")),
+        (is(8) && !is(7), format!("the role {role:?} bypasses row-level security; use a member of ibid_service")),
+    ];
+    findings.warnings = wanting.into_iter().filter(|(is_wanting, _)| *is_wanting).map(|(_, what)| what).collect();
 }

@@ -22,7 +22,7 @@ impl PostgresConnection {
         place: &PostgresUrl, certificates: &ReloadingTlsConfig, limit: Duration,
     ) -> Result<(Self, PostgresFindings, JoinHandle<()>), (ErrorKind, String)> {
         let opening = async {
-            let connecting = place.config.connect(PostgresTlsConnector(certificates.now().await)).await;
+            let connecting = place.config.connect(tls::connector(certificates).await).await;
             let (client, connection) = connecting.map_err(|error| error::connect_error(&error))?;
             // When the connection ends, each call on it gets its own error.
             let driver = tokio::spawn(async move { drop(connection.await) });

@@ -17,8 +17,8 @@ pub(super) fn store_error(kind: ErrorKind, why: impl Into<String>) -> StoreError
 
 /// Error of a statement that was sent. `reads`: the statement cannot have changed anything.
 pub(super) fn statement_error(error: &Error, reads: bool) -> StoreError {
-    let kind = match error.as_db_error() {
-        Some(answer) if is_error_severity(answer) => kind_for_code(answer.code()),
+    let kind = match error.code() {
+        Some(code) if was_rolled_back(error) => kind_for_code(code),
         _ if reads => ErrorKind::NotApplied,
         _ => ErrorKind::Ambiguous,
     };
@@ -27,16 +27,16 @@ pub(super) fn statement_error(error: &Error, reads: bool) -> StoreError {
 
 /// Error of opening a connection: nothing was sent. The server rejects us or is unreachable.
 pub(super) fn connect_error(error: &Error) -> (ErrorKind, String) {
-    let kind = match error.as_db_error().map(DbError::code) {
-        Some(code) if is_refusal(code) => ErrorKind::Rejected,
-        _ => ErrorKind::NotApplied,
-    };
+    // Authentication, missing database, missing privilege, and failures of our own set-up.
+    let is_refusal = |code: &SqlState| ["28", "3D", "42"].iter().any(|class| code.code().starts_with(class));
+    let kind = if error.code().is_some_and(is_refusal) { ErrorKind::Rejected } else { ErrorKind::NotApplied };
     (kind, error_text(error))
 }
 
 /// Whether the server replied that the statement was rolled back.
 pub(super) fn was_rolled_back(error: &Error) -> bool {
-    error.as_db_error().is_some_and(is_error_severity)
+    // An unparsed severity is a localized one: trust only the parsed one.
+    error.as_db_error().and_then(DbError::parsed_severity) == Some(Severity::Error)
 }
 
 /// Whether the statement was rolled back only because of a concurrent change of the same row.
@@ -56,11 +56,6 @@ pub(super) fn is_read_only(error: &Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
 
-fn is_error_severity(answer: &DbError) -> bool {
-    // An unparsed severity is a localized one: trust only the parsed one.
-    answer.parsed_severity() == Some(Severity::Error)
-}
-
 fn kind_for_code(code: &SqlState) -> ErrorKind {
     match code.code() {
         "XX001" | "XX002" => ErrorKind::Corrupt,
@@ -71,12 +66,6 @@ fn kind_for_code(code: &SqlState) -> ErrorKind {
         other if other.starts_with("58") || other.starts_with("08") => ErrorKind::NotApplied,
         _ => ErrorKind::Rejected,
     }
-}
-
-fn is_refusal(code: &SqlState) -> bool {
-    let code = code.code();
-    // Authentication, missing database, missing privilege, and failures of our own set-up.
-    code.starts_with("28") || code.starts_with("3D") || code.starts_with("42")
 }
 
 /// Describes the error for people. Uses the server's message if there is one.

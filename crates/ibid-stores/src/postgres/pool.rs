@@ -165,7 +165,9 @@ impl PostgresPool {
                 Ok((connection, findings, driver)) => {
                     pause = INITIAL_BACKOFF;
                     self.on_connected(slot, connection, findings);
-                    self.wait_until_lost(slot, driver).await;
+                    drop(driver.await);
+                    *self.connections[slot].lock() = None;
+                    self.changed.notify_waiters();
                 }
                 Err((kind, why)) => {
                     if self.least_busy().is_none() {
@@ -195,12 +197,6 @@ impl PostgresPool {
             }
         }
         self.breaker.close();
-        self.changed.notify_waiters();
-    }
-
-    async fn wait_until_lost(&self, slot: usize, driver: JoinHandle<()>) {
-        drop(driver.await);
-        *self.connections[slot].lock() = None;
         self.changed.notify_waiters();
     }
 

@@ -22,25 +22,23 @@ pub(super) const ALL_STATEMENTS: [Statement; 6] =
 /// Text and parameter types, in the order of [`ALL_STATEMENTS`].
 static STATEMENTS: LazyLock<[(String, Vec<Type>); 6]> = LazyLock::new(|| {
     ALL_STATEMENTS.map(|statement| {
-        let types = match statement {
+        let one = format!("1, {}", answer_columns("a"));
+        let many = format!("a.nth, {}", answer_columns("a.answer"));
+        let (types, columns, function): (Vec<Type>, _, _) = match statement {
             // A claim has no fence and no attempt yet.
-            Statement::Claim => LEASE_TYPES[..14].iter().map(array_of).collect(),
-            Statement::Settle => LEASE_TYPES.iter().chain(SETTLEMENT_TYPES).map(array_of).collect(),
-            Statement::Get => vec![Type::BYTEA],
-            Statement::Change => [&[Type::BYTEA, Type::INT8], SETTLEMENT_TYPES].concat(),
-            Statement::Watch => vec![Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL],
-            Statement::Sweep => vec![Type::INT4],
+            Statement::Claim => (LEASE_TYPES[..14].iter().map(array_of).collect(), many, "_claim_many"),
+            Statement::Settle => {
+                (LEASE_TYPES.iter().chain(SETTLEMENT_TYPES).map(array_of).collect(), many, "_settle_many")
+            }
+            Statement::Get => (vec![Type::BYTEA], one, "_get"),
+            Statement::Change => ([&[Type::BYTEA, Type::INT8], SETTLEMENT_TYPES].concat(), one, "_change"),
+            Statement::Watch => {
+                (vec![Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL], "a.nth, a.runs_us".into(), "_watch_many")
+            }
+            Statement::Sweep => (vec![Type::INT4], "a.removed, a.lapsed, a.more".into(), "_sweep_all"),
         };
         let params: Vec<String> = (1..=types.len()).map(|nth| format!("${nth}")).collect();
-        let (params, one, many) = (params.join(", "), answer_columns("a"), answer_columns("a.answer"));
-        let sql = match statement {
-            Statement::Claim => format!("SELECT a.nth, {many} FROM ibid._claim_many({params}) a"),
-            Statement::Settle => format!("SELECT a.nth, {many} FROM ibid._settle_many({params}) a"),
-            Statement::Get => format!("SELECT 1, {one} FROM ibid._get({params}) a"),
-            Statement::Change => format!("SELECT 1, {one} FROM ibid._change({params}) a"),
-            Statement::Watch => format!("SELECT w.nth, w.runs_us FROM ibid._watch_many({params}) w"),
-            Statement::Sweep => format!("SELECT s.removed, s.lapsed, s.more FROM ibid._sweep_all({params}) s"),
-        };
+        let sql = format!("SELECT {columns} FROM ibid.{function}({}) a", params.join(", "));
         (sql, types)
     })
 });

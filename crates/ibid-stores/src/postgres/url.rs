@@ -38,20 +38,15 @@ impl PostgresUrl {
         let mut theirs = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let wrong = |then: &str| format!("{name} is {}; {then}", show_value(value));
             match (name, value) {
                 ("statements", "unnamed") | ("pgbouncer", "true") => unnamed_statements = true,
                 ("statements", "named") | ("pgbouncer", "false") => unnamed_statements = false,
-                ("statements", _) => {
-                    return Err(format!("statements is {}; allowed are named and unnamed", show_value(value)));
-                }
-                ("pgbouncer", _) => {
-                    return Err(format!("pgbouncer is {}; allowed are true and false", show_value(value)));
-                }
+                ("statements", _) => return Err(wrong("allowed are named and unnamed")),
+                ("pgbouncer", _) => return Err(wrong("allowed are true and false")),
                 ("pool", _) => {
                     let number = value.parse().ok().filter(|number| (1..=MAX_POOL_SIZE).contains(number));
-                    pool_size = number.ok_or_else(|| {
-                        format!("pool is {}; write a number from 1 to {MAX_POOL_SIZE}", show_value(value))
-                    })?;
+                    pool_size = number.ok_or_else(|| wrong(&format!("write a number from 1 to {MAX_POOL_SIZE}")))?;
                 }
                 ("sslrootcert", _) => root = Some(percent_decode(value, name)?),
                 ("sslcert", _) => cert = Some(percent_decode(value, name)?),
@@ -62,8 +57,7 @@ impl PostgresUrl {
                 }
                 ("sslmode", "disable" | "prefer" | "require") => theirs.push(pair),
                 ("sslmode", _) => {
-                    let allowed = "disable, prefer, require, verify-ca and verify-full";
-                    return Err(format!("sslmode is {}; allowed are {allowed}", show_value(value)));
+                    return Err(wrong("allowed are disable, prefer, require, verify-ca and verify-full"));
                 }
                 _ => theirs.push(pair),
             }

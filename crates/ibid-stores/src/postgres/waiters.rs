@@ -92,7 +92,8 @@ impl PostgresWaiters {
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
             let now = Instant::now();
-            let again = now + with_jitter(self.poll_interval());
+            let interval = if *self.is_listening.borrow() { POLL_INTERVAL_LISTENING } else { POLL_INTERVAL };
+            let again = now + with_jitter(interval);
             let due = next_polls.iter_mut().filter(|(_, due)| **due <= now).take(MAX_POLLED_ROWS);
             let due: Vec<AwaitedHolder> = due.map(|(holder, due)| (*due = again, *holder).1).collect();
             if due.is_empty() {
@@ -113,10 +114,6 @@ impl PostgresWaiters {
                 }
             }
         }
-    }
-
-    fn poll_interval(&self) -> Duration {
-        if *self.is_listening.borrow() { POLL_INTERVAL_LISTENING } else { POLL_INTERVAL }
     }
 
     /// Wakes the waiters of holders that no longer run. Returns the others, and when to poll them at the latest.
@@ -181,7 +178,7 @@ impl PostgresWaiters {
     /// Listens on one connection until it ends. Returns whether listening started.
     async fn listen_once(&self) -> bool {
         let pool = &self.pool;
-        let connecting = async { pool.url.config.connect(PostgresTlsConnector(pool.certificates.now().await)).await };
+        let connecting = async { pool.url.config.connect(tls::connector(&pool.certificates).await).await };
         let Ok(Ok((client, mut connection))) = timeout(pool.connect_timeout(), connecting).await else { return false };
         let listening = async {
             let listened =
@@ -199,7 +196,11 @@ impl PostgresWaiters {
         let hearing = async {
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(said) = message {
-                    self.on_notification(said.channel(), said.payload());
+                    match said.channel() {
+                        "ibid_wake" => self.notifications.on_wake(said.payload()),
+                        "ibid_forget" => self.notifications.on_forget(said.payload()),
+                        _ => {}
+                    }
                 }
             }
         };
@@ -220,14 +221,6 @@ impl PostgresWaiters {
             if !matches!(timeout(self.pool.connect_timeout(), client.batch_execute("")).await, Ok(Ok(()))) {
                 return;
             }
-        }
-    }
-
-    fn on_notification(&self, channel: &str, payload: &str) {
-        match channel {
-            "ibid_wake" => self.notifications.on_wake(payload),
-            "ibid_forget" => self.notifications.on_forget(payload),
-            _ => {}
         }
     }
 

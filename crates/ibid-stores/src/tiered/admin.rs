@@ -10,23 +10,6 @@ use SettleOutcome::{Applied, ClaimLost, Restored};
 const MAX_ROUNDS: u32 = 4;
 
 impl TieredInner {
-    async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
-        let held = self.authority.admin().resolve(at, seen, end).await?;
-        let told = match (&held, end) {
-            (Applied | Restored, Settlement::Release) => self.forget_in_front(at).await,
-            (Applied | Restored, Settlement::Complete { .. }) => self.copy_to_front(at).await,
-            (Applied | Restored, Settlement::Park { .. }) => Ok(()),
-            (ClaimLost(found), _) if **found == TokenSpent && self.is_loose() => {
-                return self.resolve_in_front(at, seen, end, held).await;
-            }
-            (ClaimLost(_), _) => Ok(()),
-        };
-        if let Err(error) = told {
-            self.report_front_error("resolve", &error);
-        }
-        Ok(held)
-    }
-
     /// The authority has no entry: the call may mean a front-only claim.
     async fn resolve_in_front(
         &self, at: &Address, seen: Fence, end: &Settlement, otherwise: SettleOutcome,
@@ -37,21 +20,6 @@ impl TieredInner {
         }
         let head = |record: &Bytes| front_copy::encode_confirmed(seen, holder.attempt, holder.fingerprint, record);
         self.front.admin().resolve(at, seen, &end.map_record(head)).await
-    }
-
-    async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {
-        let held = self.authority.admin().forget(at, seen).await?;
-        match &held {
-            Applied | Restored => {
-                if let Err(error) = self.forget_in_front(at).await {
-                    self.report_front_error("forget", &error);
-                    self.generation.raise(front_not_updated(error)).await?;
-                }
-                Ok(held)
-            }
-            ClaimLost(found) if **found == TokenSpent => self.forget_front_leftovers(at, seen, held).await,
-            ClaimLost(_) => Ok(held),
-        }
     }
 
     /// The authority has no entry: the front's entry is left from a forget that could not reach it, or from a
@@ -73,17 +41,6 @@ impl TieredInner {
             Applied | Restored => Ok(Applied),
             ClaimLost(_) => Ok(otherwise),
         }
-    }
-
-    async fn replace(&self, at: &Address, seen: Fence, record: Bytes) -> Result<SettleOutcome, StoreError> {
-        let held = self.authority.admin().replace_record(at, seen, record.clone()).await?;
-        if matches!(held, Applied | Restored)
-            && let Err(error) = self.replace_in_front(at, &record).await
-        {
-            self.report_front_error("replace", &error);
-            self.generation.raise(front_not_updated(error)).await?;
-        }
-        Ok(held)
     }
 
     async fn replace_in_front(&self, at: &Address, record: &Bytes) -> Result<(), StoreError> {
@@ -134,24 +91,59 @@ fn front_not_updated(error: StoreError) -> StoreError {
     StoreError::new(ErrorKind::Ambiguous, "tiered", why)
 }
 
-impl StoreAdmin for TieredStore {
+impl StoreAdmin for TieredInner {
     fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
-        self.0.authority.admin().list(filter, from, at_most)
+        self.authority.admin().list(filter, from, at_most)
     }
 
     fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.0.resolve(at, seen, end))
+        StoreFuture::boxed(async move {
+            let held = self.authority.admin().resolve(at, seen, end).await?;
+            let told = match (&held, end) {
+                (Applied | Restored, Settlement::Release) => self.forget_in_front(at).await,
+                (Applied | Restored, Settlement::Complete { .. }) => self.copy_to_front(at).await,
+                (Applied | Restored, Settlement::Park { .. }) => Ok(()),
+                (ClaimLost(found), _) if **found == TokenSpent && self.is_loose() => {
+                    return self.resolve_in_front(at, seen, end, held).await;
+                }
+                (ClaimLost(_), _) => Ok(()),
+            };
+            self.front_answer("resolve", told);
+            Ok(held)
+        })
     }
 
     fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.0.forget(at, seen))
+        StoreFuture::boxed(async move {
+            let held = self.authority.admin().forget(at, seen).await?;
+            match &held {
+                Applied | Restored => {
+                    if let Err(error) = self.forget_in_front(at).await {
+                        self.report_front_error("forget", &error);
+                        self.generation.raise(front_not_updated(error)).await?;
+                    }
+                    Ok(held)
+                }
+                ClaimLost(found) if **found == TokenSpent => self.forget_front_leftovers(at, seen, held).await,
+                ClaimLost(_) => Ok(held),
+            }
+        })
     }
 
     fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
-        StoreFuture::boxed(self.0.replace(at, seen, record))
+        StoreFuture::boxed(async move {
+            let held = self.authority.admin().replace_record(at, seen, record.clone()).await?;
+            if matches!(held, Applied | Restored)
+                && let Err(error) = self.replace_in_front(at, &record).await
+            {
+                self.report_front_error("replace", &error);
+                self.generation.raise(front_not_updated(error)).await?;
+            }
+            Ok(held)
+        })
     }
 
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
-        self.0.authority.admin().counts()
+        self.authority.admin().counts()
     }
 }

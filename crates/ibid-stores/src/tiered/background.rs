@@ -20,12 +20,11 @@ const MAX_RECENT_FORGETS: usize = 256;
 
 #[derive(Debug, Clone)]
 pub(super) enum BackgroundTask {
-    /// Settles the claim by its token. An absent entry is not restored: it may have been forgotten since.
-    SettleByToken { lease: Lease, copied: FrontSettlement },
+    /// Settles a claim: one that the front itself granted, whose lease has the front's fence, or one by its token alone
+    /// ([`without_fence`]). Then an absent entry is not restored: it may have been forgotten since.
+    Settle { lease: Lease, copied: FrontSettlement },
     /// Extends or restores the claim, for `duration` counted from `sent_at`.
     Extend { lease: Lease, duration: Duration, sent_at: Instant },
-    /// Settles a claim that the front itself granted; the lease has the front's fence.
-    SettleFrontClaim { lease: Lease, copied: FrontSettlement },
     /// Sets the lease end of a claim that the front itself granted. A time of now lets the lease expire.
     HoldUntil(Lease, Instant),
     /// Removes the marker of a holder, if it is still the latest.
@@ -107,14 +106,9 @@ impl TieredInner {
 
     async fn try_once(&self, errand: &BackgroundTask) -> Result<(), StoreError> {
         let told = match errand {
-            BackgroundTask::SettleByToken { lease, copied } => {
-                self.front.settle(&without_fence(lease), &copied.adjusted_for_delay()).await
-            }
+            BackgroundTask::Settle { lease, copied } => self.front.settle(lease, &copied.adjusted_for_delay()).await,
             BackgroundTask::Extend { lease, duration, sent_at } => {
                 self.extend_in_front(lease, duration.saturating_sub(sent_at.elapsed())).await
-            }
-            BackgroundTask::SettleFrontClaim { lease, copied } => {
-                self.front.settle(lease, &copied.adjusted_for_delay()).await
             }
             BackgroundTask::HoldUntil(lease, until) => {
                 self.front.extend(lease, until.saturating_duration_since(Instant::now())).await
@@ -156,27 +150,22 @@ impl TieredInner {
 impl BackgroundTask {
     /// Gives back a claim that the front itself granted.
     pub(super) fn release_front_claim(lease: Lease) -> Self {
-        Self::SettleFrontClaim { lease, copied: FrontSettlement::release() }
+        Self::Settle { lease, copied: FrontSettlement::release() }
     }
 
     /// Whether the task may create an entry in the front that was absent.
     fn may_recreate_entry(&self) -> bool {
         match self {
             Self::Extend { .. } => true,
-            Self::SettleByToken { copied, .. } | Self::SettleFrontClaim { copied, .. } => {
-                !matches!(copied.adjusted_for_delay(), Settlement::Release)
-            }
+            Self::Settle { copied, .. } => !matches!(copied.adjusted_for_delay(), Settlement::Release),
             Self::HoldUntil(..) | Self::RemoveMarker(..) | Self::Abandon(_) => false,
         }
     }
 
     fn address(&self) -> &Address {
         match self {
-            Self::SettleByToken { lease, .. }
-            | Self::Extend { lease, .. }
-            | Self::SettleFrontClaim { lease, .. }
-            | Self::HoldUntil(lease, _)
-            | Self::Abandon(lease) => &lease.request.address,
+            Self::Settle { lease, .. } | Self::Extend { lease, .. } => &lease.request.address,
+            Self::HoldUntil(lease, _) | Self::Abandon(lease) => &lease.request.address,
             Self::RemoveMarker(at, _) => at,
         }
     }
@@ -186,6 +175,6 @@ fn is_held_under_other_fence(held: &SettleOutcome) -> bool {
     matches!(held, SettleOutcome::ClaimLost(found) if matches!(**found, ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_)))
 }
 
-fn without_fence(lease: &Lease) -> Lease {
+pub(super) fn without_fence(lease: &Lease) -> Lease {
     Lease { fence: Fence::UNSEEN, ..lease.clone() }
 }

@@ -21,15 +21,6 @@ const MIN_TRUSTED_TTL: Duration = Duration::from_secs(1);
 /// Upper limit of a lease, so that adding it does not overflow the clock.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FrontClaimOrigin {
-    /// The front had no entry.
-    Fresh,
-    /// By a takeover. The previous holder may still obtain its claim from the authority and run, so this one must not
-    /// run front-only.
-    TakenOver,
-}
-
 /// The outcome of a claim, or `None` if another call changed the entry: start over.
 type ClaimStep = Result<Option<ClaimOutcome>, StoreError>;
 
@@ -59,7 +50,7 @@ impl TieredInner {
             Ok(Granted(mine)) if ask.take_over.is_some() && self.is_loose() => {
                 self.taken_over_in_front(ask, mine).await
             }
-            Ok(Granted(mine)) => self.granted_in_front(ask, mine, FrontClaimOrigin::Fresh).await,
+            Ok(Granted(mine)) => self.granted_in_front(ask, mine).await,
             Ok(found @ (InProgress(_) | OutcomeUnknown(_))) => self.occupied_in_front(ask, found).await,
             Ok(TokenSpent) => self.token_spent_in_front(ask).await,
             Err(error) => {
@@ -114,23 +105,21 @@ impl TieredInner {
     }
 
     /// Step 2: `mine` is the claim in the front; the authority decides.
-    async fn granted_in_front(
-        self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease, stands: FrontClaimOrigin,
-    ) -> ClaimStep {
+    async fn granted_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease) -> ClaimStep {
         let told = Instant::now();
         let was_unclear = self.is_ambiguous(ask);
         let found = match self.claim_in_authority(ask, true).await {
             Ok(found) => found,
             Err(error) => {
                 return match error.kind {
-                    ErrorKind::NotApplied if self.is_loose() && stands == FrontClaimOrigin::Fresh => {
+                    ErrorKind::NotApplied if self.is_loose() && !is_takeover(&mine) => {
                         self.run_front_only(ask, mine, error).await.map(Some)
                     }
                     // The authority may hold the claim: the caller claims again and finds the front unchanged, or
                     // releases both.
                     _ if was_unclear || error.kind == ErrorKind::Ambiguous => Err(error),
                     _ => {
-                        self.give_back_front_claim(mine, stands).await;
+                        self.give_back_front_claim(mine).await;
                         Err(error)
                     }
                 };
@@ -151,7 +140,7 @@ impl TieredInner {
             Granted(_) => {}
             Completed(finished) => {
                 let copied = FrontSettlement::from_completed(finished, told);
-                drop(self.spawn_background(BackgroundTask::SettleFrontClaim { lease: mine, copied }));
+                drop(self.spawn_background(BackgroundTask::Settle { lease: mine, copied }));
             }
             // The token can never be granted again, so the claim in the front is not needed.
             TokenSpent => {
@@ -164,7 +153,7 @@ impl TieredInner {
                     // A front-only claim repeats its request: same token, same outcome.
                     return Ok(Some(Granted(front_only_lease(ask, &mine))));
                 }
-                self.give_back_front_claim(mine, stands).await;
+                self.give_back_front_claim(mine).await;
             }
         }
         Ok(Some(found))
@@ -225,11 +214,11 @@ impl TieredInner {
             // After the takeover, the previous holder can no longer start a front-only run.
             let (fence, marked) = (mine.fence, self.find_marker_or_give_back(&mine).await?);
             if marked.is_some() {
-                self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+                self.give_back_front_claim(mine).await;
                 return Ok(Some(OutcomeUnknown(Holder { fence, ..holder })));
             }
         }
-        self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await
+        self.granted_in_front(ask, mine).await
     }
 
     /// Finds the marker of an entry that `mine` took over in the front. Gives the takeover back if that fails.
@@ -237,7 +226,7 @@ impl TieredInner {
         match self.find_marker(&mine.request.address).await {
             Ok(marked) => Ok(marked),
             Err(error) => {
-                self.give_back_front_claim(mine.clone(), FrontClaimOrigin::TakenOver).await;
+                self.give_back_front_claim(mine.clone()).await;
                 Err(self.as_not_applied(error))
             }
         }
@@ -247,7 +236,7 @@ impl TieredInner {
     /// ran front-only, the authority first records it as outcome unknown, and `mine` takes it over there, too.
     async fn taken_over_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease) -> ClaimStep {
         let Some(marker) = self.find_marker_or_give_back(&mine).await? else {
-            return self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await;
+            return self.granted_in_front(ask, mine).await;
         };
         let ran = Lease {
             request: Arc::new(ClaimRequest { token: marker.token, take_over: None, ..ClaimRequest::clone(ask) }),
@@ -257,12 +246,12 @@ impl TieredInner {
         };
         let unknown = Settlement::Park { ttl: ask.lease.saturating_add(ask.ttl), retry_in: Duration::ZERO };
         if let Err(mut error) = self.authority.settle(&ran, &unknown).await {
-            self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+            self.give_back_front_claim(mine).await;
             error.kind = ErrorKind::NotApplied;
             return Err(error);
         }
         let named = with_take_over(ask, Some(marker.fence));
-        let step = self.granted_in_front(&named, mine, FrontClaimOrigin::TakenOver).await?;
+        let step = self.granted_in_front(&named, mine).await?;
         drop(self.spawn_background(BackgroundTask::RemoveMarker(ask.address, marker.fence)));
         Ok(step)
     }
@@ -315,12 +304,12 @@ impl TieredInner {
         match &found {
             Completed(finished) if may_be_there => {
                 let copied = FrontSettlement::from_completed(finished, told);
-                drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
+                drop(self.spawn_background(BackgroundTask::Settle { lease, copied }));
             }
             // Loose mode lets the lease expire: a released entry in the front would allow a second run.
             InProgress(_) | OutcomeUnknown(_) if may_be_there && !self.is_loose() => {
                 let copied = FrontSettlement::release();
-                drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
+                drop(self.spawn_background(BackgroundTask::Settle { lease, copied }));
             }
             _ => {}
         }
@@ -333,21 +322,14 @@ impl TieredInner {
             Granted(lease) => lease,
             found => return Ok(Some(found)),
         };
-        match self.overwrite_front(ask).await {
-            Ok(None) => {
-                self.clear_ambiguous(ask);
-                Ok(Some(Granted(lease)))
-            }
-            Ok(Some(stands)) => {
-                let _: SettleOutcome = self.authority.settle(&lease, &Settlement::Release).await?;
-                self.clear_ambiguous(ask);
-                Ok(Some(stands))
-            }
-            Err(error) => {
-                self.report_front_error("claim", &error);
-                Ok(Some(Granted(lease)))
-            }
+        let Some(stands) = self.front_answer("claim", self.overwrite_front(ask).await) else {
+            return Ok(Some(Granted(lease)));
+        };
+        if stands.is_some() {
+            let _: SettleOutcome = self.authority.settle(&lease, &Settlement::Release).await?;
         }
+        self.clear_ambiguous(ask);
+        Ok(Some(stands.unwrap_or(Granted(lease))))
     }
 
     /// Makes this claim, which the authority has granted, the holder in the front. If another claim ran front-only or
@@ -411,14 +393,14 @@ impl TieredInner {
     }
 
     /// Gives back a claim that the front granted and the authority did not.
-    async fn give_back_front_claim(self: &Arc<Self>, mine: Lease, stands: FrontClaimOrigin) {
+    async fn give_back_front_claim(self: &Arc<Self>, mine: Lease) {
         // A released takeover becomes outcome unknown again and its token is spent, so it cannot return as a fresh
         // claim.
-        if self.is_loose() && stands == FrontClaimOrigin::Fresh {
-            self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, Instant::now())).await;
-        } else {
-            self.spawn_and_wait_briefly(BackgroundTask::release_front_claim(mine)).await;
-        }
+        self.spawn_and_wait_briefly(match self.is_loose() && !is_takeover(&mine) {
+            true => BackgroundTask::HoldUntil(mine, Instant::now()),
+            false => BackgroundTask::release_front_claim(mine),
+        })
+        .await;
     }
 
     /// Returns whether the token was already marked.
@@ -443,6 +425,12 @@ impl TieredInner {
         self.clear_ambiguous(ask);
         self.token_aliases.lock().remove(&ask.token);
     }
+}
+
+/// Whether the front granted the claim by a takeover. The previous holder may still obtain its claim from the authority
+/// and run, so this one must not run front-only.
+fn is_takeover(mine: &Lease) -> bool {
+    mine.request.take_over.is_some()
 }
 
 fn with_take_over(ask: &Arc<ClaimRequest>, take_over: Option<Fence>) -> Arc<ClaimRequest> {

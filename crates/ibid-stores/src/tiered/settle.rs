@@ -71,7 +71,7 @@ impl TieredInner {
         if let Some(copied) = copied {
             let errand = match end {
                 Release if lease.front_only && !matches!(held, ClaimLost(_)) => BackgroundTask::Abandon(in_first),
-                _ => BackgroundTask::SettleByToken { lease: in_first, copied },
+                _ => BackgroundTask::Settle { lease: background::without_fence(&in_first), copied },
             };
             if matches!(end, Release) {
                 self.spawn_and_wait_briefly(errand).await;
@@ -86,13 +86,10 @@ impl TieredInner {
     async fn extend_front_only(
         &self, lease: &Lease, hold: Duration, why: StoreError,
     ) -> Result<SettleOutcome, StoreError> {
-        match self.extend_in_front(&self.front_lease(lease), hold).await {
-            Ok(Applied | Restored) => Ok(Applied),
-            Ok(ClaimLost(found)) => lost_in_front(found, why),
-            Err(error) => {
-                self.report_front_error("extend", &error);
-                Err(why)
-            }
+        match self.front_answer("extend", self.extend_in_front(&self.front_lease(lease), hold).await) {
+            Some(Applied | Restored) => Ok(Applied),
+            Some(ClaimLost(found)) => lost_in_front(found, why),
+            None => Err(why),
         }
     }
 
@@ -113,15 +110,11 @@ impl TieredInner {
                 self.front.settle(&in_first, &copied.adjusted_for_delay()).await
             }
         };
-        match ended {
-            Ok(ClaimLost(found)) if matches!(*found, Completed(_)) => lost_in_front(found, why),
+        match self.front_answer("settle", ended) {
+            Some(ClaimLost(found)) if matches!(*found, Completed(_)) => lost_in_front(found, why),
             // If another claim took over in the front, it may have given up since. The engine still reports the
             // settlement to the authority.
-            Ok(_) => Err(why),
-            Err(error) => {
-                self.report_front_error("settle", &error);
-                Err(why)
-            }
+            _ => Err(why),
         }
     }
 
@@ -157,9 +150,7 @@ impl TieredInner {
         }
         // The front's entry keeps the ttl of the front-only answer, which was settled at about the same time.
         let record = front_copy::encode_confirmed(answer.fence, answer.attempt, answer.fingerprint, &answer.record);
-        if let Err(error) = self.front.admin().replace_record(&ask.address, in_first, record).await {
-            self.report_front_error("replace", &error);
-        }
+        self.front_answer("replace", self.front.admin().replace_record(&ask.address, in_first, record).await);
         Ok(Completed(answer))
     }
 

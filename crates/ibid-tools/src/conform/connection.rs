@@ -53,10 +53,10 @@ pub(super) enum ExchangeError {
     Malformed(String),
 }
 
-trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
-pub(super) struct RawConnection(Box<dyn IoStream>);
+pub(super) type RawConnection = Box<dyn IoStream>;
 
 impl TestedServer {
     /// Resolves the host once.
@@ -81,7 +81,7 @@ impl TestedServer {
         let mut last = String::new();
         for address in &self.addresses {
             last = match timeout(self.timeout, self.connect_to(*address)).await {
-                Ok(Ok(stream)) => return Ok(RawConnection(stream)),
+                Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(why)) => format!("{address}: {why}"),
                 Err(_) => format!("{address}: no connection within {:?}", self.timeout),
             };
@@ -89,7 +89,7 @@ impl TestedServer {
         Err(ExchangeError::Unreachable(last))
     }
 
-    async fn connect_to(&self, address: SocketAddr) -> io::Result<Box<dyn IoStream>> {
+    async fn connect_to(&self, address: SocketAddr) -> io::Result<RawConnection> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(match &self.tls {
@@ -110,7 +110,7 @@ impl TestedServer {
     }
 
     pub(super) async fn send_and_disconnect(&self, bytes: &[u8], after: Duration) -> Result<(), ExchangeError> {
-        let RawConnection(mut stream) = self.connect().await?;
+        let mut stream = self.connect().await?;
         let sent = timeout(self.timeout, stream.write_all(bytes)).await;
         sent.map_err(|_| ExchangeError::TimedOut(self.timeout))?.map_err(|_| ExchangeError::Closed)?;
         let _ = stream.flush().await;
@@ -120,7 +120,7 @@ impl TestedServer {
 }
 
 /// hyper reads the response. The request that it writes is discarded; the server gets `bytes` instead.
-async fn exchange_raw(RawConnection(stream): RawConnection, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
+async fn exchange_raw(stream: RawConnection, bytes: &[u8]) -> Result<Response<Bytes>, ExchangeError> {
     let (reader, mut writer) = tokio::io::split(stream);
     let stand_in = TokioIo::new(tokio::io::join(reader, tokio::io::sink()));
     let (mut sender, connection) = http1::handshake(stand_in).await.map_err(receive_error)?;
@@ -151,6 +151,10 @@ async fn read_body(response: Response<Incoming>) -> Result<Response<Bytes>, Exch
     let ends_with_connection =
         !parts.headers.contains_key(header::CONTENT_LENGTH) && !parts.headers.contains_key(header::TRANSFER_ENCODING);
     let mut read = BytesMut::new();
+    let is_unexpected_eof = |why: &hyper::Error| {
+        let source = std::error::Error::source(why).and_then(|source| source.downcast_ref::<io::Error>());
+        source.is_some_and(|source| source.kind() == ErrorKind::UnexpectedEof)
+    };
     while let Some(frame) = body.frame().await {
         match frame {
             Ok(frame) => read.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
@@ -166,15 +170,10 @@ async fn read_body(response: Response<Incoming>) -> Result<Response<Bytes>, Exch
 }
 
 fn receive_error(why: hyper::Error) -> ExchangeError {
-    if why.is_parse() || why.is_parse_too_large() {
-        return ExchangeError::Malformed(why.to_string());
+    match why.is_parse() || why.is_parse_too_large() {
+        true => ExchangeError::Malformed(why.to_string()),
+        false => ExchangeError::Closed,
     }
-    ExchangeError::Closed
-}
-
-fn is_unexpected_eof(why: &hyper::Error) -> bool {
-    let source = std::error::Error::source(why).and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|source| source.kind() == ErrorKind::UnexpectedEof)
 }
 
 impl From<ExchangeError> for CommandError {

@@ -148,18 +148,14 @@ impl<'a> Additions<'a> {
 
     fn append(&self, addition: &Addition<'_>) -> Result<(usize, String), DocumentError> {
         let (text, node) = (&self.document.text, addition.node);
-        match &node.kind {
-            _ if node.flow => Ok(self.append_in_flow(addition)),
-            NodeKind::Map(entries) if !entries.is_empty() => {
-                Ok(self.append_in_block(addition, column(text, node.start)))
-            }
-            NodeKind::Sequence(_) if text[node.start..].starts_with('-') => {
-                Ok(self.append_in_block(addition, column(text, node.start)))
-            }
-            _ => {
-                let why = "nothing can be added to what is written here; write it as a mapping or a list";
-                Err(self.document.error_at(node, why))
-            }
+        let is_list = matches!(node.kind, NodeKind::Sequence(_)) && text[node.start..].starts_with('-');
+        if node.flow {
+            Ok(self.append_in_flow(addition))
+        } else if is_list || !node.entries().is_empty() {
+            Ok(self.append_in_block(addition, column(text, node.start)))
+        } else {
+            let why = "nothing can be added to what is written here; write it as a mapping or a list";
+            Err(self.document.error_at(node, why))
         }
     }
 

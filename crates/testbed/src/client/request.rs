@@ -101,13 +101,11 @@ impl TestRequest {
 
     /// Sends the request on a new connection, for a test that expects the response to break off.
     pub async fn try_send(&self) -> Result<TestResponse, Broken> {
-        match RawClient::try_connect(self.addr).await {
-            Ok(mut raw) => self.try_send_on(&mut raw).await,
-            Err(error) => {
-                let (kind, reason) = (error.kind(), format!("cannot connect: {error}"));
-                Err(Broken { received: Bytes::new(), kind, reason })
-            }
-        }
+        let unconnected = |error: std::io::Error| {
+            let (kind, reason) = (error.kind(), format!("cannot connect: {error}"));
+            Broken { received: Bytes::new(), kind, reason }
+        };
+        self.try_send_on(&mut RawClient::try_connect(self.addr).await.map_err(unconnected)?).await
     }
 
     /// Sends the request on an open connection, which can be used again afterwards.

@@ -29,11 +29,8 @@ const MAX_EARLY_BYTES: usize = 1 << 20;
 /// Interval between two slices, so that they are received separately.
 const SLICE_INTERVAL: Duration = Duration::from_millis(1);
 
-enum RelayedChunk {
-    Data(Bytes),
-    End,
-    Reset,
-}
+/// When bytes are due. No bytes are a FIN, an error is a reset.
+type RelayedChunk = (Instant, io::Result<Bytes>);
 
 pub(super) async fn relay_connection(mut client: TcpStream, wire: Arc<ProxyState>) {
     let open = wire.open_connection();
@@ -79,7 +76,7 @@ struct ProxyReset;
 
 async fn wait_until_reset(rules: &mut watch::Receiver<ProxyRules>, open: &OpenProxyConnection) {
     // The proxy's thread holds the sender for as long as any connection lives.
-    let _ = rules.wait_for(|rules| open.is_reset_by(rules)).await;
+    let _ = rules.wait_for(|rules| open.connection.lock().is_reset_by(rules)).await;
 }
 
 /// Connects to the server once that is possible. Returns nothing if the client leaves first.
@@ -103,27 +100,22 @@ async fn relay_direction(
     from: ReadHalf<'_>, to: WriteHalf<'_>, way: ProxyDirection, open: &OpenProxyConnection, early: Bytes,
 ) -> Result<(), ProxyReset> {
     let (sender, receiver) = channel(MAX_QUEUED_CHUNKS);
-    let rules = open.state.rules.subscribe();
     let reading = async {
         read_chunks(from, sender, &open.state, early).await;
         Ok(())
     };
-    tokio::try_join!(reading, write_chunks(to, receiver, rules, way, open)).map(drop)
+    tokio::try_join!(reading, write_chunks(to, receiver, way, open)).map(drop)
 }
 
-async fn read_chunks(mut from: ReadHalf<'_>, to: Sender<(Instant, RelayedChunk)>, wire: &ProxyState, early: Bytes) {
+async fn read_chunks(mut from: ReadHalf<'_>, to: Sender<RelayedChunk>, wire: &ProxyState, early: Bytes) {
     let due = || Instant::now() + wire.rules.borrow().delay;
-    if !early.is_empty() && to.send((due(), RelayedChunk::Data(early))).await.is_err() {
+    if !early.is_empty() && to.send((due(), Ok(early))).await.is_err() {
         return;
     }
     loop {
         let mut buffer = BytesMut::with_capacity(CHUNK_BYTES);
-        let piece = match from.read_buf(&mut buffer).await {
-            Ok(0) => RelayedChunk::End,
-            Ok(_) => RelayedChunk::Data(buffer.freeze()),
-            Err(_) => RelayedChunk::Reset,
-        };
-        let last = !matches!(piece, RelayedChunk::Data(_));
+        let read = from.read_buf(&mut buffer).await;
+        let (last, piece) = (!matches!(read, Ok(1..)), read.map(|_| buffer.freeze()));
         if to.send((due(), piece)).await.is_err() || last {
             return;
         }
@@ -131,21 +123,17 @@ async fn read_chunks(mut from: ReadHalf<'_>, to: Sender<(Instant, RelayedChunk)>
 }
 
 async fn write_chunks(
-    mut to: WriteHalf<'_>, mut from: Receiver<(Instant, RelayedChunk)>, mut rules: watch::Receiver<ProxyRules>,
-    way: ProxyDirection, open: &OpenProxyConnection,
+    mut to: WriteHalf<'_>, mut from: Receiver<RelayedChunk>, way: ProxyDirection, open: &OpenProxyConnection,
 ) -> Result<(), ProxyReset> {
+    let mut rules = open.state.rules.subscribe();
     while let Some((due, piece)) = from.recv().await {
         sleep_until(due).await;
-        match piece {
-            RelayedChunk::Data(bytes) => deliver_chunk(&mut to, bytes, &mut rules, way, open).await?,
-            RelayedChunk::End => {
-                wait_until_open(&mut rules, way).await;
-                let _ = to.shutdown().await;
-            }
-            RelayedChunk::Reset => {
-                wait_until_open(&mut rules, way).await;
-                return Err(ProxyReset);
-            }
+        wait_until_open(&mut rules, way).await;
+        let bytes = piece.map_err(|_| ProxyReset)?;
+        if bytes.is_empty() {
+            let _ = to.shutdown().await;
+        } else {
+            deliver_chunk(&mut to, bytes, &mut rules, way, open).await?;
         }
     }
     Ok(())
@@ -155,7 +143,6 @@ async fn deliver_chunk(
     to: &mut WriteHalf<'_>, mut bytes: Bytes, rules: &mut watch::Receiver<ProxyRules>, way: ProxyDirection,
     open: &OpenProxyConnection,
 ) -> Result<(), ProxyReset> {
-    wait_until_open(rules, way).await;
     if way == ProxyDirection::ToClient {
         match open.next_delivery() {
             DeliveryAction::Deliver => {}

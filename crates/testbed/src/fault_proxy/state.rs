@@ -89,7 +89,7 @@ pub(super) struct ProxiedConnection {
 }
 
 impl ProxiedConnection {
-    fn is_reset_by(&self, rules: &ProxyRules) -> bool {
+    pub(super) fn is_reset_by(&self, rules: &ProxyRules) -> bool {
         self.resets_when_opened != rules.resets || self.heals_when_dropped.is_some_and(|since| since != rules.heals)
     }
 }
@@ -156,14 +156,10 @@ impl ProxyState {
 #[derive(Debug)]
 pub(super) struct OpenProxyConnection {
     pub(super) state: Arc<ProxyState>,
-    connection: Arc<Mutex<ProxiedConnection>>,
+    pub(super) connection: Arc<Mutex<ProxiedConnection>>,
 }
 
 impl OpenProxyConnection {
-    pub(super) fn is_reset_by(&self, rules: &ProxyRules) -> bool {
-        self.connection.lock().is_reset_by(rules)
-    }
-
     /// Decides about bytes that are about to go to the client.
     pub(super) fn next_delivery(&self) -> DeliveryAction {
         let mut book = self.state.ledger.lock();

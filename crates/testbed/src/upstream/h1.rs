@@ -1,7 +1,5 @@
 //! One HTTP/1.1 connection of the upstream, handwritten so that it can break any rule.
 
-use std::ops::ControlFlow::{self, Break, Continue};
-
 use tokio::{io::AsyncWriteExt as _, net::tcp::OwnedWriteHalf};
 
 use super::{reply::filler, *};
@@ -10,22 +8,16 @@ use crate::http1::{self, BodyFraming, MessageReader, malformed};
 /// How long an early answer reads the rest of the request before the connection closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-enum ConnectionEnd {
-    Close,
-    Reset,
-}
-
 pub(super) async fn serve(stream: TcpStream, open: OpenUpstreamConnection) {
     let (reader, writer) = stream.into_split();
     let mut connection = UpstreamHttp1Connection { reader: MessageReader::new(reader), writer, open, served: 0 };
     let end = loop {
         match connection.exchange().await {
-            Ok(Continue(())) => connection.served += 1,
-            Ok(Break(end)) => break end,
-            Err(_) => break ConnectionEnd::Close,
+            Ok(true) => connection.served += 1,
+            end => break end,
         }
     };
-    if let ConnectionEnd::Reset = end {
+    if end.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
         let _ = connection.writer.as_ref().set_zero_linger();
         connection.writer.forget();
     }
@@ -40,9 +32,10 @@ struct UpstreamHttp1Connection {
 }
 
 impl UpstreamHttp1Connection {
-    async fn exchange(&mut self) -> io::Result<ControlFlow<ConnectionEnd>> {
+    /// Serves a request. Returns whether the connection stays open; the error `ConnectionReset` resets it.
+    async fn exchange(&mut self) -> io::Result<bool> {
         if !self.reader.next_message().await? {
-            return Ok(Break(ConnectionEnd::Close));
+            return Ok(false);
         }
         let (mut seen, framing) = match self.read_head().await {
             Ok(head) => head,
@@ -65,17 +58,19 @@ impl UpstreamHttp1Connection {
         let upgrade = seen.header("upgrade").unwrap_or("echo").to_owned();
         let execution = self.open.request_log.record(seen, !reused);
         if reused {
-            return Ok(Break(ConnectionEnd::Close));
+            return Ok(false);
         }
         self.wait_until_due(&reply).await;
         match (reply.fault, &reply.content) {
             (Some(UpstreamFault::CloseReused), _) => self.answer(&reply, execution, head_only).await?,
-            (Some(fault), _) => return self.inject_fault(fault, &reply, execution).await,
+            (Some(fault), _) => return self.inject_fault(fault, &reply, execution).await.map(|()| false),
             (None, ReplyContent::Echo) => return self.echo(&reply, &upgrade).await,
             (None, _) => self.answer(&reply, execution, head_only).await?,
         }
-        let close = !keep || reply.headers.iter().any(|(name, value)| is_connection_close(name, value));
-        Ok(if close { Break(ConnectionEnd::Close) } else { Continue(()) })
+        let closes = |(name, value): &(String, String)| {
+            name.eq_ignore_ascii_case("connection") && value.eq_ignore_ascii_case("close")
+        };
+        Ok(keep && !reply.headers.iter().any(closes))
     }
 
     async fn read_head(&mut self) -> io::Result<(LoggedRequest, BodyFraming)> {
@@ -103,25 +98,23 @@ impl UpstreamHttp1Connection {
     }
 
     /// Counts an incomplete request, and answers it if the client is still there.
-    async fn reject(&mut self, error: io::Error) -> io::Result<ControlFlow<ConnectionEnd>> {
+    async fn reject(&mut self, error: io::Error) -> io::Result<bool> {
         self.open.request_log.state().malformed_requests += 1;
         if error.kind() == io::ErrorKind::InvalidData {
             let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n";
             let answer = format!("{head}content-length: {}\r\n\r\n{error}", error.to_string().len());
             self.writer.write_all(answer.as_bytes()).await?;
         }
-        Ok(Break(ConnectionEnd::Close))
+        Ok(false)
     }
 
-    async fn answer_early(
-        &mut self, reply: &UpstreamReply, seen: LoggedRequest,
-    ) -> io::Result<ControlFlow<ConnectionEnd>> {
+    async fn answer_early(&mut self, reply: &UpstreamReply, seen: LoggedRequest) -> io::Result<bool> {
         self.open.request_log.record(seen, false);
         self.wait_until_due(reply).await;
         if reply.fault.is_some() {
             let refusal = UpstreamReply::status(413).header("connection", "close").body("too large");
             self.answer(&refusal, None, false).await?;
-            return Ok(Break(ConnectionEnd::Close));
+            return Ok(false);
         }
         self.answer(reply, None, false).await?;
         self.writer.shutdown().await?;
@@ -131,7 +124,7 @@ impl UpstreamHttp1Connection {
             io::Result::Ok(())
         };
         let _ = timeout(DRAIN_TIMEOUT, drained).await;
-        Ok(Break(ConnectionEnd::Close))
+        Ok(false)
     }
 
     /// Waits until the reply is due. Only records a disconnect: an app does not stop working when its caller leaves.
@@ -173,14 +166,14 @@ impl UpstreamHttp1Connection {
         self.writer.write_all(http1::last_chunk(&reply.trailers).as_bytes()).await
     }
 
-    async fn echo(&mut self, reply: &UpstreamReply, protocol: &str) -> io::Result<ControlFlow<ConnectionEnd>> {
+    async fn echo(&mut self, reply: &UpstreamReply, protocol: &str) -> io::Result<bool> {
         let head = response_head(101, &reply.headers);
         let head = format!("{head}connection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
         self.writer.write_all(head.as_bytes()).await?;
         loop {
             let bytes = self.reader.read_some().await?;
             if bytes.is_empty() {
-                return Ok(Break(ConnectionEnd::Close));
+                return Ok(false);
             }
             self.writer.write_all(&bytes).await?;
         }
@@ -188,9 +181,9 @@ impl UpstreamHttp1Connection {
 
     async fn inject_fault(
         &mut self, fault: UpstreamFault, reply: &UpstreamReply, execution: Option<usize>,
-    ) -> io::Result<ControlFlow<ConnectionEnd>> {
+    ) -> io::Result<()> {
         match fault {
-            UpstreamFault::ResetAfterRequest => return Ok(Break(ConnectionEnd::Reset)),
+            UpstreamFault::ResetAfterRequest => return Err(io::ErrorKind::ConnectionReset.into()),
             UpstreamFault::CloseWithoutReply => {}
             UpstreamFault::Truncated { content_length, sent } => {
                 let mut bytes = response_head(200, &reply.headers).into_bytes();
@@ -217,15 +210,11 @@ impl UpstreamHttp1Connection {
                 unreachable!("handled before the body is read")
             }
         }
-        Ok(Break(ConnectionEnd::Close))
+        Ok(())
     }
 }
 
 fn response_head(status: u16, headers: &[(String, String)]) -> String {
     let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
     format!("HTTP/1.1 {status} {reason}\r\n{}", http1::field_lines(headers))
-}
-
-fn is_connection_close(name: &str, value: &str) -> bool {
-    name.eq_ignore_ascii_case("connection") && value.eq_ignore_ascii_case("close")
 }

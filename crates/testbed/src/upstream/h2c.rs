@@ -1,10 +1,7 @@
 //! One HTTP/2 connection of the upstream without TLS, by hyper. It shares the log and the rules with HTTP/1.1.
 
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
-use http_body_util::{
-    BodyExt as _,
-    channel::{Channel, Sender},
-};
+use http::{HeaderMap, Request, Response, Version};
+use http_body_util::{BodyExt as _, channel::Channel};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -83,10 +80,11 @@ async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Respon
         Some(UpstreamFault::Hang) => return std::future::pending().await,
         Some(UpstreamFault::Truncated { content_length, sent }) => {
             let head = builder.status(200).header("content-length", content_length);
-            return Ok(truncated_response(head, filler(sent)));
+            return Ok(respond(head, vec![(filler(sent), Duration::ZERO)], Err(stream_abort())));
         }
         Some(UpstreamFault::TruncatedChunked) => {
-            return Ok(truncated_response(builder.status(200), Bytes::from_static(b"hello")));
+            let part = Bytes::from_static(b"hello");
+            return Ok(respond(builder.status(200), vec![(part, Duration::ZERO)], Err(stream_abort())));
         }
         Some(_) => return Err(stream_abort()),
     }
@@ -96,40 +94,30 @@ async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Respon
     if let (Some(body), true) = (reply.whole_body(execution), reply.trailers.is_empty()) {
         builder = builder.header("content-length", body.len());
     }
-    let (sender, body) = Channel::new(1);
-    tokio::spawn(send_body(sender, reply, execution));
-    Ok(builder.body(body).expect("the test's headers are valid"))
+    let trailer = |(name, value): &(String, String)| {
+        (name.parse().expect("the name of a trailer"), value.parse().expect("the value of a trailer"))
+    };
+    Ok(respond(builder, reply.pieces(execution), Ok(reply.trailers.iter().map(trailer).collect())))
 }
 
-fn truncated_response(head: http::response::Builder, part: Bytes) -> Response<ChannelBody> {
+/// Sends the pieces, each with the pause after it, then the trailers or the abort. Ends by itself when the client is
+/// gone.
+fn respond(
+    head: http::response::Builder, pieces: Vec<(Bytes, Duration)>, end: io::Result<HeaderMap>,
+) -> Response<ChannelBody> {
     let (mut sender, body) = Channel::new(1);
     tokio::spawn(async move {
-        let _ = sender.send_data(part).await;
-        sender.abort(stream_abort());
-    });
-    head.body(body).expect("the head is valid")
-}
-
-/// Sends the body, then the trailers. Ends by itself when the client is gone.
-async fn send_body(mut sender: Sender<Bytes, io::Error>, reply: UpstreamReply, execution: Option<usize>) {
-    let done = async {
-        for (piece, pause) in reply.pieces(execution) {
-            sender.send_data(piece).await?;
+        for (piece, pause) in pieces {
+            if sender.send_data(piece).await.is_err() {
+                return;
+            }
             sleep(pause).await;
         }
-        if !reply.trailers.is_empty() {
-            sender.send_trailers(trailers(&reply)).await?;
+        match end {
+            Ok(trailers) if trailers.is_empty() => {}
+            Ok(trailers) => drop(sender.send_trailers(trailers).await),
+            Err(error) => sender.abort(error),
         }
-        Ok::<_, http_body_util::channel::SendError>(())
-    };
-    let _ = done.await;
-}
-
-fn trailers(reply: &UpstreamReply) -> HeaderMap {
-    let parsed = reply.trailers.iter().map(|(name, value)| {
-        let name = HeaderName::try_from(name).map_err(io::Error::other)?;
-        let value = HeaderValue::try_from(value).map_err(io::Error::other)?;
-        Ok::<_, io::Error>((name, value))
     });
-    parsed.collect::<Result<_, _>>().expect("the test's trailers are valid")
+    head.body(body).expect("the test's headers are valid")
 }

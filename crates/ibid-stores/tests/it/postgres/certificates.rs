@@ -124,3 +124,16 @@ async fn a_file_that_is_gone_for_a_while_changes_nothing() {
         wait_until_usable(&store).await;
     }
 }
+
+#[tokio::test]
+async fn a_password_is_bound_to_the_tls_connection() {
+    let (server, _) = TestPostgres::start_with_tls();
+    let name = database(&server);
+    server.sql("postgres", "SET password_encryption = 'scram-sha-256'; ALTER ROLE gateway PASSWORD 'secret'");
+    server.set_hba("host all postgres,migrator 127.0.0.1/32 trust\nhostssl all gateway 127.0.0.1/32 scram-sha-256\n");
+    // The driver refuses to log in without the binding.
+    let url =
+        format!("postgres://gateway:secret@localhost:{}/{name}?sslmode=require&channel_binding=require", server.port());
+    let store = Postgres::open(&url, patient_options()).await.unwrap();
+    wait_until_usable(&store).await;
+}
