@@ -36,8 +36,8 @@ use std::{
 };
 
 use ibid::store::{
-    Address, ClaimOutcome, ClaimRequest, CompletedEntry, Counters, Fence, Guarantees, Lease, SettleOutcome, Settlement, Store,
-    StoreAdmin, StoreError, StoreFuture, SweepResult,
+    Address, ClaimOutcome, ClaimRequest, CompletedEntry, Counters, Fence, Guarantees, Lease, SettleOutcome, Settlement,
+    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
     transitions::{self, EntryDecision, StoredEntry},
 };
 use tokio::task;

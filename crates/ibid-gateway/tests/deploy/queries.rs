@@ -39,7 +39,10 @@ impl ExposedMetrics {
     pub(super) fn missing(&self, query: &str) -> Vec<String> {
         let mut wanting = Vec::new();
         let mut asked = BTreeSet::new();
-        for (at, _) in query.match_indices("idempotency_") {
+        let begins_a_name = |at: usize| !query[..at].ends_with(|c: char| c.is_ascii_lowercase() || c == '_');
+        let prefixes = ["idempotency_", "ibid_", "process_"];
+        let names = prefixes.into_iter().flat_map(|prefix| query.match_indices(prefix)).map(|(at, _)| at);
+        for at in names.filter(|at| begins_a_name(*at)) {
             let rest = &query[at..];
             let (name, rest) = rest.split_at(rest.find(|c| !matches!(c, 'a'..='z' | '_')).unwrap_or(rest.len()));
             let Some(labels) = self.0.get(name) else {
