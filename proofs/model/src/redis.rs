@@ -1,7 +1,7 @@
 //! The rules of the Redis store that the contract does not show: fences minted by clients, compare-and-set, claim lists.
 //!
 //! One address, three holders, a clock that ticks. A claim is minted (its fence is the clock) and written later. A key
-//! lives for [`KEY_LIFE`] ticks; a claim is written within [`MAX_UNWRITTEN`] ticks or never. A completion compares the
+//! lives for `KEY_LIFE` ticks; a claim is written within `MAX_UNWRITTEN` ticks or never. A completion compares the
 //! stored bytes; if they differ, the script decides.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
