@@ -4,8 +4,6 @@
 //! deadline it stops waiting: unfinished operations get the state outcome unknown.
 
 use std::{
-    collections::HashSet,
-    convert::Infallible,
     future::poll_fn,
     io,
     net::SocketAddr,
@@ -15,20 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
-use hyper::{body::Incoming, service::service_fn};
+use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
-use ibid::{
-    Ibid, Refusal, RefusalReason,
-    http::{
-        PeerConnection, Protocol, RequestSender, ResponseBody, catch_panic, plain_response, refusal_response,
-        sent_request_id,
-    },
-    policy::RefusalFormat,
-};
+use ibid::{Ibid, http::PeerConnection};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -36,29 +26,27 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection_activity::{ConnectionActivity, EventWaker, StreamExecutor, WriteProgress};
+use self::{
+    connection_activity::{ConnectionActivity, EventWaker, StreamExecutor, WriteProgress},
+    request::ClientConnection,
+};
 use crate::{
     config::LimitSettings,
-    contract_page,
     cores::Cores,
-    jwt::JwtVerifier,
     listener::{self, AcceptedConnection, ConnectionHandler, accept_connections},
-    openapi_document::Asked,
-    proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
-    snapshot::{RequestHead, RoutedUpstream},
-    trace::{self, RequestTrace, Tracer},
+    proxy::ProxyClient,
+    trace::Tracer,
     watch::LiveConfig,
 };
 
 mod connection_activity;
 pub mod interim;
+mod request;
 
 /// At shutdown: maximum time for the settlements of abandoned operations to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time for an idle client to close its connection after the server asked it to.
 const CLIENT_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-type ClientResponse = Response<ResponseBody<ProxyResponseBody>>;
 
 /// A listening gateway.
 pub struct GatewayServer {
@@ -75,15 +63,6 @@ enum ConnectionEvent {
     Idle,
     /// The connection must be closed at once, for this reason.
     Cut(&'static str),
-}
-
-/// The result of the checks that come before any policy.
-enum Precheck {
-    Respond(ClientResponse),
-    /// Continue after verifying the token, if there is a verifier.
-    Continue(RoutedUpstream, Option<(Arc<JwtVerifier>, HashSet<String>)>),
-    /// The request is for an OpenAPI document that the gateway annotates.
-    Document(RoutedUpstream, Box<Asked>),
 }
 
 /// State that all connections share.
@@ -187,31 +166,15 @@ impl ServerState {
         let interim = client.interim.clone();
         let traffic = Arc::new(ConnectionActivity::new());
         let sending = WriteProgress::new();
-        let answer = {
-            let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
-            let link = PeerConnection::default();
-            service_fn(move |request: Request<Incoming>| {
-                let busy = ConnectionActivity::begin(&traffic);
-                let (front, client, connection, sending) =
-                    (front.clone(), client.clone(), link.clone(), sending.clone());
-                let protocol = Protocol::of_request(request.version(), request.headers());
-                let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
-                interim.iter().for_each(|interim| interim.begin_request());
-                async move {
-                    // Everything runs inside, so that a panic before the first await does not end the connection
-                    // either.
-                    let abort = WriteProgress::current(&sending).cancellation.clone();
-                    let answer = catch_panic(async move {
-                        let (peer, connection, abort) = (Some(peer.ip()), Some(connection), Some(abort));
-                        let sender = RequestSender { peer, connection, abort, ..RequestSender::default() };
-                        front.handle_request(client, request, sender).await
-                    });
-                    let answer = answer.await.unwrap_or_else(|| panic_response(protocol));
-                    interim.iter().for_each(|interim| interim.end_request());
-                    Ok::<_, Infallible>(answer.map(|body| busy.track_body(body, WriteProgress::current(&sending))))
-                }
-            })
-        };
+        let connection = Arc::new(ClientConnection {
+            server: self.clone(),
+            client,
+            peer: peer.ip(),
+            link: PeerConnection::default(),
+            activity: traffic.clone(),
+            sending: sending.clone(),
+        });
+        let answer = service_fn(move |request| ClientConnection::handle(&connection, request));
         let builder = connection_builder(&self.limits);
         let socket = interim::InterimSocket { io: socket, interim, activity: traffic.clone() };
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), answer));
@@ -275,147 +238,6 @@ impl ServerState {
             }
         }
     }
-
-    /// Handles one request: the checks that apply to all requests, then the exchange.
-    async fn handle_request(
-        &self, client: Arc<ProxyClient>, mut request: Request<Incoming>, mut sender: RequestSender,
-    ) -> ClientResponse {
-        let trace = self.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &request));
-        let precheck = self.precheck(&mut request);
-        sender.poll_hook = trace.as_ref().map(RequestTrace::poll_hook);
-        let answer = pin!(async {
-            match precheck {
-                Precheck::Respond(answer) => answer,
-                Precheck::Document(routed, asked) => {
-                    let send = |request| self.send(client, request, sender, routed, trace.clone());
-                    Box::pin(asked.answer(request, send)).await
-                }
-                Precheck::Continue(routed, verifier) => {
-                    if let Some((verifier, wanted)) = verifier {
-                        sender.identity = Some(Box::pin(verifier.identify_caller(request.headers(), &wanted)).await);
-                    }
-                    self.send(client, request, sender, routed, trace.clone()).await
-                }
-            }
-        });
-        match &trace {
-            Some(trace) => {
-                let mut answer = trace.scope(answer).await;
-                trace.answered(&mut answer);
-                answer
-            }
-            None => {
-                let mut answer = answer.await;
-                // A replayed response may carry the context of a trace that was recorded while tracing was on.
-                trace::take_original_context(&mut answer);
-                answer
-            }
-        }
-    }
-
-    fn send(
-        &self, client: Arc<ProxyClient>, request: Request<Incoming>, sender: RequestSender, routed: RoutedUpstream,
-        trace: Option<RequestTrace>,
-    ) -> impl Future<Output = ClientResponse> + use<> {
-        let RoutedUpstream { upstream, refusals, route_match } = routed;
-        let proxy = Proxy { client, upstream, refusals, trace };
-        let key_headers = |method: &Method, preflight: &Parts| self.live.now().key_headers(method, preflight);
-        let response = self.ibid.handle(proxy, request, sender, route_match, &key_headers);
-        async move { response.await.unwrap_or_else(|never| match never {}) }
-    }
-
-    fn precheck(&self, request: &mut Request<Incoming>) -> Precheck {
-        let protocol = Protocol::of_request(request.version(), request.headers());
-        if let Some(detail) = ambiguity(request) {
-            let refusal = Refusal::new(RefusalReason::RequestAmbiguous, detail);
-            let format = self.live.now().settings.routes.refusal_shape(request.uri().path());
-            let mut answer = refusal_response(&refusal, format, protocol);
-            if request.version() != Version::HTTP_2 {
-                // The rest of the misunderstood request may still follow on this connection.
-                answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            }
-            return Precheck::Respond(answer);
-        }
-        let now = self.live.now();
-        if request.uri().path() == contract_page::CONTRACT_PATH
-            && matches!(*request.method(), Method::GET | Method::HEAD)
-        {
-            return Precheck::Respond(contract_response(&now.page, request));
-        }
-        let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-        own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
-        let version = request.version();
-        tunnel::retain_allowed_upgrades(request.headers_mut(), version, &now.settings.upgrades);
-        let head = RequestHead { method: request.method(), uri: request.uri(), version, headers: request.headers() };
-        let routed = now.route_request(head);
-        match now.document(head) {
-            None => {
-                let verifier = now.verifier_for(&routed);
-                Precheck::Continue(routed, verifier)
-            }
-            Some(document) => {
-                let request_id = sent_request_id(request.headers()).cloned();
-                let failure = RequestFailure { protocol, refusals: routed.refusals, request_id };
-                let timeout = self.limits.reply_timeout;
-                let asked = Asked { document, ibid: self.ibid.clone(), timeout, failure };
-                Precheck::Document(routed, Box::new(asked))
-            }
-        }
-    }
-}
-
-/// The response after a panic in the gateway. A claimed operation is parked when it is dropped.
-fn panic_response(protocol: Protocol) -> ClientResponse {
-    tracing::error!("a request failed inside the gateway");
-    let detail = "the gateway failed; whether the operation took place is not known";
-    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, RefusalFormat::default(), protocol)
-}
-
-/// Explains why the app, or a proxy in between, could interpret the request differently.
-fn ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
-    framing_ambiguity(request).or_else(|| host_ambiguity(request)).or_else(|| target_ambiguity(request))
-}
-
-/// hyper only checks the last transfer coding. The gateway would remove the others without decoding them.
-fn framing_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
-    let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
-    let only = codings.next()?;
-    let plain = codings.next().is_none() && only.as_bytes().eq_ignore_ascii_case(b"chunked");
-    (!plain).then_some("the body has a transfer coding other than chunked")
-}
-
-/// With two hosts, one would decide the scope and the other what the app serves. HTTP/1.1 requires exactly one.
-fn host_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
-    let mut hosts = request.headers().get_all(header::HOST).iter();
-    let (first, second) = (hosts.next(), hosts.next());
-    if second.is_some() {
-        return Some("the header host is sent more than once");
-    }
-    let named = first.map(HeaderValue::as_bytes);
-    let aimed = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let in_a_host = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=:[]%".contains(byte);
-    if named.into_iter().chain(aimed).flatten().any(|byte| !in_a_host(byte)) {
-        return Some("what should be the name of one host is not");
-    }
-    match (named, aimed) {
-        (None, None) if request.version() != Version::HTTP_10 => Some("the request names no host"),
-        (None, Some(_)) if request.version() == Version::HTTP_11 => Some("the header host is missing"),
-        (Some(named), Some(aimed)) if !named.eq_ignore_ascii_case(aimed) => {
-            Some("the target of the request and its header host name different hosts")
-        }
-        _ => None,
-    }
-}
-
-/// Routes match paths, so a target without a path would escape all of them. A CONNECT tunnel would reach the app
-/// unchecked.
-fn target_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
-    if request.method() == Method::CONNECT {
-        return Some("there are no tunnels through here");
-    }
-    let path = request.uri().path();
-    let fits = path.starts_with('/') || path == "*" && request.method() == Method::OPTIONS;
-    (!fits).then_some("the target of the request is not a path")
 }
 
 /// Configures hyper for client connections.
@@ -438,42 +260,4 @@ pub fn connection_builder(limits: &LimitSettings) -> auto::Builder<StreamExecuto
         .keep_alive_interval(Some(Duration::from_secs(30)))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
-}
-
-fn contract_response(page: &crate::snapshot::RenderedContract, request: &Request<Incoming>) -> ClientResponse {
-    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let html = accept.find("text/html");
-    let json = accept.find("json");
-    let wants_html = html.is_some_and(|html| json.is_none_or(|json| html < json));
-    let (body, kind) =
-        if wants_html { (&page.html, "text/html; charset=utf-8") } else { (&page.json, "application/json") };
-    let mut answer = Response::new(ResponseBody::whole(body.clone(), None));
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::VARY, HeaderValue::from_static("accept"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
-    answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_panic_before_or_after_the_first_await_is_a_500() {
-        async fn fails(late: bool) -> ClientResponse {
-            if late {
-                tokio::task::yield_now().await;
-            }
-            panic!("a fault of ours");
-        }
-        for late in [false, true] {
-            assert!(catch_panic(fails(late)).await.is_none());
-        }
-        assert_eq!(panic_response(Protocol::Http).status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(panic_response(Protocol::Grpc).headers()["grpc-status"], "2");
-        assert_eq!(catch_panic(async { 7 }).await, Some(7));
-    }
 }
