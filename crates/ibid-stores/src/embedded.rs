@@ -222,7 +222,7 @@ impl Embedded {
     }
 
     async fn submit_later<T: Unpin>(
-        &self, at: &Address, call: CallKind, mut waits: Submission<'_, T>,
+        &self, at: &Address, call: CallKind, mut waits: Submission<T>,
         decide: impl Fn(Option<&StoredEntry>, Fence, UnixMicros) -> EntryDecision<T>,
     ) -> Result<T, StoreError> {
         loop {
@@ -230,9 +230,6 @@ impl Embedded {
             match waits {
                 Submission::Decided(outcome) => return Ok(outcome),
                 Submission::Staged(outcome, batch) => return DurableOutcome::new(outcome, batch).await,
-                Submission::StagedFirst(outcome, guard) => {
-                    return DurableOutcome::new(outcome, guard.gather().await).await;
-                }
                 // Its failure is not this call's.
                 Submission::WaitForBatch(batch) => drop(DurableOutcome::new((), batch).await),
                 Submission::WaitForSegment => self.log.segment_pool.wait_ready().await,

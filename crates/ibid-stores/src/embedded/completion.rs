@@ -144,7 +144,7 @@ impl CompletionState {
 }
 
 /// A number that no other thread of the process has.
-pub(super) fn thread_number() -> u64 {
+fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
     if NUMBER.get() == 0 {

@@ -4,28 +4,17 @@
 //! Invariants: each call is decided against the durable state plus earlier decisions in the same batch, so duplicates
 //! within a batch see each other. A call never depends on the batch that is being written, which may still fail: it
 //! waits for that batch first. Nothing under the lock waits for the disk.
-//!
-//! A sync costs as much CPU as several requests. So the writer does not take a batch as soon as it can: the first caller
-//! of each thread that has a call in the batch holds it back while its thread still has other tasks to run, which may
-//! have calls for the same batch, for at most [`MAX_GATHER_TIME`]. As soon as one of these threads is idle, nobody holds
-//! the batch back: on a machine that is not fully loaded that takes microseconds.
 
-use std::{
-    collections::HashMap,
-    mem,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
 use ibid::store::{
     Address, AddressHashBuilder, ErrorKind, Fence, StoreError,
     transitions::{EntryDecision, StoredEntry},
 };
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use tokio::task;
+use parking_lot::{Condvar, Mutex};
 
 use super::{
-    completion::{BatchCompletion, BatchResult, thread_number},
+    completion::{BatchCompletion, BatchResult},
     entry::{LogEntry, UnixMicros},
     format::{BATCH_HEADER_LEN, FIRST_BATCH_OFFSET, SECTOR_LEN, pad_to_sector},
     index::{IndexLookup, IndexSlot},
@@ -35,12 +24,6 @@ use super::{
 
 /// Approximate maximum bytes of a batch.
 const MAX_BATCH_BYTES: usize = 4 << 20;
-/// Maximum time for which a batch is held back to gather more calls.
-const MAX_GATHER_TIME: Duration = Duration::from_micros(500);
-/// A thread that returns to the caller within this time had no other task to run.
-const IDLE_THREAD_TURN: Duration = Duration::from_micros(10);
-/// Maximum number of times that a caller lets the other tasks of its thread run.
-const MAX_GATHER_TURNS: u32 = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Staging {
@@ -59,8 +42,6 @@ struct StagingState {
     /// Version of the last entry.
     version: u64,
     tail: TailSpace,
-    /// Number of threads that hold the staged batch back.
-    gathering: usize,
     is_writer_waiting: bool,
     is_closed: bool,
 }
@@ -100,8 +81,6 @@ pub(super) struct StagedBatch {
     pub(super) spans: Vec<(usize, usize)>,
     pub(super) entries: Arc<StagedEntries>,
     pub(super) completion: Arc<BatchCompletion>,
-    /// The threads of its callers.
-    pub(super) threads: Vec<u64>,
     pub(super) clock: UnixMicros,
     pub(super) highest_fence: u64,
     pub(super) version: u64,
@@ -115,13 +94,11 @@ pub(super) enum CallKind {
 }
 
 /// What became of a call.
-pub(super) enum Submission<'a, T> {
+pub(super) enum Submission<T> {
     /// The outcome follows from durable data.
     Decided(T),
     /// The outcome counts once the batch is durable.
     Staged(T, Arc<BatchCompletion>),
-    /// The same, for the first call of a thread in the batch.
-    StagedFirst(T, GatherGuard<'a>),
     /// The call can be decided after this batch.
     WaitForBatch(Arc<BatchCompletion>),
     /// The call can be decided once the next segment is prepared.
@@ -141,10 +118,10 @@ pub(super) enum WriterTask {
 impl SharedLog {
     /// Decides a call. If it changes the entry, the change becomes part of the next batch. `loaded` is the entry at the
     /// address if an earlier attempt had to load it.
-    pub(super) fn submit<'a, T>(
-        &'a self, at: &Address, call: CallKind, loaded: Option<&LoadedEntry>,
+    pub(super) fn submit<T>(
+        &self, at: &Address, call: CallKind, loaded: Option<&LoadedEntry>,
         decide: impl Fn(Option<&StoredEntry>, Fence, UnixMicros) -> EntryDecision<T>,
-    ) -> Result<Submission<'a, T>, StoreError> {
+    ) -> Result<Submission<T>, StoreError> {
         let now = self.clock.now();
         let mut state = self.staging.state.lock();
         if state.is_closed {
@@ -192,19 +169,14 @@ impl SharedLog {
         }
         // A restored holder may have a higher fence than a log that has lost its entry.
         let fence = changed.fence.0;
-        let is_first = state.batch.spans.is_empty();
         state.stage(LogEntry::new(changed, before), supersedes)?;
         state.highest_fence = state.highest_fence.max(fence);
-        let (completion, thread) = (state.batch.completion.clone(), thread_number());
-        if state.batch.threads.contains(&thread) {
-            return Ok(Submission::Staged(outcome, completion));
+        let completion = state.batch.completion.clone();
+        if mem::take(&mut state.is_writer_waiting) {
+            drop(state);
+            self.staging.changed.notify_one();
         }
-        state.batch.threads.push(thread);
-        state.gathering += 1;
-        if is_first {
-            self.staging.wake_writer(state);
-        }
-        Ok(Submission::StagedFirst(outcome, GatherGuard::new(&self.staging, completion)))
+        Ok(Submission::Staged(outcome, completion))
     }
 }
 
@@ -216,33 +188,27 @@ impl Staging {
             (so_far.clock, so_far.highest_fence, version, tail);
     }
 
-    fn wake_writer(&self, mut state: MutexGuard<'_, StagingState>) {
-        let was_waiting = mem::take(&mut state.is_writer_waiting);
-        drop(state);
-        if was_waiting {
-            self.changed.notify_one();
-        }
-    }
-
-    /// Returns the next batch to write, once there is one, and stages further calls in `spare`. Waits for at most `limit`.
+    /// Returns the next batch to write, once there is one, and stages further calls in `spare`. Waits for at most
+    /// `limit`.
     pub(super) fn take(&self, spare: &mut Option<StagedBatch>, limit: Option<Duration>) -> WriterTask {
         let mut state = self.state.lock();
         while state.batch.spans.is_empty() {
             if state.is_closed {
                 return WriterTask::Exit;
             }
-            if self.wait_changed(&mut state, limit) && state.batch.spans.is_empty() && !state.is_closed {
+            state.is_writer_waiting = true;
+            let timed_out = match limit {
+                Some(limit) => self.changed.wait_for(&mut state, limit).timed_out(),
+                None => {
+                    self.changed.wait(&mut state);
+                    false
+                }
+            };
+            state.is_writer_waiting = false;
+            if timed_out && state.batch.spans.is_empty() && !state.is_closed {
                 return WriterTask::Idle;
             }
         }
-        // Twice: a caller's thread may be slow to run it.
-        let deadline = Instant::now() + 2 * MAX_GATHER_TIME;
-        while state.gathering > 0 && !state.is_closed {
-            if self.wait_changed(&mut state, Some(deadline.saturating_duration_since(Instant::now()))) {
-                break;
-            }
-        }
-        state.gathering = 0;
         let next = spare.take().unwrap_or_default();
         let mut batch = mem::replace(&mut state.batch, next);
         (batch.clock, batch.highest_fence, batch.version) = (state.clock, state.highest_fence, state.version);
@@ -250,20 +216,6 @@ impl Staging {
         let (entries, completion) = (batch.entries.clone(), batch.completion.clone());
         state.in_flight = Some(InFlightBatch { entries, completion });
         WriterTask::Write(batch)
-    }
-
-    /// Returns `true` if nothing changed within `limit`.
-    fn wait_changed(&self, state: &mut MutexGuard<'_, StagingState>, limit: Option<Duration>) -> bool {
-        state.is_writer_waiting = true;
-        let timed_out = match limit {
-            Some(limit) => self.changed.wait_for(state, limit).timed_out(),
-            None => {
-                self.changed.wait(state);
-                false
-            }
-        };
-        state.is_writer_waiting = false;
-        timed_out
     }
 
     /// Ends the batch that was taken: its entries are in the index, or its callers will be refused.
@@ -296,48 +248,6 @@ impl Staging {
     }
 }
 
-/// Holds the staged batch back until it is dropped.
-pub(super) struct GatherGuard<'a> {
-    staging: &'a Staging,
-    batch: Arc<BatchCompletion>,
-    is_thread_idle: bool,
-}
-
-impl<'a> GatherGuard<'a> {
-    fn new(staging: &'a Staging, batch: Arc<BatchCompletion>) -> Self {
-        Self { staging, batch, is_thread_idle: false }
-    }
-
-    /// Holds the batch back while the caller's thread has other tasks to run. Returns its completion.
-    pub(super) async fn gather(mut self) -> Arc<BatchCompletion> {
-        let began = Instant::now();
-        let mut turn = began;
-        for _ in 0..MAX_GATHER_TURNS {
-            task::yield_now().await;
-            let now = Instant::now();
-            self.is_thread_idle = now - turn < IDLE_THREAD_TURN;
-            if self.is_thread_idle || now - began > MAX_GATHER_TIME {
-                break;
-            }
-            turn = now;
-        }
-        self.batch.clone()
-    }
-}
-
-impl Drop for GatherGuard<'_> {
-    fn drop(&mut self) {
-        let mut state = self.staging.state.lock();
-        // The writer may have taken the batch.
-        if Arc::ptr_eq(&state.batch.completion, &self.batch) {
-            state.gathering = if self.is_thread_idle { 0 } else { state.gathering.saturating_sub(1) };
-            if state.gathering == 0 {
-                self.staging.wake_writer(state);
-            }
-        }
-    }
-}
-
 impl StagingState {
     fn stage(&mut self, entry: LogEntry, supersedes: Option<u64>) -> Result<(), StoreError> {
         let most = (self.tail.capacity() / 2 - BATCH_HEADER_LEN).min(IndexSlot::MAX_LENGTH - 1);
@@ -351,7 +261,7 @@ impl StagingState {
         Ok(())
     }
 
-    fn wait_for_in_flight<'a, T>(&self) -> Option<Submission<'a, T>> {
+    fn wait_for_in_flight<T>(&self) -> Option<Submission<T>> {
         self.in_flight.as_ref().map(|batch| Submission::WaitForBatch(batch.completion.clone()))
     }
 }
@@ -375,7 +285,6 @@ impl Default for StagedBatch {
             spans: Vec::new(),
             entries: Arc::default(),
             completion: Arc::default(),
-            threads: Vec::new(),
             clock: 0,
             highest_fence: 0,
             version: 0,
@@ -405,7 +314,6 @@ impl StagedBatch {
         self.bytes.truncate(BATCH_HEADER_LEN);
         self.bytes.shrink_to(MAX_BATCH_BYTES);
         self.spans.clear();
-        self.threads.clear();
         self.entries_mut().clear();
     }
 
