@@ -115,10 +115,9 @@ struct LayerSettings {
 impl LayerState {
     /// Compresses an answer that the layer records itself. An answer recorded by a handler's transaction stays
     /// uncompressed, because SQL functions read it.
-    fn compress(&self, answer: CompletedAnswer) -> CompletedAnswer {
-        match self.settings.compress {
-            true => CompletedAnswer { record: record::compress(answer.record), ..answer },
-            false => answer,
+    fn compress(&self, answer: &mut CompletedAnswer) {
+        if self.settings.compress {
+            answer.record = record::compress(std::mem::take(&mut answer.record));
         }
     }
 }

@@ -355,6 +355,16 @@ impl<'a, T> StoreFuture<'a, T> {
     }
 }
 
+impl<T> StoreFuture<'_, T> {
+    /// Takes the result of a call that was decided at once.
+    pub(crate) fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
+        match &mut self.0 {
+            StoreFutureKind::Ready(answer) => answer.take(),
+            StoreFutureKind::Boxed(_) => None,
+        }
+    }
+}
+
 impl<T: Unpin> Future for StoreFuture<'_, T> {
     type Output = Result<T, StoreError>;
 

@@ -94,7 +94,7 @@ pub(crate) struct RequestContext {
     method: http::Method,
     uri: http::Uri,
     user_agent: Option<HeaderValue>,
-    started: Instant,
+    pub(super) started: Instant,
     /// The duration and the number of the run.
     run: OnceLock<(Duration, Option<u32>)>,
     is_late: AtomicBool,
@@ -205,6 +205,9 @@ impl RequestContext {
     }
 
     pub(super) fn report(&self, shared: &LayerState, outcome: RequestOutcome, status: u16) {
+        if !shared.engine.is_observed() {
+            return;
+        }
         let (run_took, attempt) = self.run.get().copied().unwrap_or_default();
         shared.engine.observer().on_request(&RequestReport {
             route: &self.route.name,

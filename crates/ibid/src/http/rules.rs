@@ -19,7 +19,7 @@ use crate::{
     fingerprint::{BodyFormat, FingerprintInput, PartDigests, json},
     key::{hex, is_uuid},
     policy::{HeaderTemplate, Policy, ResponseEnvelope},
-    protocol::{AppReply, ProtocolRules, ReplyMeaning},
+    protocol::{AppReply, ProtocolRules, ReplyMeaning, RunTimes},
     record::{Record, RecordBody, RecordSource},
     refusal::{Refusal, RefusalReason},
     store::{Fingerprint, RecordSummary, Settlement},
@@ -152,11 +152,11 @@ impl ProtocolRules for HttpRules {
 /// Builds what is remembered of a response.
 pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> CompletedAnswer {
     let body = if policy.remember_body { reply.body } else { RecordBody::None };
-    let AppReply { status, requested_at_ms, started, headers, .. } = reply;
+    let AppReply { status, times, headers, .. } = reply;
     let record = RecordSource {
         status,
-        requested_at_ms,
-        completed_at_ms: now_ms(),
+        requested_at_ms: times.requested_at_ms,
+        completed_at_ms: times.completed_at_ms,
         headers,
         is_stored: stored_headers(policy, headers, body == RecordBody::None),
         body: &body,
@@ -164,16 +164,16 @@ pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> Complete
         cookies: &reply.cookies,
     };
     let failed = status.is_client_error() || status.is_server_error();
-    CompletedAnswer::new(&record, status.as_u16(), failed, started)
+    CompletedAnswer::new(&record, status.as_u16(), failed, times.took)
 }
 
 impl CompletedAnswer {
-    pub(crate) fn new<F>(record: &RecordSource<'_, F>, status: u16, failed: bool, started: Instant) -> Self
+    pub(crate) fn new<F>(record: &RecordSource<'_, F>, status: u16, failed: bool, took: Duration) -> Self
     where
         F: Fn(&HeaderName) -> bool,
     {
         let RecordSource { requested_at_ms, completed_at_ms, .. } = *record;
-        let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took: started.elapsed() };
+        let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took };
         Self { failed, record: record.encode(), summary }
     }
 
@@ -200,7 +200,8 @@ pub fn completed_answer_of(
         RecordBody::Whole(body.clone())
     };
     let (status, headers) = (response.status(), response.headers());
-    let reply = AppReply { status, headers, body, trailers: None, cookies: Vec::new(), requested_at_ms, started };
+    let times = RunTimes::ending_now(requested_at_ms, started);
+    let reply = AppReply { status, headers, body, trailers: None, cookies: Vec::new(), times };
     completed_answer(policy, reply)
 }
 
@@ -253,10 +254,10 @@ fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
     }
 }
 
-/// Builds the response of a run that just ended.
-pub(super) fn first_response<B>(
-    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, stored: Option<StoredAs>, context: &RequestContext,
-) -> Response<ResponseBody<B>> {
+/// Completes the app's response of a run that just ended.
+pub(super) fn complete_first_response<B>(
+    answer: &mut Response<ResponseBody<B>>, stored: Option<StoredAs>, context: &RequestContext,
+) {
     let policy = context.policy();
     let headers = answer.headers_mut();
     remove_own_headers(headers, policy);
@@ -269,15 +270,14 @@ pub(super) fn first_response<B>(
         cors::set_cors_headers(headers, origin, exposed_headers(policy));
     }
     if policy.envelope == ResponseEnvelope::Metadata
-        && let Some(body) = whole
-        && let Some(body) = with_metadata(answer.headers(), &body, false, context, None)
+        && let Some(body) = answer.body().whole_data()
+        && let Some(body) = with_metadata(answer.headers(), body, false, context, None)
     {
         let headers = answer.headers_mut();
         BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
         headers.insert(header::CONTENT_LENGTH, body.len().into());
         *answer.body_mut() = ResponseBody::whole(body, None);
     }
-    answer
 }
 
 /// Removes headers that only the layer may set from the app's response.

@@ -2,6 +2,7 @@
 
 use std::{
     fmt, mem,
+    pin::pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -18,7 +19,7 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody},
     context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
     cors::PreflightPatch,
-    exchange::{self, BegunExchange, KeyedHead},
+    exchange::{BegunExchange, Exchange},
     future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
     request::{self, HeadCheck},
     request_id::UnderRequestId,
@@ -86,12 +87,11 @@ where
             shared.sweeper.start(&shared.engine);
             context.key = keyed.masked();
             let (state, id) = (WorkState::new(), context.request_id.clone());
-            let head = KeyedHead { context: Box::new(context), keyed, others };
+            let exchange = Exchange::new(shared, context, parts, keyed, others);
             let mut work: RequestWork<A::Body> = if is_shadow {
-                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(shared.clone(), app, parts, body, head)))
+                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(exchange, app, body)))
             } else {
-                let work = handle_keyed(shared.clone(), app, parts, body, head, state.clone());
-                Box::pin(UnderRequestId::new(id, work))
+                Box::pin(UnderRequestId::new(id, handle_keyed(exchange, app, body, state.clone())))
             };
             if let Some(hook) = sender.poll_hook {
                 work = Box::pin(HookedFuture { work, hook });
@@ -103,18 +103,22 @@ where
 
 /// Handles a request with a key. Returns `None` if the client already has its response.
 async fn handle_keyed<A, B>(
-    shared: Arc<LayerState>, mut app: A, parts: Parts, body: B, head: KeyedHead, state: Arc<WorkState<A::Body>>,
+    mut exchange: Box<Exchange>, mut app: A, body: B, state: Arc<WorkState<A::Body>>,
 ) -> Option<Response<ResponseBody<A::Body>>>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    match exchange::begin(shared, &mut app, parts, body, head, &state).await {
+    match exchange.begin(&mut app, pin!(body), &state).await {
         BegunExchange::Respond(response) => Some(response),
-        BegunExchange::Pass(context, request) => Some(pass_through(app.pass(request).await, &context)),
-        BegunExchange::Run(mut exchange) => {
-            let outcome = exchange.run(&mut app, &state).await;
-            exchange.end(outcome).await
+        BegunExchange::Pass => {
+            let response = app.pass(exchange.take_unclaimed(None)).await;
+            Some(pass_through(response, &exchange.context))
+        }
+        BegunExchange::Run => {
+            let mut reply = None;
+            let (outcome, now) = exchange.run(&mut app, &state, &mut reply).await;
+            exchange.end(now, outcome, reply).await
         }
     }
 }
