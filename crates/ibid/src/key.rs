@@ -269,12 +269,14 @@ pub(crate) struct MaskedKey {
 impl MaskedKey {
     pub(crate) fn of(key: &str) -> Self {
         let mut masked = Self::default();
-        if key.chars().nth(11).is_none() {
+        let is_ascii = key.is_ascii();
+        let length = if is_ascii { key.len() } else { key.chars().take(12).count() };
+        if length < 12 {
             masked.push("****");
             return masked;
         }
         let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
-        let (first, last) = match key.is_ascii() {
+        let (first, last) = match is_ascii {
             true => (4, key.len() - 4),
             false => (at(key.char_indices().nth(4)), at(key.char_indices().nth_back(3))),
         };
@@ -287,8 +289,12 @@ impl MaskedKey {
         self.length += part.len();
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.text[..self.length]
+    }
+
     pub(crate) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.text[..self.length]).expect("cut between characters")
+        std::str::from_utf8(self.as_bytes()).expect("cut between characters")
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -317,9 +323,12 @@ impl<const N: usize> HexDigits<N> {
         Self { digits, is_empty: false }
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        if self.is_empty { &[] } else { &self.digits }
+    }
+
     pub(crate) fn as_str(&self) -> &str {
-        let digits = if self.is_empty { &[] } else { &self.digits[..] };
-        std::str::from_utf8(digits).expect("hex digits")
+        std::str::from_utf8(self.as_bytes()).expect("hex digits")
     }
 }
 

@@ -32,7 +32,7 @@ use bytes::Bytes;
 
 use crate::policy::Terms;
 
-pub(crate) use self::types::key_hash_digits;
+pub(crate) use self::types::{cut_tag, key_hash_digits};
 pub use self::{
     address_hasher::AddressHashBuilder,
     admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},

@@ -257,11 +257,16 @@ fn prepare_request<B>(
     let ReadBody { data, trailers, .. } = body;
     parts.headers.reserve(3);
     // The stored response must be readable by every later client, whatever codings it accepts.
-    parts.headers.remove(header::ACCEPT_ENCODING);
-    parts.headers.remove(header::EXPECT);
+    let sent = &context.sent_names;
+    for name in [header::ACCEPT_ENCODING, header::EXPECT].iter().filter(|name| sent.may_have(name)) {
+        parts.headers.remove(name);
+    }
     context.set_request_id(&mut parts.headers);
     context.route.protocol.rules().prepare_request(&mut parts.headers, context.policy());
-    if trailers.is_none() && parts.headers.remove(header::TRANSFER_ENCODING).is_some() {
+    if trailers.is_none()
+        && sent.may_have(&header::TRANSFER_ENCODING)
+        && parts.headers.remove(header::TRANSFER_ENCODING).is_some()
+    {
         parts.headers.insert(header::CONTENT_LENGTH, data.len().into());
     }
     if let Some(run) = run {

@@ -181,7 +181,7 @@ impl Exchange {
     {
         let Self { shared, context, keyed, others, parts, body: read, buffers, slot, .. } = self;
         let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
-        *buffers = Some(read_body(shared, &context.route, &context.client, &parts.headers, body, read).await?);
+        *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
         let body = &*read.data;
         let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
         let signed = routes.try_for_each(|route| request::check_signature(&route.policy, parts, body));
@@ -253,7 +253,7 @@ impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
     }
 
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
-        let made = request::fingerprint(version, &self.context.route, self.parts, self.content).ok()??;
+        let made = request::fingerprint(version, self.context, self.parts, self.content).ok()??;
         Some(made.0)
     }
 

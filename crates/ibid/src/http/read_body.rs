@@ -53,14 +53,13 @@ enum BodyEvent {
 /// Reads a body to its end, and returns the memory that is counted until the operation ends. `read` is what was read,
 /// also if that fails.
 pub(super) async fn read_body<B>(
-    shared: &LayerState, route: &Route, client: &BudgetClient, headers: &HeaderMap, mut body: Pin<&mut B>,
+    shared: &LayerState, route: &Route, client: &BudgetClient, declared: Option<u64>, mut body: Pin<&mut B>,
     read: &mut ReadBody,
 ) -> Result<MemoryReservation, NotClaimedReason>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
     let budget = &shared.budget;
-    let declared = request::content_length(headers);
     if declared.is_some_and(|length| length > budget.0.limit) {
         return Err(NotClaimedReason::Refused(overloaded()));
     }

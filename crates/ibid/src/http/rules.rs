@@ -22,6 +22,7 @@ use crate::{
     protocol::{AppReply, ProtocolRules, ReplyMeaning, RunTimes},
     record::{Record, RecordBody, RecordSource},
     refusal::{Refusal, RefusalReason},
+    sent_names::SentNames,
     store::{Fingerprint, RecordSummary, Settlement},
     time::{now_ms, rfc3339},
 };
@@ -212,10 +213,11 @@ pub(super) fn is_remembered(policy: &Policy, status: StatusCode) -> bool {
 
 /// Selects the headers to store.
 pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> impl Fn(&HeaderName) -> bool {
+    const NEVER: SentNames = SentNames::listed(&NEVER_STORED);
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     move |name| {
-        let is_forgotten = NEVER_STORED.contains(&name.as_str())
+        let is_forgotten = NEVER.may_have(name) && NEVER_STORED.contains(&name.as_str())
             || is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
@@ -294,7 +296,7 @@ pub(super) fn remove_headers(headers: &mut HeaderMap, is_removed: impl Fn(&Heade
 
 /// Whether only the layer may set this response header, regardless of the policy.
 pub(super) fn is_own(name: &HeaderName) -> bool {
-    OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-")
+    name.as_str().starts_with("i") && (OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-"))
 }
 
 /// Sets the policy's headers. Ids and times are only formatted if a header contains them.

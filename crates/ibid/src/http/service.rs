@@ -29,6 +29,7 @@ use crate::{
     observe::{EngineEvent, RequestOutcome, ShadowOutcome},
     policy::{Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
+    sent_names::SentNames,
 };
 
 /// Finds the key headers of requests with a method, for a CORS preflight. See
@@ -62,9 +63,10 @@ where
             return ResponseFuture::ready(context.refuse(&refusal));
         }
     };
-    let (route, checked, others) = request::choose_route(shared, route, also, &parts, &sender);
-    strip_own_headers(&mut parts.headers, &route.policy);
-    let mut context = RequestContext::new(shared, &route, &parts, &sender);
+    let sent = SentNames::of(&parts.headers);
+    let (route, checked, others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
+    strip_own_headers(&mut parts.headers, &sent, &route.policy);
+    let mut context = RequestContext::new(shared, &route, &parts, &sender, sent);
     let is_shadow = route.policy.mode == PolicyMode::Shadow;
     match checked {
         HeadCheck::Keyless => {
@@ -131,7 +133,8 @@ where
     A: App<B>,
 {
     let policy = &route.policy;
-    let context = RequestContext::new(shared, route, &parts, sender);
+    let sent = SentNames::of(&parts.headers);
+    let context = RequestContext::new(shared, route, &parts, sender, sent);
     let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
     if is_protected && policy.mode == PolicyMode::Enforce {
         let detail = format!(
@@ -149,7 +152,7 @@ where
         RequestOutcome::Keyless
     };
     context.report(shared, outcome, NO_RESPONSE_STATUS);
-    strip_own_headers(&mut parts.headers, policy);
+    strip_own_headers(&mut parts.headers, &sent, policy);
     context.set_request_id(&mut parts.headers);
     ResponseFuture::pass_through(app.pass(Request::from_parts(parts, RequestBody::untouched(body))), None)
 }
@@ -164,9 +167,13 @@ pub(super) fn pass_through<RB, E>(
 }
 
 /// Removes headers that only the layer may set.
-fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
-    let is_marker = |name: &HeaderName| policy.replay_marker_headers().any(|marker| marker == name);
-    rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-") || is_marker(name));
+fn strip_own_headers(headers: &mut HeaderMap, sent: &SentNames, policy: &Policy) {
+    if sent.has_own_prefix {
+        rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-"));
+    }
+    for marker in policy.replay_marker_headers().filter(|marker| sent.may_have(marker)) {
+        headers.remove(marker);
+    }
 }
 
 /// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).

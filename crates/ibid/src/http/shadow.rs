@@ -136,9 +136,9 @@ fn observe(
     run_report: ShadowRunReport,
 ) -> ShadowClaim {
     let ObservedRequest { parts, body, trailers, buffers, slot } = request;
-    let route = context.route.clone();
+    let compared = context.clone();
     let by_version = move |version| {
-        let made = request::fingerprint(version, &route, &parts, (&body, trailers.as_ref())).ok()??;
+        let made = request::fingerprint(version, &compared, &parts, (&body, trailers.as_ref())).ok()??;
         Some(made.0)
     };
     let (terms, shared) = (*context.policy().terms(), shared.clone());
