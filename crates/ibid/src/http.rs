@@ -248,7 +248,8 @@ impl Ibid {
         A: App<B>,
         B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
-        service::call(&self.shared, app, request, sender, route, key_headers)
+        let (parts, body) = request.into_parts();
+        service::call(&self.shared, app, parts, body, sender, route, key_headers)
     }
 
     /// Returns once no operation is running and the store has all results. Await it before the process ends. It waits

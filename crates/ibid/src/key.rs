@@ -239,13 +239,19 @@ fn format_uuid4(bytes: [u8; 16]) -> String {
 pub(crate) fn uuid4_text(mut bytes: [u8; 16]) -> [u8; 36] {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut hex = [0; 32];
-    HEXLOWER.encode_mut(&bytes, &mut hex);
     let mut text = [b'-'; 36];
-    for (from, to) in [(0..8, 0), (8..12, 9), (12..16, 14), (16..20, 19), (20..32, 24)] {
-        text[to..to + from.len()].copy_from_slice(&hex[from]);
+    for (i, byte) in bytes.into_iter().enumerate() {
+        let hyphens = usize::from(i >= 4) + usize::from(i >= 6) + usize::from(i >= 8) + usize::from(i >= 10);
+        let at = 2 * i + hyphens;
+        [text[at], text[at + 1]] = hex_digits(byte);
     }
     text
+}
+
+#[inline]
+fn hex_digits(byte: u8) -> [u8; 2] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
 }
 
 /// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
@@ -319,7 +325,9 @@ impl<const N: usize> HexDigits<N> {
     /// Formats `N / 2` bytes.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut digits = [0; N];
-        HEXLOWER.encode_mut(bytes, &mut digits);
+        for (two, byte) in digits.as_chunks_mut().0.iter_mut().zip(bytes) {
+            *two = hex_digits(*byte);
+        }
         Self { digits, is_empty: false }
     }
 

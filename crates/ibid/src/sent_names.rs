@@ -58,11 +58,14 @@ const fn bit(name: &str) -> u64 {
 
 fn has_underscore(name: &[u8]) -> bool {
     const EACH: u64 = 0x0101_0101_0101_0101;
-    let (words, rest) = name.as_chunks();
-    // The high bit of the lowest byte that is zero, and maybe of others after it.
-    let zeros = |word: u64| word.wrapping_sub(EACH) & !word & (EACH * 0x80);
-    let in_words = words.iter().fold(0, |found, word| found | zeros(u64::from_le_bytes(*word) ^ (EACH * 0x5f)));
-    in_words != 0 || rest.contains(&b'_')
+    // The last word overlaps the one before it.
+    let Some(last) = name.last_chunk() else { return name.contains(&b'_') };
+    // The high bit of the lowest byte that is an underscore, and maybe of others after it.
+    let underscores = |word: &[u8; 8]| {
+        let word = u64::from_le_bytes(*word) ^ (EACH * 0x5f);
+        word.wrapping_sub(EACH) & !word & (EACH * 0x80)
+    };
+    name.as_chunks().0.iter().fold(underscores(last), |found, word| found | underscores(word)) != 0
 }
 
 #[cfg(test)]

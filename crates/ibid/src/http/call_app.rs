@@ -51,7 +51,7 @@ pub(super) enum AppAnswer {
     /// The end of a streamed response. The rest was already sent.
     Tail(StatusCode, Box<StreamTail>),
     /// A refusal after the run.
-    Refused(Refusal),
+    Refused(Box<Refusal>),
     Panicked,
 }
 
@@ -134,7 +134,7 @@ impl Run<'_> {
                 let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
                 let late_answer = policy.late_answer_or_lease();
                 let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
-                    return Err(RunOutcome::Park(AppAnswer::Refused(refusal), UnknownCause::TimedOut));
+                    return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
                 };
                 // The client is refused now; the work continues in the background.
                 self.context.set_run(self.started.elapsed(), Some(run.attempt));
@@ -142,7 +142,7 @@ impl Run<'_> {
                 state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
                 let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
                 let sent = self.within(None, pin!(waiting)).await.expect("it has no deadline");
-                (sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(refusal), cause))?, deadline + late_answer)
+                (sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?, deadline + late_answer)
             }
         };
         match sent {
@@ -191,7 +191,7 @@ impl Run<'_> {
                     }
                     Ok((record, tail)) => {
                         self.ended = Some(Instant::now());
-                        (record, tail.trailers.clone(), AppAnswer::Tail(parts.status, Box::new(tail)))
+                        (record, tail.trailers.clone().map(Box::new), AppAnswer::Tail(parts.status, Box::new(tail)))
                     }
                 }
             }
@@ -201,11 +201,11 @@ impl Run<'_> {
             RecordBody::Digest { .. } | RecordBody::None => Bytes::new(),
         };
         let (status, headers, times) = (parts.status, &parts.headers, self.times());
-        let app_reply = AppReply { status, headers, body, trailers: trailers.as_ref(), cookies, times };
+        let app_reply = AppReply { status, headers, body, trailers: trailers.as_deref(), cookies, times };
         let meaning = self.context.route.protocol.rules().judge(policy, app_reply);
         if let AppAnswer::Whole = answer {
             parts.extensions.clear();
-            *reply = Some(Response::from_parts(parts, ResponseBody::whole(whole, trailers)));
+            *reply = Some(Response::from_parts(parts, ResponseBody::whole(whole, trailers.map(|trailers| *trailers))));
         }
         match meaning {
             ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
@@ -273,7 +273,7 @@ fn prepare_request<B>(
         parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
         parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
     }
-    Request::from_parts(parts, RequestBody::whole(data, trailers))
+    Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
 }
 
 /// Asks the app whether an earlier run took place. The probe has the caller's headers, because it asks on the caller's
@@ -295,7 +295,7 @@ where
     });
     match asked.await {
         Ok(Some((parts, BufferedBody::Whole(body, trailers)))) if parts.status.is_success() => {
-            let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
+            let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_deref());
             let (body, times) = (RecordBody::Whole(body), RunTimes::ending_now(context.requested_at_ms, started));
             let reply = AppReply { status, headers, body, trailers, cookies: Vec::new(), times };
             ProbeOutcome::Happened(rules::completed_answer(policy, reply))
@@ -360,12 +360,12 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 
 fn lost(why: &str) -> RunOutcome<AppAnswer> {
     let refusal = Refusal::new(RefusalReason::UpstreamLost, why);
-    RunOutcome::Park(AppAnswer::Refused(refusal), UnknownCause::ConnectionLost)
+    RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::ConnectionLost)
 }
 
 fn timed_out() -> RunOutcome<AppAnswer> {
     let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "the app's answer did not end in time");
-    RunOutcome::Park(AppAnswer::Refused(refusal), UnknownCause::TimedOut)
+    RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut)
 }
 
 /// Limits how many operations are awaited beyond their `timeout`, oldest first. Such an operation still occupies a

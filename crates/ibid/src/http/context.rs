@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts};
+use http::{
+    Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts,
+    uri::PathAndQuery,
+};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -89,13 +92,14 @@ pub(crate) struct RequestContext {
     pub(super) request_id: HeaderValue,
     pub(super) requested_at_ms: u64,
     /// The origin of a script that may read the response.
-    pub(super) cors_origin: Option<HeaderValue>,
+    pub(super) cors_origin: Option<Box<HeaderValue>>,
     /// The names of the request's headers.
     pub(super) sent_names: SentNames,
     /// The key header as sent, for refusal styles that echo it.
-    sent_key: Option<(HeaderName, HeaderValue)>,
+    sent_key: Option<Box<(HeaderName, HeaderValue)>>,
     method: http::Method,
-    uri: http::Uri,
+    /// The target without scheme and authority.
+    target: Option<PathAndQuery>,
     pub(super) user_agent: Option<HeaderValue>,
     pub(super) started: Instant,
     /// The duration and the number of the run.
@@ -128,10 +132,10 @@ impl RequestContext {
             request_id: request_id::sent_or_new(&parts.headers, &sent_names),
             sent_names,
             requested_at_ms: now_ms(),
-            cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)),
-            sent_key,
+            cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)).map(Box::new),
+            sent_key: sent_key.map(Box::new),
             method: parts.method.clone(),
-            uri: parts.uri.clone(),
+            target: parts.uri.path_and_query().cloned(),
             user_agent: sent_names.get(&parts.headers, &header::USER_AGENT).cloned(),
             started: Instant::now(),
             run: OnceLock::new(),
@@ -170,7 +174,7 @@ impl RequestContext {
     }
 
     pub(super) fn echo_key(&self, headers: &mut HeaderMap) {
-        if let Some((name, value)) = &self.sent_key {
+        if let Some((name, value)) = self.sent_key.as_deref() {
             headers.insert(name, value.clone());
         }
     }
@@ -219,7 +223,7 @@ impl RequestContext {
         shared.engine.observer().on_request(&RequestReport {
             route: &self.route.name,
             method: self.method.as_str(),
-            path: self.uri.path(),
+            path: self.target.as_ref().map_or("", PathAndQuery::path),
             key: self.key.as_str(),
             address: self.address,
             outcome,

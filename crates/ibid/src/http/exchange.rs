@@ -138,7 +138,7 @@ impl Exchange {
             context,
             shared,
             parts,
-            content: (&body.data, body.trailers.as_ref()),
+            content: (&body.data, body.trailers.as_deref()),
             key: &identity.key,
             deadline,
             body_type: std::marker::PhantomData::<fn(B)>,
@@ -188,7 +188,7 @@ impl Exchange {
         signed.map_err(NotClaimedReason::Refused)?;
         let mut others = others.drain(..);
         let identified = loop {
-            match (keyed.identify(shared, context, parts, (body, read.trailers.as_ref())), others.next()) {
+            match (keyed.identify(shared, context, parts, (body, read.trailers.as_deref())), others.next()) {
                 // The body contains no key under this route: try the next one.
                 (Ok(None), Some((other, next))) => (context.route, *keyed) = (other, next),
                 (identified, _) => break identified,
@@ -228,7 +228,7 @@ impl Exchange {
         self.context.set_request_id(&mut parts.headers);
         let body = match rest.filter(|_| !read.is_whole) {
             Some(rest) => RequestBody::begun(read.data, rest),
-            None => RequestBody::whole(read.data, read.trailers),
+            None => RequestBody::whole(read.data, read.trailers.map(|trailers| *trailers)),
         };
         Request::from_parts(parts, body)
     }
@@ -270,7 +270,7 @@ impl Exchange {
     /// Settles the run, which ended `now`, and builds the response of `reply`. Returns `None` if the client already has
     /// it.
     pub(super) async fn end<RB>(
-        &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, reply: Option<Response<ResponseBody<RB>>>,
+        &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, reply: &mut Option<Response<ResponseBody<RB>>>,
     ) -> Option<Response<ResponseBody<RB>>> {
         let Self { shared, context, run, handler_claim, anonymous, .. } = self;
         let (shared, context) = (&**shared, &*context);
@@ -301,7 +301,7 @@ impl Exchange {
         }
         let (response, stored) = match decision {
             Decision::Ran(AppAnswer::Whole, stored) => {
-                let mut response = reply.expect("a whole answer has a response");
+                let mut response = reply.take().expect("a whole answer has a response");
                 rules::complete_first_response(&mut response, Some(stored), context);
                 let length = response.body().whole_length();
                 if length > MAX_UNCOUNTED_RESPONSE_BYTES {

@@ -26,7 +26,8 @@ const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 #[derive(Default)]
 pub(super) struct ReadBody {
     pub(super) data: Bytes,
-    pub(super) trailers: Option<HeaderMap>,
+    /// Boxed, because few requests have any.
+    pub(super) trailers: Option<Box<HeaderMap>>,
     /// Whether nothing follows.
     pub(super) is_whole: bool,
     /// Whether it did not arrive with its head.
@@ -93,7 +94,7 @@ where
                     }
                     begun.push(data);
                 }
-                Err(frame) => read.trailers = frame.into_trailers().ok(),
+                Err(frame) => read.trailers = frame.into_trailers().ok().map(Box::new),
             },
             BodyEvent::End => break Ok(()),
             BodyEvent::Evicted => break Err(NotClaimedReason::Refused(evicted())),

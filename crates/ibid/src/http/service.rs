@@ -37,14 +37,13 @@ use crate::{
 pub type KeyHeaderLookup<'a> = dyn Fn(&Method, &Parts) -> Option<Vec<HeaderName>> + 'a;
 
 pub(super) fn call<A, B>(
-    shared: &Arc<LayerState>, mut app: A, request: Request<B>, sender: RequestSender, route: RouteMatch,
+    shared: &Arc<LayerState>, mut app: A, mut parts: Parts, body: B, sender: RequestSender, route: RouteMatch,
     key_headers: &KeyHeaderLookup<'_>,
 ) -> ResponseFuture<A::PassFuture, A::Body>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let (mut parts, body) = request.into_parts();
     let (route, also) = match route {
         RouteMatch::Covered { route, alternatives } => (route, alternatives),
         RouteMatch::UnknownCall(route) => return handle_unknown_call(shared, app, parts, body, &route, &sender),
@@ -120,7 +119,7 @@ where
         BegunExchange::Run => {
             let mut reply = None;
             let (outcome, now) = exchange.run(&mut app, &state, &mut reply).await;
-            exchange.end(now, outcome, reply).await
+            exchange.end(now, outcome, &mut reply).await
         }
     }
 }
@@ -219,9 +218,8 @@ where
         let inner = mem::replace(&mut self.inner, fresh);
         let (parts, body) = request.into_parts();
         let (sender, route) = (RequestSender::from_extensions(&parts.extensions), self.layer.routing.route(&parts));
-        let request = Request::from_parts(parts, body);
         let key_headers = |method: &Method, parts: &Parts| self.layer.routing.key_headers(method, parts);
-        call(&self.layer.shared, ServiceApp(inner), request, sender, route, &key_headers)
+        call(&self.layer.shared, ServiceApp(inner), parts, body, sender, route, &key_headers)
     }
 }
 

@@ -115,7 +115,7 @@ type ShadowRunReport = Arc<OnceLock<(u16, Duration)>>;
 struct ObservedRequest {
     parts: Parts,
     body: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Option<Box<HeaderMap>>,
     buffers: Option<MemoryReservation>,
     slot: Option<RunSlot>,
 }
@@ -138,7 +138,7 @@ fn observe(
     let ObservedRequest { parts, body, trailers, buffers, slot } = request;
     let compared = context.clone();
     let by_version = move |version| {
-        let made = request::fingerprint(version, &compared, &parts, (&body, trailers.as_ref())).ok()??;
+        let made = request::fingerprint(version, &compared, &parts, (&body, trailers.as_deref())).ok()??;
         Some(made.0)
     };
     let (terms, shared) = (*context.policy().terms(), shared.clone());
