@@ -22,9 +22,9 @@ use crate::{
     settle_queue::SettleQueue,
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fingerprint, Holder, Lease,
-        RecordSummary, Settlement, Store, StoreError,
+        RecordSummary, Settlement, Store, StoreError, StoreFuture,
     },
-    time::from_now,
+    time::{call_at, from_now},
 };
 
 pub(crate) use self::refusals::store_unavailable;
@@ -208,6 +208,7 @@ pub enum StoredAs {
 pub struct Engine {
     store: Arc<dyn Store>,
     observer: Arc<dyn Observer>,
+    is_observed: bool,
     journal: Option<Arc<Journal>>,
     settle_queue: SettleQueue,
     running: RunningOperations,
@@ -225,7 +226,8 @@ impl Engine {
     pub fn with_observer(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
         let settle_queue = SettleQueue::new(store.clone(), observer.clone(), journal.clone());
         let (running, shadow_recordings) = (RunningOperations::default(), Arc::default());
-        Self { store, observer, journal, settle_queue, running, quota: None, shadow_recordings }
+        let is_observed = observer.is_active();
+        Self { store, observer, is_observed, journal, settle_queue, running, quota: None, shadow_recordings }
     }
 
     /// Limits how many operations each tenant may start.
@@ -259,7 +261,15 @@ impl Engine {
     /// Boxes the branches that only some requests take: futures are moved as a whole, and a replay should not pay for
     /// them.
     pub async fn begin<C: Claimant>(&self, policy: &Terms, request: ClaimRequest, claimant: &mut C) -> BeginOutcome {
+        self.begin_at(Instant::now(), policy, request, claimant).await
+    }
+
+    /// Like [`begin`](Self::begin), for a caller that has just read the clock.
+    pub(crate) async fn begin_at<C: Claimant>(
+        &self, now: Instant, policy: &Terms, request: ClaimRequest, claimant: &mut C,
+    ) -> BeginOutcome {
         let mut ask = Arc::new(request);
+        let mut now = Some(now);
         let own = ask.fingerprint;
         // Set when the request first waits.
         let mut patience = None;
@@ -278,8 +288,8 @@ impl Engine {
             return BeginOutcome::Refused(refusal);
         }
         loop {
-            let sent = Instant::now();
-            let (claim, doubtful) = self.claim(&ask, sent).await;
+            let sent = now.take().unwrap_or_else(Instant::now);
+            let (claim, granted_at, doubtful) = self.claim(&ask, sent).await;
             if doubtful {
                 ask = Arc::new(ClaimRequest { token: ClaimToken::mint(), ..ClaimRequest::clone(&ask) });
             }
@@ -296,7 +306,7 @@ impl Engine {
             }
             match claim {
                 ClaimOutcome::Granted(lease) => {
-                    return match self.try_start_run(policy, lease, sent) {
+                    return match self.try_start_run(policy, lease, sent, granted_at) {
                         Ok(run) => BeginOutcome::Run(run),
                         Err(run) => Box::pin(self.start_run(policy, run)).await,
                     };
@@ -392,19 +402,18 @@ impl Engine {
     /// Retries a claim whose response was lost with the same token, which yields the same outcome. The caller passes
     /// the current time to avoid another clock read.
     ///
-    /// Also returns whether a delayed copy of the claim could still reach the store and be granted after the holder has
+    /// Also returns when the call ended, and whether a delayed copy of the claim could still reach the store and be granted after the holder has
     /// gone. Its token is then released, and must not be used again.
-    async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, bool) {
+    async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, Instant, bool) {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
-        let answer = loop {
+        let (answer, ended) = loop {
             asked += 1;
-            let answer = self.store.claim(ask).await;
-            self.observer.on_store_call(StoreCall::Claim, sent.elapsed());
-            let Err(error) = &answer else { break answer };
+            let (answer, ended) = self.timed(StoreCall::Claim, sent, || self.store.claim(ask)).await;
+            let Err(error) = &answer else { break (answer, ended) };
             self.report_store_failure("claim", error);
             doubtful |= error.kind == ErrorKind::Ambiguous;
             if error.kind != ErrorKind::Ambiguous || asked == MAX_STORE_ATTEMPTS {
-                break answer;
+                break (answer, ended);
             }
             sleep(retry_delay(asked)).await;
             sent = Instant::now();
@@ -414,7 +423,26 @@ impl Engine {
         if doubtful {
             self.settle_queue.push(Lease::unseen(ask), Settlement::Release);
         }
-        (answer, doubtful)
+        (answer, ended, doubtful)
+    }
+
+    /// Calls the store and reports how long it took. Also returns when the call ended: at `sent`, if it was decided at
+    /// once and nobody wants to know.
+    async fn timed<'a, T: Unpin>(
+        &self, name: StoreCall, sent: Instant, call: impl FnOnce() -> StoreFuture<'a, T>,
+    ) -> (Result<T, StoreError>, Instant) {
+        let mut call = call_at(sent, call);
+        let (answer, ended) = match call.take_ready() {
+            Some(answer) => (answer, self.measured(sent)),
+            None => (call.await, Instant::now()),
+        };
+        self.observer.on_store_call(name, ended - sent);
+        (answer, ended)
+    }
+
+    /// The current time if the observer measures with it, otherwise `recent`, the time a moment ago.
+    pub(crate) fn measured(&self, recent: Instant) -> Instant {
+        if self.is_observed { Instant::now() } else { recent }
     }
 
     fn report_store_failure(&self, call: &'static str, error: &StoreError) {
@@ -436,19 +464,23 @@ impl Engine {
 
     /// Returns the answer to the same request if the store has it in memory. This is a fast path: a claim would return
     /// the same, but has to be prepared first.
-    pub(crate) fn find_completed(&self, at: &Address, own: &Fingerprint) -> Option<CompletedEntry> {
+    pub(crate) fn find_completed(&self, at: &Address, own: &Fingerprint, sent: Instant) -> Option<CompletedEntry> {
         if self.journal.as_ref().is_some_and(|journal| !journal.is_empty()) {
             return None;
         }
-        let sent = Instant::now();
-        let found = self.store.find_completed(at).filter(|found| found.fingerprint == *own)?;
-        self.observer.on_store_call(StoreCall::Claim, sent.elapsed());
+        let found = call_at(sent, || self.store.find_completed(at)).filter(|found| found.fingerprint == *own)?;
+        self.observer.on_store_call(StoreCall::Claim, self.measured(sent) - sent);
         Some(found)
     }
 
     /// The store that this engine claims from.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// Whether the observer uses reports.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.is_observed
     }
 
     /// The observer that this engine reports to.

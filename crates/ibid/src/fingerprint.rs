@@ -22,6 +22,7 @@ use self::{
 };
 use crate::{
     policy::{FingerprintPart, Policy},
+    sent_names::SentNames,
     store::Fingerprint,
 };
 
@@ -131,7 +132,7 @@ impl Fingerprint {
     pub fn of_version(
         version: u8, policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8],
     ) -> Option<Self> {
-        let input = FingerprintInput { method, uri, headers, body, trailers: None };
+        let input = FingerprintInput { method, uri, headers, sent: SentNames::of(headers), body, trailers: None };
         input.fingerprint(version, policy).map(|(fingerprint, _)| fingerprint)
     }
 
@@ -159,6 +160,8 @@ pub(crate) struct FingerprintInput<'a> {
     pub(crate) method: &'a Method,
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
+    /// The names of `headers`.
+    pub(crate) sent: SentNames,
     pub(crate) body: &'a [u8],
     pub(crate) trailers: Option<&'a HeaderMap>,
 }
@@ -180,7 +183,7 @@ impl FingerprintInput<'_> {
         if ![Fingerprint::VERSION, BYTES_VERSION].contains(&version) {
             return None;
         }
-        let found = FoundHeaders::of(self.headers);
+        let found = FoundHeaders::of(self.headers, &self.sent);
         let mut printing = FingerprintHasher::new();
         for part in &policy.fingerprint {
             match part {
@@ -345,7 +348,7 @@ fn content_type_format(content_type: &[u8]) -> BodyFormat {
     std::str::from_utf8(content_type).map_or(BodyFormat::Other, BodyFormat::of)
 }
 
-/// What the headers say, found in one pass: looking each one up would take longer than hashing them.
+/// What the headers say.
 #[derive(Default)]
 pub(crate) struct FoundHeaders<'a> {
     content_type: Option<&'a [u8]>,
@@ -356,19 +359,16 @@ pub(crate) struct FoundHeaders<'a> {
 }
 
 impl<'a> FoundHeaders<'a> {
-    fn of(headers: &'a HeaderMap) -> Self {
-        let mut found = Self::default();
-        for (name, value) in headers {
-            match name.as_str() {
-                "content-type" if found.content_type.is_none() => found.content_type = Some(value.as_bytes()),
-                "content-type" => found.several_types = true,
-                "content-encoding" => found.content_coding = true,
-                "content-range" | "if-match" | "if-none-match" | "if-unmodified-since" => found.precondition = true,
-                "x-http-method-override" | "x-http-method" | "x-method-override" => found.method_override = true,
-                _ => {}
-            }
+    fn of(headers: &'a HeaderMap, sent: &SentNames) -> Self {
+        let has = |name: &HeaderName| sent.may_have(name) && headers.contains_key(name);
+        let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
+        Self {
+            content_type: types.next(),
+            several_types: types.next().is_some(),
+            content_coding: has(&header::CONTENT_ENCODING),
+            method_override: METHOD_OVERRIDE_HEADERS.iter().any(has),
+            precondition: PRECONDITION_HEADERS.iter().any(has),
         }
-        found
     }
 }
 

@@ -115,10 +115,9 @@ struct LayerSettings {
 impl LayerState {
     /// Compresses an answer that the layer records itself. An answer recorded by a handler's transaction stays
     /// uncompressed, because SQL functions read it.
-    fn compress(&self, answer: CompletedAnswer) -> CompletedAnswer {
-        match self.settings.compress {
-            true => CompletedAnswer { record: record::compress(answer.record), ..answer },
-            false => answer,
+    fn compress(&self, answer: &mut CompletedAnswer) {
+        if self.settings.compress {
+            answer.record = record::compress(std::mem::take(&mut answer.record));
         }
     }
 }
@@ -249,7 +248,8 @@ impl Ibid {
         A: App<B>,
         B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
-        service::call(&self.shared, app, request, sender, route, key_headers)
+        let (parts, body) = request.into_parts();
+        service::call(&self.shared, app, parts, body, sender, route, key_headers)
     }
 
     /// Returns once no operation is running and the store has all results. Await it before the process ends. It waits

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes};
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
@@ -227,7 +227,7 @@ fn read_entry(path: &Path, seal: Option<&dyn JournalSeal>) -> io::Result<Option<
 
 fn encode(entry: &JournalEntry) -> Bytes {
     let ask = &entry.lease.request;
-    let mut out = BytesMut::with_capacity(256 + ask.tags.as_bytes().len() + ask.label.len() + entry.record.len());
+    let mut out = Vec::with_capacity(256 + ask.tags.as_bytes().len() + ask.label.len() + entry.record.len());
     out.put_u8(JOURNAL_VERSION);
     out.put_u8(u8::from(entry.failed) | if entry.lease.front_only { FRONT_ONLY_FLAG } else { 0 });
     out.put_slice(&ask.address.0);

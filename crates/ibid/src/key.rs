@@ -239,13 +239,19 @@ fn format_uuid4(bytes: [u8; 16]) -> String {
 pub(crate) fn uuid4_text(mut bytes: [u8; 16]) -> [u8; 36] {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut hex = [0; 32];
-    HEXLOWER.encode_mut(&bytes, &mut hex);
     let mut text = [b'-'; 36];
-    for (from, to) in [(0..8, 0), (8..12, 9), (12..16, 14), (16..20, 19), (20..32, 24)] {
-        text[to..to + from.len()].copy_from_slice(&hex[from]);
+    for (i, byte) in bytes.into_iter().enumerate() {
+        let hyphens = usize::from(i >= 4) + usize::from(i >= 6) + usize::from(i >= 8) + usize::from(i >= 10);
+        let at = 2 * i + hyphens;
+        [text[at], text[at + 1]] = hex_digits(byte);
     }
     text
+}
+
+#[inline]
+fn hex_digits(byte: u8) -> [u8; 2] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
 }
 
 /// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
@@ -269,12 +275,14 @@ pub(crate) struct MaskedKey {
 impl MaskedKey {
     pub(crate) fn of(key: &str) -> Self {
         let mut masked = Self::default();
-        if key.chars().nth(11).is_none() {
+        let is_ascii = key.is_ascii();
+        let length = if is_ascii { key.len() } else { key.chars().take(12).count() };
+        if length < 12 {
             masked.push("****");
             return masked;
         }
         let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
-        let (first, last) = match key.is_ascii() {
+        let (first, last) = match is_ascii {
             true => (4, key.len() - 4),
             false => (at(key.char_indices().nth(4)), at(key.char_indices().nth_back(3))),
         };
@@ -287,8 +295,12 @@ impl MaskedKey {
         self.length += part.len();
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.text[..self.length]
+    }
+
     pub(crate) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.text[..self.length]).expect("cut between characters")
+        std::str::from_utf8(self.as_bytes()).expect("cut between characters")
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -313,13 +325,18 @@ impl<const N: usize> HexDigits<N> {
     /// Formats `N / 2` bytes.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut digits = [0; N];
-        HEXLOWER.encode_mut(bytes, &mut digits);
+        for (two, byte) in digits.as_chunks_mut().0.iter_mut().zip(bytes) {
+            *two = hex_digits(*byte);
+        }
         Self { digits, is_empty: false }
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        if self.is_empty { &[] } else { &self.digits }
+    }
+
     pub(crate) fn as_str(&self) -> &str {
-        let digits = if self.is_empty { &[] } else { &self.digits[..] };
-        std::str::from_utf8(digits).expect("hex digits")
+        std::str::from_utf8(self.as_bytes()).expect("hex digits")
     }
 }
 

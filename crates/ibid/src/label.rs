@@ -1,6 +1,6 @@
 //! The label: what operators see of a request besides its tags. Opaque to stores.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::{
     fingerprint::PartDigests,
@@ -30,18 +30,18 @@ pub struct LabelText {
 
 pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>) -> Bytes {
     let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
-    let mut out =
-        BytesMut::with_capacity(9 + size_of::<PartDigests>() + parts.iter().map(|part| part.len() + 4).sum::<usize>());
-    out.put_u8(LABEL_VERSION);
-    out.put_u64_le(requested_at_ms);
+    let ends_with = digests.map_or(0, size_of_val);
+    let mut out = Vec::with_capacity(9 + parts.iter().map(|part| part.len() + 4).sum::<usize>() + ends_with);
+    out.push(LABEL_VERSION);
+    out.extend_from_slice(&requested_at_ms.to_le_bytes());
     for part in parts {
         wire::put_framed(&mut out, part);
     }
     // At the end, which older readers ignore.
     for digest in digests.into_iter().flat_map(|digests| digests.0) {
-        out.put_u32_le(digest);
+        out.extend_from_slice(&digest.to_le_bytes());
     }
-    out.freeze()
+    out.into()
 }
 
 impl LabelText {

@@ -52,6 +52,7 @@ mod refusal;
 mod run;
 pub mod running;
 pub mod scope;
+mod sent_names;
 pub mod settle_queue;
 pub mod store;
 pub mod time;

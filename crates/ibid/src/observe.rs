@@ -13,6 +13,11 @@ use crate::{
 
 /// Receives reports. Methods are called on the request's path: they must not block and should not allocate.
 pub trait Observer: Send + Sync + 'static {
+    /// Whether the reports are used. If not, requests and store calls are not measured for them.
+    fn is_active(&self) -> bool {
+        true
+    }
+
     /// Called when a covered request was answered.
     fn on_request(&self, _request: &RequestReport<'_>) {}
 
@@ -27,7 +32,11 @@ pub trait Observer: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoopObserver;
 
-impl Observer for NoopObserver {}
+impl Observer for NoopObserver {
+    fn is_active(&self) -> bool {
+        false
+    }
+}
 
 /// A store call that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,6 +2,8 @@
 //!
 //! To add a protocol, implement [`ProtocolRules`] and add it to [`Protocol`].
 
+use std::time::Duration;
+
 use http::{HeaderMap, Response, StatusCode, Version, request::Parts};
 use tokio::time::Instant;
 
@@ -14,6 +16,7 @@ use crate::{
     record::{Record, RecordBody},
     refusal::Refusal,
     store::Fingerprint,
+    time::now_ms,
 };
 
 /// The protocol of a route.
@@ -83,8 +86,22 @@ pub(crate) struct AppReply<'a> {
     pub(crate) trailers: Option<&'a HeaderMap>,
     /// Hashes of the cookies that the reply sets for an anonymous caller.
     pub(crate) cookies: Vec<[u8; 32]>,
+    pub(crate) times: RunTimes,
+}
+
+/// When a request arrived, when its answer was complete, and how long the app took.
+#[derive(Clone, Copy)]
+pub(crate) struct RunTimes {
     pub(crate) requested_at_ms: u64,
-    pub(crate) started: Instant,
+    pub(crate) completed_at_ms: u64,
+    pub(crate) took: Duration,
+}
+
+impl RunTimes {
+    /// The times of a run that ends now.
+    pub(crate) fn ending_now(requested_at_ms: u64, started: Instant) -> Self {
+        Self { requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() }
+    }
 }
 
 /// What a reply means for its operation.

@@ -17,7 +17,7 @@
 //! Numbers are little-endian. A reader reads all older versions and refuses unknown ones. A record without cookies is
 //! written as version 1.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::{
@@ -132,7 +132,7 @@ impl<F: Fn(&HeaderName) -> bool> RecordSource<'_, F> {
             RecordBody::None => (2, 0),
         };
         let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
-        let mut out = BytesMut::with_capacity(24 + headers_size(headers()) + body + headers_size(trailers()) + cookies);
+        let mut out = Vec::with_capacity(24 + headers_size(headers()) + body + headers_size(trailers()) + cookies);
         out.put_u8(if cookies == 0 { VERSION_WITHOUT_COOKIES } else { VERSION_WITH_COOKIES });
         out.put_u8(kind);
         out.put_u16_le(self.status.as_u16());
@@ -183,7 +183,7 @@ pub(crate) fn compress(record: Bytes) -> Bytes {
     let (Some(small), Ok(length)) = (compression::compress(&record), u32::try_from(record.len())) else {
         return record;
     };
-    let mut out = BytesMut::with_capacity(5 + small.len() + 4);
+    let mut out = Vec::with_capacity(5 + small.len() + 4);
     out.put_u8(VERSION_COMPRESSED);
     out.put_u32_le(length);
     out.put_slice(&small);
@@ -242,7 +242,7 @@ fn headers_size<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderVal
     2 + headers.map(|(name, value)| 6 + name.as_str().len() + value.len()).sum::<usize>()
 }
 
-fn put_headers<'a>(out: &mut BytesMut, headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) {
+fn put_headers<'a>(out: &mut Vec<u8>, headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) {
     let count_at = out.len();
     out.put_u16_le(0);
     let mut count: u16 = 0;
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn more_headers_than_a_map_can_hold_are_malformed() {
         for count in [24_577, u16::MAX] {
-            let mut out = BytesMut::new();
+            let mut out = Vec::new();
             out.put_slice(&[VERSION_WITHOUT_COOKIES, 2]);
             out.put_u16_le(201);
             out.put_bytes(0, 16);
@@ -342,8 +342,7 @@ mod tests {
 
     #[test]
     fn a_later_version_is_refused_by_name() {
-        let mut bytes = BytesMut::from(&b"\x07whatever"[..]);
-        bytes.reserve(4);
+        let bytes = b"\x07whatever".to_vec();
         assert_eq!(Record::decode(wire::append_checksum(bytes)), Err(RecordError::Version(7)));
     }
 
@@ -360,10 +359,10 @@ mod tests {
         assert_eq!((decompress(small.clone()), decompress(plain.clone())), (plain.clone(), plain.clone()));
         assert_eq!([&small, &plain].map(|record| decompressed_length(record)), [plain.len(); 2]);
         for cut in 0..small.len() - 4 {
-            let content = BytesMut::from(&small[..cut]);
+            let content = small[..cut].to_vec();
             assert!(Record::decode(wire::append_checksum(content)).is_err(), "cut at {cut}");
         }
-        let mut bomb = BytesMut::from(&small[..small.len() - 4]);
+        let mut bomb = small[..small.len() - 4].to_vec();
         bomb[1..5].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Record::decode(wire::append_checksum(bomb)), Err(RecordError::Malformed));
     }
@@ -392,7 +391,7 @@ mod tests {
         let with_cookies = Record { cookies: vec![[1; 32]], ..without.clone() };
         for bytes in [without.encode(), with_cookies.encode()] {
             for cut in 0..bytes.len() - 4 {
-                let content = BytesMut::from(&bytes[..cut]);
+                let content = bytes[..cut].to_vec();
                 assert!(Record::decode(wire::append_checksum(content)).is_err(), "cut at {cut}");
             }
         }

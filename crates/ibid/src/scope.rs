@@ -15,6 +15,7 @@ pub use self::{credentials::Credentials, trusted::TrustedProxies};
 use crate::{
     policy::InvalidSetting,
     refusal::{Refusal, RefusalReason},
+    sent_names::SentNames,
     store::{Address, Fingerprint},
 };
 
@@ -117,14 +118,16 @@ impl Scope {
     /// # Errors
     /// A refusal if a part is missing, repeated or not accepted. Of several, the first in the table of refusals.
     pub fn of(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<Self, Refusal> {
-        match Self::read(parts, caller)? {
+        match Self::read(parts, caller, &SentNames::of(caller.headers))? {
             (_, CallerKind::CookiesOnly) => Err(cookies_only()),
             (scope, CallerKind::Named | CallerKind::Anonymous) => Ok(scope),
         }
     }
 
     /// Like [`of`](Self::of), but a caller with cookies only gets the anonymous scope.
-    pub(crate) fn read(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<(Self, CallerKind), Refusal> {
+    pub(crate) fn read(
+        parts: &[ScopePart], caller: &ScopeInput<'_>, sent: &SentNames,
+    ) -> Result<(Self, CallerKind), Refusal> {
         // With a credential, a header only narrows the scope: a forged value selects other keys of the same caller.
         let narrows = parts.contains(&ScopePart::Credential);
         let mut framed = Vec::with_capacity(192);
@@ -132,7 +135,7 @@ impl Scope {
         let mut refused: Option<Refusal> = None;
         for part in parts {
             let appended = match part {
-                ScopePart::Credential => append_credential(caller, &mut framed).map(|found| kind = found),
+                ScopePart::Credential => append_credential(caller, sent, &mut framed).map(|found| kind = found),
                 part => part.append(caller, narrows, &mut framed),
             };
             if let Err(refusal) = appended
@@ -212,10 +215,10 @@ impl Address {
 }
 
 /// Appends the credential, and fills in its length afterwards.
-fn append_credential(caller: &ScopeInput<'_>, out: &mut Vec<u8>) -> Result<CallerKind, Refusal> {
+fn append_credential(caller: &ScopeInput<'_>, sent: &SentNames, out: &mut Vec<u8>) -> Result<CallerKind, Refusal> {
     frame(out, ScopePart::Credential.tag(), b"");
     let start = out.len();
-    caller.credentials.append(caller.headers, out)?;
+    caller.credentials.append(caller.headers, sent, out)?;
     let length = out.len() - start;
     out[start - 8..start].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(match length {
@@ -275,7 +278,7 @@ impl ScopePart {
         Ok(Some(match self {
             Self::Credential => {
                 let mut value = Vec::new();
-                caller.credentials.append(caller.headers, &mut value)?;
+                caller.credentials.append(caller.headers, &SentNames::of(caller.headers), &mut value)?;
                 if value.is_empty() && cookies(caller.headers).next().is_some() {
                     return Err(cookies_only());
                 }
@@ -289,10 +292,8 @@ impl ScopePart {
                 None => return Err(scope_missing(format!("nobody has verified the caller's claim {claim:?}"))),
             },
             Self::Host => match host(caller)? {
-                host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => {
-                    host.to_ascii_lowercase().into_bytes().into()
-                }
-                host => host.as_bytes().into(),
+                host if host.iter().any(u8::is_ascii_uppercase) => host.to_ascii_lowercase().into(),
+                host => host.into(),
             },
             Self::Method => caller.method.as_str().as_bytes().into(),
             Self::Path => caller.uri.path().as_bytes().into(),
@@ -380,24 +381,22 @@ fn trusted_header<'a>(caller: &ScopeInput<'a>, name: &HeaderName, narrows: bool)
     Ok(found)
 }
 
-fn host<'a>(caller: &ScopeInput<'a>) -> Result<&'a str, Refusal> {
+fn host<'a>(caller: &ScopeInput<'a>) -> Result<&'a [u8], Refusal> {
     if let Some(authority) = caller.uri.authority() {
-        return Ok(authority.host());
+        return Ok(authority.host().as_bytes());
     }
     let value = single_header(caller.headers, &header::HOST)?.unwrap_or_default();
-    let host = std::str::from_utf8(value);
-    host.map(without_port).map_err(|_| Refusal::new(RefusalReason::RequestAmbiguous, "the Host header is not ASCII"))
+    if !value.is_ascii() && std::str::from_utf8(value).is_err() {
+        return Err(Refusal::new(RefusalReason::RequestAmbiguous, "the Host header is not ASCII"));
+    }
+    Ok(without_port(value))
 }
 
 /// Removes the port from `shop.example:8080` and `[::1]:8080`. Other text is returned unchanged.
-fn without_port(host: &str) -> &str {
-    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    match host.rsplit_once(':') {
-        Some((name, port))
-            if is_port(port) && (!name.contains(':') || name.starts_with('[') && name.ends_with(']')) =>
-        {
-            name
-        }
+fn without_port(host: &[u8]) -> &[u8] {
+    let digits = host.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    match host[..host.len() - digits].split_last() {
+        Some((b':', name)) if !name.contains(&b':') || name.starts_with(b"[") && name.ends_with(b"]") => name,
         _ => host,
     }
 }

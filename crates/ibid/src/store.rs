@@ -32,7 +32,7 @@ use bytes::Bytes;
 
 use crate::policy::Terms;
 
-pub(crate) use self::types::key_hash_digits;
+pub(crate) use self::types::{cut_tag, key_hash_digits};
 pub use self::{
     address_hasher::AddressHashBuilder,
     admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},
@@ -352,6 +352,16 @@ impl<'a, T> StoreFuture<'a, T> {
     /// Boxes a future.
     pub fn boxed(answer: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
         Self(StoreFutureKind::Boxed(Box::pin(answer)))
+    }
+}
+
+impl<T> StoreFuture<'_, T> {
+    /// Takes the result of a call that was decided at once.
+    pub(crate) fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
+        match &mut self.0 {
+            StoreFutureKind::Ready(answer) => answer.take(),
+            StoreFutureKind::Boxed(_) => None,
+        }
     }
 }
 

@@ -1,8 +1,67 @@
-//! Wall-clock time for people: RFC 3339 in UTC with milliseconds.
+//! Wall-clock time for people: RFC 3339 in UTC with milliseconds. Readings of the clock that are used twice, and
+//! timers that most work does not need.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    cell::Cell,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
 
-use tokio::time::Instant;
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+thread_local!(static CALLED_AT: Cell<Option<Instant>> = const { Cell::new(None) });
+
+/// Calls a store that runs in this process, which takes `now` for the current time: one reading of the clock serves the
+/// engine and the store.
+pub(crate) fn call_at<R>(now: Instant, call: impl FnOnce() -> R) -> R {
+    /// Restores the outer time, even if the call panics.
+    struct Leave(Option<Instant>);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            CALLED_AT.set(self.0);
+        }
+    }
+    let _leave = Leave(CALLED_AT.replace(Some(now)));
+    call()
+}
+
+/// The time of the current [`call_at`], or the current time.
+pub(crate) fn called_at() -> Instant {
+    CALLED_AT.get().unwrap_or_else(Instant::now)
+}
+
+/// Returns what `work` returns, or `None` at the deadline.
+pub(crate) fn until<F: Future>(deadline: Instant, work: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
+    Until { work, deadline, timer: None }
+}
+
+pin_project! {
+    /// Like [`tokio::time::Timeout`]. The timer is made when the work is first pending: work that is ready needs none.
+    struct Until<'a, F> {
+        work: Pin<&'a mut F>,
+        deadline: Instant,
+        #[pin]
+        timer: Option<Sleep>,
+    }
+}
+
+impl<F: Future> Future for Until<'_, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if let Poll::Ready(done) = this.work.as_mut().poll(cx) {
+            return Poll::Ready(Some(done));
+        }
+        if this.timer.is_none() {
+            this.timer.set(Some(sleep_until(*this.deadline)));
+        }
+        this.timer.as_pin_mut().expect("just set").poll(cx).map(|()| None)
+    }
+}
 
 /// The instant after this duration; a very distant one if that would overflow.
 pub(crate) fn from_now(after: Duration) -> Instant {

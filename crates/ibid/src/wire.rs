@@ -1,6 +1,6 @@
 //! Reads and writes length-framed bytes, for records and journal files.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 
 /// Reads fields from the front. Every read returns `None` past the end.
 pub(crate) struct ByteReader(pub(crate) Bytes);
@@ -37,15 +37,15 @@ impl ByteReader {
     }
 }
 
-pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
-    out.put_u32_le(u32::try_from(bytes.len()).expect("bounded by max_response"));
-    out.put_slice(bytes);
+pub(crate) fn put_framed(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(&u32::try_from(bytes.len()).expect("bounded by max_response").to_le_bytes());
+    out.extend_from_slice(bytes);
 }
 
-pub(crate) fn append_checksum(mut out: BytesMut) -> Bytes {
+pub(crate) fn append_checksum(mut out: Vec<u8>) -> Bytes {
     let sum = crc32c::crc32c(&out);
-    out.put_u32_le(sum);
-    out.freeze()
+    out.extend_from_slice(&sum.to_le_bytes());
+    out.into()
 }
 
 /// Removes the checksum that [`append_checksum`] appended. Returns `None` if it does not match.

@@ -16,7 +16,7 @@ use crate::{
     refusal::Refusal,
     settle_queue::AbandonGuard,
     store::{ClaimOutcome, ClaimRequest, Fingerprint, Lease, SettleOutcome, Settlement, StoreError},
-    time::from_now,
+    time::{from_now, until},
 };
 
 /// A granted claim whose operation runs now. If it is dropped before [`Engine::end`], the outcome is unknown.
@@ -24,6 +24,7 @@ use crate::{
 pub struct ClaimedRun {
     guard: AbandonGuard,
     claimed_at: Instant,
+    granted_at: Instant,
 }
 
 impl ClaimedRun {
@@ -37,9 +38,14 @@ impl ClaimedRun {
         self.claimed_at
     }
 
-    /// Whether most of the lease passed before the run could start.
-    fn is_late(&self, policy: &Terms) -> bool {
-        self.claimed_at.elapsed() > policy.lease * 2 / 3
+    /// When the engine knew that the claim was granted.
+    pub(crate) fn granted_at(&self) -> Instant {
+        self.granted_at
+    }
+
+    /// Whether most of the lease has passed before the run can start.
+    fn is_late(&self, policy: &Terms, now: Instant) -> bool {
+        now - self.claimed_at > policy.lease * 2 / 3
     }
 }
 
@@ -66,7 +72,7 @@ impl Heartbeat<'_> {
     ) -> Option<T> {
         loop {
             let Some(wake_at) = self.next_at.into_iter().chain(deadline).min() else { return Some(work.await) };
-            if let Ok(ended) = timeout_at(wake_at, work.as_mut()).await {
+            if let Some(ended) = until(wake_at, work.as_mut()).await {
                 return Some(ended);
             }
             if deadline == Some(wake_at) {
@@ -106,10 +112,10 @@ enum Ending<A> {
 impl Engine {
     /// Starts a run at once, if no quota applies and the claim took little time.
     pub(super) fn try_start_run(
-        &self, policy: &Terms, lease: Lease, claimed_at: Instant,
+        &self, policy: &Terms, lease: Lease, claimed_at: Instant, granted_at: Instant,
     ) -> Result<ClaimedRun, ClaimedRun> {
-        let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at };
-        if self.quota.is_none() && !run.is_late(policy) { Ok(run) } else { Err(run) }
+        let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at, granted_at };
+        if self.quota.is_none() && !run.is_late(policy, granted_at) { Ok(run) } else { Err(run) }
     }
 
     /// Spends quota and extends a lease that has nearly expired before the run starts.
@@ -121,8 +127,9 @@ impl Engine {
             run.guard.disarm();
             return BeginOutcome::Refused(refusal);
         }
-        if run.is_late(policy) {
-            let now = Instant::now();
+        let now = Instant::now();
+        run.granted_at = now;
+        if run.is_late(policy, now) {
             match self.extend(run.lease(), policy).await {
                 HeartbeatOutcome::Extended => run.claimed_at = now,
                 HeartbeatOutcome::Failed => {}
@@ -170,7 +177,15 @@ impl Engine {
         &self, policy: &Terms, run: ClaimedRun, outcome: RunOutcome<A>,
         by_version: impl FnOnce(u8) -> Option<Fingerprint>,
     ) -> Decision<A> {
-        let (lease, now) = (run.lease(), Instant::now());
+        self.end_at(Instant::now(), policy, run, outcome, by_version).await
+    }
+
+    /// Like [`end`](Self::end), for a caller that has just read the clock.
+    pub(crate) async fn end_at<A>(
+        &self, now: Instant, policy: &Terms, run: ClaimedRun, outcome: RunOutcome<A>,
+        by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+    ) -> Decision<A> {
+        let lease = run.lease();
         let unknown_ttl = policy.ttl.saturating_sub(now - run.claimed_at).max(policy.lease);
         let park = |cause: UnknownCause| Settlement::Park { ttl: unknown_ttl, retry_in: cause.retry_in(policy) };
         let (settlement, ending) = match outcome {
@@ -274,8 +289,7 @@ impl Engine {
         let (mut asked, mut sent) = (0, now);
         loop {
             asked += 1;
-            let answer = self.store.settle(lease, end).await;
-            self.observer.on_store_call(StoreCall::Settle, sent.elapsed());
+            let (answer, _) = self.timed(StoreCall::Settle, sent, || self.store.settle(lease, end)).await;
             match &answer {
                 Ok(SettleOutcome::Restored) => {
                     self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));

@@ -153,7 +153,7 @@ impl Engine {
         }
         // Claims once more if an operator forgot the claim before its response arrived.
         for _ in 0..2 {
-            let (claim, _) = self.claim(&ask, Instant::now()).await;
+            let (claim, ..) = self.claim(&ask, Instant::now()).await;
             let Ok(claim) = claim else { return refusal(RefusalReason::StoreUnavailable) };
             if let Some(stored) = stored_fingerprint(&claim) {
                 compare(&ask, stored)?;

@@ -54,20 +54,24 @@ pub(crate) enum NameEquality {
 /// An ignored member counts as absent, and an ignored array element is removed; several pointers into one array count
 /// positions in the array as sent. An ignored member still counts as a duplicate of another with its name.
 ///
-/// The body is hashed while it is read, in the hope that it is canonical: the processor does some of both at once. If it
-/// turns out not to be, the hash starts again.
+/// If the last body of this thread was canonical, the body is hashed while it is read, in the hope that it is too: the
+/// processor does some of both at once. If it turns out not to be, the hash starts again.
 pub(crate) fn hash_canonical(
     body: &[u8], ignore: &[JsonPointer], names: NameEquality, stream: &mut HashStream,
 ) -> bool {
     debug_assert_eq!(stream.len(), 0);
     JsonBuffers::with(|buffers| {
-        if ignore.is_empty() && reader::is_canonical(body, buffers, stream) {
-            stream.bytes(&body[stream.len() as usize..]);
-            return true;
+        if ignore.is_empty() && buffers.expects_canonical {
+            if reader::is_canonical(body, buffers, stream) {
+                stream.bytes(&body[stream.len() as usize..]);
+                return true;
+            }
+            *stream = HashStream::new();
         }
-        *stream = HashStream::new();
-        let document = read_without(body, ignore, names, buffers);
-        document.map(|document| CanonicalWriter { document: &document, sink: stream }.value(document.root)).is_some()
+        let Some(document) = read_without(body, ignore, names, buffers) else { return false };
+        CanonicalWriter { document: &document, sink: stream }.value(document.root);
+        document.buffers.expects_canonical = document.is_canonical();
+        true
     })
 }
 

@@ -40,7 +40,7 @@ fn the_parts_that_differ_are_named() {
         headers.insert(header::IF_MATCH, condition.parse().unwrap());
         let uri = Uri::from_static(target);
         let input =
-            FingerprintInput { method: &method, uri: &uri, headers: &headers, body: body.as_bytes(), trailers: None };
+            FingerprintInput { method: &method, uri: &uri, headers: &headers, sent: SentNames::of(&headers), body: body.as_bytes(), trailers: None };
         input.fingerprint(Fingerprint::VERSION, &policy).unwrap()
     };
     let (print, first) = of(Method::POST, "/p?x=1", "a", r#"{"a":1,"b":2}"#);
@@ -176,6 +176,7 @@ fn trailers_count_with_the_body() {
             method: &Method::POST,
             uri: &uri,
             headers: &headers,
+            sent: SentNames::default(),
             body: b"body",
             trailers: Some(&trailers),
         };

@@ -133,6 +133,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::sent_names::SentNames;
 
     fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
         let mut body = vec![flag];
@@ -156,7 +157,7 @@ mod tests {
         let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
         let parts = request.body(()).unwrap().into_parts().0;
         let http::request::Parts { method, uri, headers, .. } = &parts;
-        let input = FingerprintInput { method, uri, headers, body, trailers: None };
+        let input = FingerprintInput { method, uri, headers, sent: SentNames::of(headers), body, trailers: None };
         let made = fingerprint(Fingerprint::VERSION, policy, &input).map_err(|refusal| refusal.reason);
         made.map(|made| made.expect("the current version is known").0)
     }

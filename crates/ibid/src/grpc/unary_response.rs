@@ -14,7 +14,6 @@ use crate::{
     policy::Policy,
     protocol::AppReply,
     record::{Record, RecordBody, RecordSource},
-    time::now_ms,
 };
 
 /// The frame of an empty message, which is valid for every message type.
@@ -45,20 +44,20 @@ pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>, code: GrpcS
         let message: &[u8] = if code == GrpcStatusCode::Ok { EMPTY_MESSAGE } else { b"" };
         (RecordBody::Whole(Bytes::from_static(message)), Some(&of_status))
     };
-    let AppReply { status, requested_at_ms, started, headers, .. } = reply;
+    let AppReply { status, times, headers, .. } = reply;
     let is_stored = stored_headers(policy, headers, false);
     let is_kept = |name: &HeaderName| policy.remember_body || [header::CONTENT_TYPE, STATUS, MESSAGE].contains(name);
     let record = RecordSource {
         status,
-        requested_at_ms,
-        completed_at_ms: now_ms(),
+        requested_at_ms: times.requested_at_ms,
+        completed_at_ms: times.completed_at_ms,
         headers,
         is_stored: |name: &HeaderName| is_kept(name) && is_stored(name),
         body: &body,
         trailers,
         cookies: &[],
     };
-    CompletedAnswer::new(&record, code.summary_status(), code != GrpcStatusCode::Ok, started)
+    CompletedAnswer::new(&record, code.summary_status(), code != GrpcStatusCode::Ok, times.took)
 }
 
 /// Builds the response from a record. A failure whose message was too large to store is replayed by its trailers; an OK

@@ -12,13 +12,16 @@ use crate::{
     policy::{FingerprintPart, Policy},
     refusal::{Refusal, RefusalReason},
     scope::{Credentials, ScopePart},
+    sent_names::SentNames,
 };
 
 /// Refuses ambiguous headers.
-pub(super) fn check_headers(policy: &Policy, credentials: &Credentials, headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn check_headers(
+    policy: &Policy, credentials: &Credentials, headers: &HeaderMap, sent: &SentNames,
+) -> Result<(), Refusal> {
     let decides = |name: &str| is_decisive_header(policy, credentials, name);
     let any_repeated = headers.len() > headers.keys_len();
-    for name in headers.keys() {
+    for name in headers.keys().take_while(|_| any_repeated || sent.has_underscore) {
         if any_repeated && headers.get_all(name).iter().nth(1).is_some() && decides(name.as_str()) {
             return Err(ambiguous(format!("the header {name} is sent more than once")));
         }
@@ -28,6 +31,9 @@ pub(super) fn check_headers(policy: &Policy, credentials: &Credentials, headers:
                 return Err(ambiguous(format!("the header {name} may be taken for {twin}; send only {twin}")));
             }
         }
+    }
+    if !sent.may_have(&header::CONNECTION) {
+        return Ok(());
     }
     for line in headers.get_all(header::CONNECTION) {
         for token in line.to_str().unwrap_or_default().split(',') {
@@ -130,7 +136,7 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        check_headers(policy, &Credentials::default(), &map).err().map(|refusal| refusal.reason)
+        check_headers(policy, &Credentials::default(), &map, &SentNames::of(&map)).err().map(|refusal| refusal.reason)
     }
 
     #[test]

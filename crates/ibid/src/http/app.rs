@@ -6,10 +6,12 @@
 use std::{
     fmt,
     future::Future,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -17,6 +19,7 @@ use bytes::{Buf, Bytes};
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use parking_lot::Mutex;
+use pin_project_lite::pin_project;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -133,18 +136,48 @@ where
         self.0.call(request)
     }
 
-    async fn send(
+    // Not an `async fn`, which would store the request twice.
+    fn send(
         &mut self, mut request: Request<RequestBody<B>>, call: AppCall<'_>,
-    ) -> Result<Response<RB>, AppError<RB>> {
-        match call.run {
-            Some(run) => {
-                request.extensions_mut().insert(run);
-                call.claim.map(|claim| request.extensions_mut().insert(claim.clone()));
-            }
+    ) -> impl Future<Output = Result<Response<RB>, AppError<RB>>> + Send {
+        let Some(run) = call.run else {
             // A probe is sent with a clone of the service, which is not ready yet.
-            None => std::future::poll_fn(|cx| self.0.poll_ready(cx)).await.map_err(lost)?,
-        }
-        self.0.call(request).await.map_err(lost)
+            return SentCall::Probe {
+                future: Box::pin(async move {
+                    std::future::poll_fn(|cx| self.0.poll_ready(cx)).await?;
+                    self.0.call(request).await
+                }),
+            };
+        };
+        request.extensions_mut().insert(run);
+        call.claim.map(|claim| request.extensions_mut().insert(claim.clone()));
+        SentCall::Run { future: self.0.call(request) }
+    }
+}
+
+pin_project! {
+    /// The response of a tower service.
+    #[project = SentCallProject]
+    enum SentCall<F, P> {
+        Run { #[pin] future: F },
+        Probe { future: Pin<Box<P>> },
+    }
+}
+
+impl<F, P, RB, E> Future for SentCall<F, P>
+where
+    F: Future<Output = Result<Response<RB>, E>>,
+    P: Future<Output = Result<Response<RB>, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<Response<RB>, AppError<RB>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let sent = match self.project() {
+            SentCallProject::Run { future } => future.poll(cx),
+            SentCallProject::Probe { future } => future.as_mut().poll(cx),
+        };
+        sent.map_err(lost)
     }
 }
 

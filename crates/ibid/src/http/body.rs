@@ -187,12 +187,17 @@ impl<B> ResponseBody<B> {
         Self { inner: ResponseBodyKind::Begun { first, held, rest: Box::pin(rest) } }
     }
 
+    /// The bytes of a complete body, unless there are none.
+    pub(crate) fn whole_data(&self) -> Option<&Bytes> {
+        match &self.inner {
+            ResponseBodyKind::Whole { data, .. } => data.as_ref(),
+            _ => None,
+        }
+    }
+
     /// The length of a complete body.
     pub(crate) fn whole_length(&self) -> u64 {
-        match &self.inner {
-            ResponseBodyKind::Whole { data: Some(data), .. } => data.len() as u64,
-            _ => 0,
-        }
+        self.whole_data().map_or(0, |data| data.len() as u64)
     }
 
     /// Attaches the memory reservation of a complete body.

@@ -27,15 +27,16 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody},
     budget::MemoryReservation,
     context::RequestContext,
-    exchange::{Exchange, WholeRequest},
+    exchange::Exchange,
     future::WorkState,
     header_value,
     inner_response::{self, BufferedBody, ResponseStream, StreamTail},
+    read_body::ReadBody,
     rules,
 };
 use crate::{
-    engine::{Heartbeat, ProbeOutcome, RunOutcome, UnknownCause},
-    protocol::{AppReply, ReplyMeaning},
+    engine::{ClaimedRun, Heartbeat, ProbeOutcome, RunOutcome, UnknownCause},
+    protocol::{AppReply, ReplyMeaning, RunTimes},
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
 };
@@ -44,13 +45,13 @@ const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("ibid-attempt");
 const FENCE_HEADER: HeaderName = HeaderName::from_static("ibid-fence");
 
 /// What the client of a run gets.
-pub(super) enum AppResponse<RB> {
-    /// The whole response, unmodified, and its bytes for the envelope.
-    Whole(Response<ResponseBody<RB>>, Bytes),
+pub(super) enum AppAnswer {
+    /// The whole response, which is kept beside this.
+    Whole,
     /// The end of a streamed response. The rest was already sent.
-    Tail(StatusCode, StreamTail),
+    Tail(StatusCode, Box<StreamTail>),
     /// A refusal after the run.
-    Refused(Refusal),
+    Refused(Box<Refusal>),
     Panicked,
 }
 
@@ -65,30 +66,35 @@ struct Run<'a> {
     /// `None` if the operation runs unprotected.
     heartbeat: Option<Heartbeat<'a>>,
     started: Instant,
+    /// When the reply was complete.
+    ended: Option<Instant>,
 }
 
 impl Exchange {
-    /// Calls the app and reads its reply, while the lease is kept alive.
+    /// Calls the app and reads its reply, while the lease is kept alive. Also returns when the run ended. A whole
+    /// response goes to `reply`, because outcomes are passed on and copied.
     pub(super) async fn run<A, B>(
-        &mut self, app: &mut A, state: &WorkState<A::Body>,
-    ) -> RunOutcome<AppResponse<A::Body>>
+        &mut self, app: &mut A, state: &WorkState<A::Body>, reply: &mut Option<Response<ResponseBody<A::Body>>>,
+    ) -> (RunOutcome<AppAnswer>, Instant)
     where
         A: App<B>,
         B: Send + 'static,
     {
-        let Self { shared, context, run, handler_claim, anonymous, buffers, request, .. } = self;
+        let Self { shared, context, run, handler_claim, anonymous, buffers, parts, body, .. } = self;
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
-        let (handler_claim, anonymous, started) = (handler_claim.as_ref(), anonymous.as_deref(), Instant::now());
+        let started = run.as_ref().map_or_else(Instant::now, ClaimedRun::granted_at);
         let heartbeat =
             run.as_ref().map(|run| shared.engine.heartbeat(context.policy().terms(), run.lease(), run.claimed_at()));
-        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started };
-        let request = call.prepare_request(request.take().expect("an operation runs once"));
-        let outcome = match call.send(app, request, state).await {
-            Ok((response, deadline)) => call.read_reply(response, deadline, state).await,
+        let (handler_claim, anonymous) = (handler_claim.as_ref(), anonymous.as_deref());
+        let buffers = buffers.as_mut().expect("the body was read");
+        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started, ended: None };
+        let outcome = match call.send(app, parts, body, state).await {
+            Ok((response, deadline)) => call.read_reply(response, deadline, state, reply).await,
             Err(outcome) => outcome,
         };
-        context.set_run(started.elapsed(), info.map(|run| run.attempt));
-        outcome
+        let ended = call.ended.unwrap_or_else(Instant::now);
+        context.set_run(ended - started, info.map(|run| run.attempt));
+        (outcome, ended)
     }
 }
 
@@ -102,36 +108,21 @@ impl Run<'_> {
         }
     }
 
-    /// Builds the request for the app.
-    fn prepare_request<B>(&self, (mut parts, body, trailers): WholeRequest) -> Request<RequestBody<B>> {
-        parts.headers.reserve(3);
-        // The stored response must be readable by every later client, whatever codings it accepts.
-        parts.headers.remove(header::ACCEPT_ENCODING);
-        parts.headers.remove(header::EXPECT);
-        self.context.set_request_id(&mut parts.headers);
-        self.context.route.protocol.rules().prepare_request(&mut parts.headers, self.context.policy());
-        if trailers.is_none() && parts.headers.remove(header::TRANSFER_ENCODING).is_some() {
-            parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
-        }
-        if let Some(run) = self.info {
-            parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
-            parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
-        }
-        Request::from_parts(parts, RequestBody::whole(body, trailers))
-    }
-
     /// Returns the head of the app's response and the deadline of its body. `Err` contains the outcome of a run without
     /// a response.
     async fn send<A, B>(
-        &mut self, app: &mut A, request: Request<RequestBody<B>>, state: &WorkState<A::Body>,
-    ) -> Result<(Response<A::Body>, Instant), RunOutcome<AppResponse<A::Body>>>
+        &mut self, app: &mut A, parts: &mut Option<Parts>, body: &mut ReadBody, state: &WorkState<A::Body>,
+    ) -> Result<(Response<A::Body>, Instant), RunOutcome<AppAnswer>>
     where
         A: App<B>,
     {
-        let (policy, send_state) = (self.context.policy(), SendState::default());
+        let (context, policy, send_state) = (self.context, self.context.policy(), SendState::default());
         let call = AppCall { run: self.info, claim: self.handler_claim, send_state: Some(&send_state) };
-        // The call itself may panic before it returns a future.
-        let mut sending = pin!(catch_panic(async move { app.send(request, call).await }));
+        // The call itself may panic before it returns a future. The request is built where it is needed: it is large.
+        let mut sending = pin!(catch_panic(async move {
+            let parts = parts.take().expect("an operation runs once");
+            app.send(prepare_request(context, call.run, parts, std::mem::take(body)), call).await
+        }));
         let deadline = self.started + policy.timeout;
         let (sent, deadline) = match self.within(Some(deadline), sending.as_mut()).await {
             Some(sent) => (sent, deadline),
@@ -143,7 +134,7 @@ impl Run<'_> {
                 let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
                 let late_answer = policy.late_answer_or_lease();
                 let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
-                    return Err(RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::TimedOut));
+                    return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
                 };
                 // The client is refused now; the work continues in the background.
                 self.context.set_run(self.started.elapsed(), Some(run.attempt));
@@ -151,7 +142,7 @@ impl Run<'_> {
                 state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
                 let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
                 let sent = self.within(None, pin!(waiting)).await.expect("it has no deadline");
-                (sent.map_err(|cause| RunOutcome::Park(AppResponse::Refused(refusal), cause))?, deadline + late_answer)
+                (sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?, deadline + late_answer)
             }
         };
         match sent {
@@ -160,14 +151,15 @@ impl Run<'_> {
                 Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
             }
             Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
-            None => Err(RunOutcome::Park(AppResponse::Panicked, UnknownCause::AppSaidSo)),
+            None => Err(RunOutcome::Park(AppAnswer::Panicked, UnknownCause::AppSaidSo)),
         }
     }
 
     /// Reads the whole response and classifies it. The body must end before the deadline.
     async fn read_reply<RB>(
         &mut self, response: Response<RB>, deadline: Instant, state: &WorkState<RB>,
-    ) -> RunOutcome<AppResponse<RB>>
+        reply: &mut Option<Response<ResponseBody<RB>>>,
+    ) -> RunOutcome<AppAnswer>
     where
         RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
@@ -175,7 +167,7 @@ impl Run<'_> {
             return lost("the app answered with an upgrade that was not asked for");
         }
         let policy = self.context.policy();
-        let (parts, body) = response.into_parts();
+        let (mut parts, body) = response.into_parts();
         let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
         let mut body = pin!(body);
         let live = is_event_stream(&parts.headers);
@@ -183,13 +175,13 @@ impl Run<'_> {
             let reading = pin!(inner_response::read(body.as_mut(), policy.max_response, live));
             self.within(Some(deadline), reading).await
         };
-        let (body, trailers, mut answer) = match read {
+        self.ended = Some(Instant::now());
+        let (body, trailers, answer) = match read {
             None => return timed_out(),
             Some(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
             Some(Ok(BufferedBody::Whole(whole, trailers))) => {
                 self.buffers.count(whole.len() as u64);
-                let response = Response::new(ResponseBody::whole(whole.clone(), trailers.clone()));
-                (RecordBody::Whole(whole.clone()), trailers, AppResponse::Whole(response, whole))
+                (RecordBody::Whole(whole), trailers, AppAnswer::Whole)
             }
             Some(Ok(BufferedBody::TooLong(begun))) => {
                 match Box::pin(self.stream(&parts, begun, body.as_mut(), state)).await {
@@ -197,18 +189,23 @@ impl Run<'_> {
                     Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
                         return lost("the app's answer broke off");
                     }
-                    Ok((record, tail)) => (record, tail.trailers.clone(), AppResponse::Tail(parts.status, tail)),
+                    Ok((record, tail)) => {
+                        self.ended = Some(Instant::now());
+                        (record, tail.trailers.clone().map(Box::new), AppAnswer::Tail(parts.status, Box::new(tail)))
+                    }
                 }
             }
         };
-        let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
-        let (requested_at_ms, started) = (self.context.requested_at_ms, self.started);
-        let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
-        let meaning = self.context.route.protocol.rules().judge(policy, reply);
-        if let AppResponse::Whole(response, _) = &mut answer {
-            *response.status_mut() = parts.status;
-            *response.version_mut() = parts.version;
-            *response.headers_mut() = parts.headers;
+        let whole = match &body {
+            RecordBody::Whole(whole) => whole.clone(),
+            RecordBody::Digest { .. } | RecordBody::None => Bytes::new(),
+        };
+        let (status, headers, times) = (parts.status, &parts.headers, self.times());
+        let app_reply = AppReply { status, headers, body, trailers: trailers.as_deref(), cookies, times };
+        let meaning = self.context.route.protocol.rules().judge(policy, app_reply);
+        if let AppAnswer::Whole = answer {
+            parts.extensions.clear();
+            *reply = Some(Response::from_parts(parts, ResponseBody::whole(whole, trailers.map(|trailers| *trailers))));
         }
         match meaning {
             ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
@@ -216,6 +213,12 @@ impl Run<'_> {
             ReplyMeaning::Unknown => RunOutcome::Park(answer, UnknownCause::AppSaidSo),
             ReplyMeaning::Incomplete(why) => lost(why),
         }
+    }
+
+    fn times(&self) -> RunTimes {
+        let (requested_at_ms, ended) = (self.context.requested_at_ms, self.ended.unwrap_or(self.started));
+        let completed_at_ms = requested_at_ms + (ended - self.context.started).as_millis() as u64;
+        RunTimes { requested_at_ms, completed_at_ms, took: ended - self.started }
     }
 
     /// Responds while the body is still arriving.
@@ -238,12 +241,39 @@ impl Run<'_> {
         let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
         *head.headers_mut() = parts.headers.clone();
-        state.respond_early(rules::first_response(head, None, None, self.context));
+        rules::complete_first_response(&mut head, None, self.context);
+        state.respond_early(head);
         // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
         self.within(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
         Ok(stream.end())
     }
+}
+
+/// Builds the request for the app.
+fn prepare_request<B>(
+    context: &RequestContext, run: Option<RunInfo>, mut parts: Parts, body: ReadBody,
+) -> Request<RequestBody<B>> {
+    let ReadBody { data, trailers, .. } = body;
+    parts.headers.reserve(3);
+    // The stored response must be readable by every later client, whatever codings it accepts.
+    let sent = &context.sent_names;
+    for name in [header::ACCEPT_ENCODING, header::EXPECT].iter().filter(|name| sent.may_have(name)) {
+        parts.headers.remove(name);
+    }
+    context.set_request_id(&mut parts.headers);
+    context.route.protocol.rules().prepare_request(&mut parts.headers, context.policy());
+    if trailers.is_none()
+        && sent.may_have(&header::TRANSFER_ENCODING)
+        && parts.headers.remove(header::TRANSFER_ENCODING).is_some()
+    {
+        parts.headers.insert(header::CONTENT_LENGTH, data.len().into());
+    }
+    if let Some(run) = run {
+        parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
+        parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
+    }
+    Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
 }
 
 /// Asks the app whether an earlier run took place. The probe has the caller's headers, because it asks on the caller's
@@ -265,9 +295,9 @@ where
     });
     match asked.await {
         Ok(Some((parts, BufferedBody::Whole(body, trailers)))) if parts.status.is_success() => {
-            let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_ref());
-            let (body, cookies, requested_at_ms) = (RecordBody::Whole(body), Vec::new(), context.requested_at_ms);
-            let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
+            let (status, headers, trailers) = (parts.status, &parts.headers, trailers.as_deref());
+            let (body, times) = (RecordBody::Whole(body), RunTimes::ending_now(context.requested_at_ms, started));
+            let reply = AppReply { status, headers, body, trailers, cookies: Vec::new(), times };
             ProbeOutcome::Happened(rules::completed_answer(policy, reply))
         }
         Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => ProbeOutcome::DidNotHappen,
@@ -328,14 +358,14 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(is)
 }
 
-fn lost<RB>(why: &str) -> RunOutcome<AppResponse<RB>> {
+fn lost(why: &str) -> RunOutcome<AppAnswer> {
     let refusal = Refusal::new(RefusalReason::UpstreamLost, why);
-    RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::ConnectionLost)
+    RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::ConnectionLost)
 }
 
-fn timed_out<RB>() -> RunOutcome<AppResponse<RB>> {
+fn timed_out() -> RunOutcome<AppAnswer> {
     let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "the app's answer did not end in time");
-    RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::TimedOut)
+    RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut)
 }
 
 /// Limits how many operations are awaited beyond their `timeout`, oldest first. Such an operation still occupies a

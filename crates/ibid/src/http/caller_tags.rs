@@ -8,6 +8,7 @@ use crate::{
     key::{HexDigits, IdempotencyKey, KeyFormat},
     policy::Policy,
     scope::{Scope, ScopeInput, ScopePart},
+    store::cut_tag,
 };
 
 /// The number of secrets whose tags each thread caches.
@@ -71,10 +72,10 @@ pub(super) enum CallerTagText<'a> {
 }
 
 impl CallerTagText<'_> {
-    pub(super) fn as_str(&self) -> &str {
+    pub(super) fn as_bytes(&self) -> &[u8] {
         match self {
-            Self::Text(text) => text,
-            Self::Hash(digits) => digits.as_str(),
+            Self::Text(text) => cut_tag(text),
+            Self::Hash(digits) => digits.as_bytes(),
         }
     }
 }

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts};
+use http::{
+    Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts,
+    uri::PathAndQuery,
+};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -29,6 +32,7 @@ use crate::{
     protocol::Protocol,
     refusal::Refusal,
     scope::{TokenVerification, TrustedProxies},
+    sent_names::SentNames,
     store::Address,
     time::now_ms,
 };
@@ -88,25 +92,31 @@ pub(crate) struct RequestContext {
     pub(super) request_id: HeaderValue,
     pub(super) requested_at_ms: u64,
     /// The origin of a script that may read the response.
-    pub(super) cors_origin: Option<HeaderValue>,
+    pub(super) cors_origin: Option<Box<HeaderValue>>,
+    /// The names of the request's headers.
+    pub(super) sent_names: SentNames,
     /// The key header as sent, for refusal styles that echo it.
-    sent_key: Option<(HeaderName, HeaderValue)>,
+    sent_key: Option<Box<(HeaderName, HeaderValue)>>,
     method: http::Method,
-    uri: http::Uri,
-    user_agent: Option<HeaderValue>,
-    started: Instant,
+    /// The target without scheme and authority.
+    target: Option<PathAndQuery>,
+    pub(super) user_agent: Option<HeaderValue>,
+    pub(super) started: Instant,
     /// The duration and the number of the run.
     run: OnceLock<(Duration, Option<u32>)>,
     is_late: AtomicBool,
 }
 
 impl RequestContext {
-    pub(super) fn new(shared: &LayerState, route: &Arc<Route>, parts: &Parts, sender: &RequestSender) -> Self {
-        Self::with_settings(Some(&shared.settings), route, parts, sender)
+    pub(super) fn new(
+        shared: &LayerState, route: &Arc<Route>, parts: &Parts, sender: &RequestSender, sent_names: SentNames,
+    ) -> Self {
+        Self::with_settings(Some(&shared.settings), route, parts, sender, sent_names)
     }
 
     fn with_settings(
         settings: Option<&LayerSettings>, route: &Arc<Route>, parts: &Parts, sender: &RequestSender,
+        sent_names: SentNames,
     ) -> Self {
         let policy = &route.policy;
         let echoes = route.protocol.rules().is_plain_http() && policy.refusals.echoes_key();
@@ -119,13 +129,14 @@ impl RequestContext {
             client: BudgetClient::new(sender),
             client_address: settings
                 .and_then(|settings| client_address(&parts.headers, sender.peer, &settings.trusted_proxies)),
-            request_id: request_id::sent_or_new(&parts.headers),
+            request_id: request_id::sent_or_new(&parts.headers, &sent_names),
+            sent_names,
             requested_at_ms: now_ms(),
-            cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)),
-            sent_key,
+            cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)).map(Box::new),
+            sent_key: sent_key.map(Box::new),
             method: parts.method.clone(),
-            uri: parts.uri.clone(),
-            user_agent: parts.headers.get(header::USER_AGENT).cloned(),
+            target: parts.uri.path_and_query().cloned(),
+            user_agent: sent_names.get(&parts.headers, &header::USER_AGENT).cloned(),
             started: Instant::now(),
             run: OnceLock::new(),
             is_late: AtomicBool::new(false),
@@ -137,7 +148,7 @@ impl RequestContext {
         let policy = Policy { refusals: format, ..Policy::ietf() }.checked().expect("valid with every refusal format");
         let protocol = Protocol::of_request(parts.version, &parts.headers);
         let route = Arc::new(Route { name: String::new(), policy, protocol });
-        Self::with_settings(settings, &route, parts, &RequestSender::default())
+        Self::with_settings(settings, &route, parts, &RequestSender::default(), SentNames::of(&parts.headers))
     }
 
     fn minimal(format: RefusalFormat, protocol: Protocol) -> Self {
@@ -163,7 +174,7 @@ impl RequestContext {
     }
 
     pub(super) fn echo_key(&self, headers: &mut HeaderMap) {
-        if let Some((name, value)) = &self.sent_key {
+        if let Some((name, value)) = self.sent_key.as_deref() {
             headers.insert(name, value.clone());
         }
     }
@@ -205,11 +216,14 @@ impl RequestContext {
     }
 
     pub(super) fn report(&self, shared: &LayerState, outcome: RequestOutcome, status: u16) {
+        if !shared.engine.is_observed() {
+            return;
+        }
         let (run_took, attempt) = self.run.get().copied().unwrap_or_default();
         shared.engine.observer().on_request(&RequestReport {
             route: &self.route.name,
             method: self.method.as_str(),
-            path: self.uri.path(),
+            path: self.target.as_ref().map_or("", PathAndQuery::path),
             key: self.key.as_str(),
             address: self.address,
             outcome,

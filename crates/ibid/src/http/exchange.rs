@@ -1,9 +1,9 @@
-//! One request with a key. Every transport uses the same pair: [`begin`] decides whether the request runs, and
-//! [`Exchange::end`] settles the run and builds the response.
+//! One request with a key. Every transport uses the same pair: [`Exchange::begin`] decides whether the request runs,
+//! and [`Exchange::end`] settles the run and builds the response.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
-use bytes::{Buf, Bytes};
+use bytes::Buf;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use http_body::Body;
 use tokio::time::Instant;
@@ -14,10 +14,10 @@ use super::{
     app::{App, HandlerClaim},
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
-    call_app::{self, AppResponse},
+    call_app::{self, AppAnswer},
     context::{NO_RESPONSE_STATUS, RequestContext},
     future::WorkState,
-    read_body::{overloaded, read_body},
+    read_body::{ReadBody, overloaded, read_body},
     request::{self, KeyedRequest, RequestIdentity},
     rules,
 };
@@ -36,60 +36,39 @@ use crate::{
 /// Responses up to this size in bytes are not counted: they need less memory than the request's own task.
 const MAX_UNCOUNTED_RESPONSE_BYTES: u64 = 4 << 10;
 
-/// A request with a key, and the routes that may cover it.
-pub(super) struct KeyedHead {
-    /// Boxed, because it moves from step to step.
-    pub(super) context: Box<RequestContext>,
+const PARTS: &str = "the head is there until the request is sent";
+
+/// A request with a key, from its head to its response. All steps borrow from this one allocation: what they passed to
+/// each other would be copied each time.
+pub(super) struct Exchange {
+    pub(super) shared: Arc<LayerState>,
+    pub(super) context: RequestContext,
     pub(super) keyed: KeyedRequest,
     /// Further routes under which the request has a key.
     pub(super) others: Vec<(Arc<Route>, KeyedRequest)>,
-}
-
-/// The result of [`begin`].
-#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
-pub(super) enum BegunExchange<B, RB> {
-    /// The client gets this response.
-    Respond(Response<ResponseBody<RB>>),
-    /// The body contains no key, and needs none: the request passes through.
-    Pass(Box<RequestContext>, Request<RequestBody<B>>),
-    /// The operation runs now.
-    Run(Exchange),
-}
-
-/// A request whose operation runs now. If it is dropped before its end, the outcome is unknown.
-pub(super) struct Exchange {
-    pub(super) shared: Arc<LayerState>,
-    pub(super) context: Box<RequestContext>,
+    /// Taken by the run.
+    pub(super) parts: Option<Parts>,
+    pub(super) body: ReadBody,
+    pub(super) buffers: Option<MemoryReservation>,
+    pub(super) slot: Option<RunSlot>,
     /// `None` if the operation runs unprotected.
     pub(super) run: Option<ClaimedRun>,
     pub(super) handler_claim: Option<HandlerClaim>,
     /// Boxed, because most callers are named.
     pub(super) anonymous: Option<Box<AnonymousCaller>>,
-    pub(super) buffers: MemoryReservation,
-    /// Taken by the run.
-    pub(super) request: Option<WholeRequest>,
-    _slot: RunSlot,
 }
 
-/// Head, body and trailers.
-pub(super) type WholeRequest = (Parts, Bytes, Option<HeaderMap>);
-
-/// A request that is ready to be claimed.
-pub(super) struct PreparedExchange {
-    pub(super) identity: RequestIdentity,
-    pub(super) keyed: KeyedRequest,
-    pub(super) body: Bytes,
-    pub(super) trailers: Option<HeaderMap>,
-    pub(super) buffers: MemoryReservation,
-    pub(super) slot: RunSlot,
+/// The result of [`Exchange::begin`].
+pub(super) enum BegunExchange<RB> {
+    /// The client gets this response.
+    Respond(Response<ResponseBody<RB>>),
+    /// The body contains no key, and needs none: the request passes through.
+    Pass,
+    /// The operation runs now. If the exchange is dropped before its end, the outcome is unknown.
+    Run,
 }
 
-/// A request that is not claimed, with its body as far as it was read and its rest, for shadow mode.
-pub(super) struct NotClaimed<B> {
-    pub(super) why: NotClaimedReason,
-    pub(super) body: RequestBody<B>,
-}
-
+/// Why a request is not claimed.
 pub(super) enum NotClaimedReason {
     /// The body contains no key, and needs none.
     Keyless,
@@ -100,138 +79,158 @@ pub(super) enum NotClaimedReason {
     Malformed(&'static str),
 }
 
-/// Decides what happens to a request with a key. After `state.mark_claimed()`, the work runs to its end even if the
-/// client leaves.
-pub(super) async fn begin<A, B>(
-    shared: Arc<LayerState>, app: &mut A, mut parts: Parts, body: B, head: KeyedHead, state: &WorkState<A::Body>,
-) -> BegunExchange<B, A::Body>
-where
-    A: App<B>,
-    B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
-{
-    let KeyedHead { mut context, keyed, others } = head;
-    let deadline = context.route.protocol.rules().deadline(&parts.headers);
-    // Check before reading the body if the key is already known: most of these requests are refused.
-    if let Some(at) = keyed.cookies_only_at(&shared, context.policy())
-        && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, &at, None)).await
+impl Exchange {
+    pub(super) fn new(
+        shared: &Arc<LayerState>, context: RequestContext, parts: Parts, keyed: KeyedRequest,
+        others: Vec<(Arc<Route>, KeyedRequest)>,
+    ) -> Box<Self> {
+        Box::new(Self {
+            shared: shared.clone(),
+            context,
+            keyed,
+            others,
+            parts: Some(parts),
+            body: ReadBody::default(),
+            buffers: None,
+            slot: None,
+            run: None,
+            handler_claim: None,
+            anonymous: None,
+        })
+    }
+
+    /// Decides what happens to the request. After `state.mark_claimed()`, the work runs to its end even if the client
+    /// leaves.
+    pub(super) async fn begin<A, B>(
+        &mut self, app: &mut A, body: Pin<&mut B>, state: &WorkState<A::Body>,
+    ) -> BegunExchange<A::Body>
+    where
+        A: App<B>,
+        B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
-        return BegunExchange::Respond(context.refuse_and_report(&shared, &refusal));
-    }
-    // Routes in shadow mode require nothing and do not govern.
-    let others = others.into_iter().filter(|(other, _)| other.policy.mode == PolicyMode::Enforce).collect();
-    let prepared = match prepare(&shared, &parts, body, keyed, others, &mut context).await {
-        Ok(prepared) => prepared,
-        Err(NotClaimed { why, body }) => {
-            return match why {
-                NotClaimedReason::Keyless => {
-                    context.report(&shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS);
-                    context.set_request_id(&mut parts.headers);
-                    BegunExchange::Pass(context, Request::from_parts(parts, body))
-                }
-                NotClaimedReason::Refused(refusal) => {
-                    BegunExchange::Respond(context.refuse_and_report(&shared, &refusal))
-                }
-                NotClaimedReason::TimedOut => {
-                    let detail = "the body did not arrive in time";
-                    BegunExchange::Respond(incomplete_body(StatusCode::REQUEST_TIMEOUT, detail, &context))
-                }
-                NotClaimedReason::Malformed(detail) => {
-                    BegunExchange::Respond(incomplete_body(StatusCode::BAD_REQUEST, detail, &context))
-                }
-            };
+        let headers = &self.parts.as_ref().expect(PARTS).headers;
+        let deadline = self.context.route.protocol.rules().deadline(headers);
+        // Check before reading the body if the key is already known: most of these requests are refused.
+        if let Some(at) = self.keyed.cookies_only_at(&self.shared, self.context.policy())
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&self.shared, headers, &at, None)).await
+        {
+            return BegunExchange::Respond(self.context.refuse_and_report(&self.shared, &refusal));
         }
-    };
-    let PreparedExchange { identity, keyed, body, trailers, buffers, slot } = prepared;
-    if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint) {
-        return BegunExchange::Respond(replay(&shared, entry, StoredAs::Recorded, &context).await);
-    }
-    let request = keyed.claim(&identity, &context, &parts);
-    let secret = shared.settings.address_secret.as_ref();
-    let anonymous = AnonymousCaller::of(keyed.caller, &request, context.policy(), secret);
-    state.mark_claimed();
-    let mut claimant = RequestClaimant {
-        app,
-        context: &context,
-        shared: &shared,
-        parts: &parts,
-        content: (&body, trailers.as_ref()),
-        key: &identity.key,
-        deadline,
-        body_type: std::marker::PhantomData::<fn(B)>,
-    };
-    let run = match shared.engine.begin(context.policy().terms(), request, &mut claimant).await {
-        BeginOutcome::Run(run) => Some(run),
-        BeginOutcome::RunUnprotected => None,
-        BeginOutcome::Replay(entry, stored) => {
-            return BegunExchange::Respond(replay(&shared, entry, stored, &context).await);
+        // Routes in shadow mode require nothing and do not govern.
+        self.others.retain(|(other, _)| other.policy.mode == PolicyMode::Enforce);
+        let identity = match self.prepare(body).await {
+            Ok(identity) => identity,
+            Err(why) => return self.decline(why),
+        };
+        let Self { shared, context, keyed, parts, body, run, handler_claim, anonymous, .. } = self;
+        let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
+        // Most bodies arrive with their head, in no time.
+        let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
+        if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
+            return BegunExchange::Respond(replay(shared, entry, StoredAs::Recorded, context).await);
         }
-        BeginOutcome::Refused(refusal) => {
-            return BegunExchange::Respond(context.refuse_and_report(&shared, &refusal));
-        }
-    };
-    let claim = run.as_ref().filter(|_| A::USES_CLAIM && context.route.protocol.rules().is_plain_http());
-    let handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
-    let request = Some((parts, body, trailers));
-    BegunExchange::Run(Exchange { shared, context, run, handler_claim, anonymous, buffers, request, _slot: slot })
-}
-
-/// Reads the body and prepares the claim. The first of the routes under which the body contains a key governs.
-pub(super) async fn prepare<B>(
-    shared: &LayerState, parts: &Parts, body: B, mut keyed: KeyedRequest, others: Vec<(Arc<Route>, KeyedRequest)>,
-    context: &mut RequestContext,
-) -> Result<PreparedExchange, NotClaimed<B>>
-where
-    B: Body<Data: Buf, Error: Into<BoxError>>,
-{
-    let (body, trailers, buffers) = read_body(shared, &context.route, &context.client, parts, body).await?;
-    let whole = || RequestBody::whole(body.clone(), trailers.clone());
-    let content = (&*body, trailers.as_ref());
-    let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
-    if let Err(refusal) = routes.try_for_each(|route| request::check_signature(&route.policy, parts, &body)) {
-        return Err(NotClaimed::refused(refusal, whole()));
-    }
-    let mut others = others.into_iter();
-    let prepared = loop {
-        match (keyed.identify(shared, context, parts, content), others.next()) {
-            // The body contains no key under this route: try the next one.
-            (Ok(None), Some((other, next))) => (context.route, keyed) = (other, next),
-            (prepared, _) => break prepared,
-        }
-    };
-    let identity = match prepared {
-        Ok(Some(prepared)) => prepared,
-        Ok(None) => return Err(NotClaimed { why: NotClaimedReason::Keyless, body: whole() }),
-        Err(refusal) => {
-            if context.key.is_empty() {
-                context.key = request::refused_key(context.policy(), parts, &body);
+        let request = keyed.claim(&identity, context, parts);
+        let secret = shared.settings.address_secret.as_ref();
+        *anonymous = AnonymousCaller::of(keyed.caller, &request, context.policy(), secret);
+        state.mark_claimed();
+        let mut claimant = RequestClaimant {
+            app,
+            context,
+            shared,
+            parts,
+            content: (&body.data, body.trailers.as_deref()),
+            key: &identity.key,
+            deadline,
+            body_type: std::marker::PhantomData::<fn(B)>,
+        };
+        *run = match shared.engine.begin_at(now, context.policy().terms(), request, &mut claimant).await {
+            BeginOutcome::Run(run) => Some(run),
+            BeginOutcome::RunUnprotected => None,
+            BeginOutcome::Replay(entry, stored) => {
+                return BegunExchange::Respond(replay(shared, entry, stored, context).await);
             }
-            return Err(NotClaimed::refused(refusal, whole()));
-        }
-    };
-    // Only after the body is complete, so that slow senders do not occupy slots.
-    let Some(slot) = shared.engine.running().try_enter(shared.settings.max_running) else {
-        return Err(NotClaimed::refused(overloaded(), whole()));
-    };
-    let RequestIdentity { key, address, fingerprint, digests } = &identity;
-    (context.address, context.part_digests) = (Some(*address), *digests);
-    if context.key.is_empty() {
-        context.key = MaskedKey::of(key);
+            BeginOutcome::Refused(refusal) => {
+                return BegunExchange::Respond(context.refuse_and_report(shared, &refusal));
+            }
+        };
+        let claim = run.as_ref().filter(|_| A::USES_CLAIM && context.route.protocol.rules().is_plain_http());
+        *handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
+        BegunExchange::Run
     }
-    if keyed.caller == CallerKind::CookiesOnly {
-        let known = anonymous::check_cookies(shared, &parts.headers, address, Some(fingerprint));
-        if let Err(refusal) = Box::pin(known).await {
-            return Err(NotClaimed::refused(refusal, whole()));
-        }
-    }
-    if context.policy().scope.iter().any(ScopePart::names_caller) {
-        shared.shared_key_detector.check(key, fingerprint, address);
-    }
-    Ok(PreparedExchange { identity, keyed, body, trailers, buffers, slot })
-}
 
-impl<B> NotClaimed<B> {
-    pub(super) fn refused(refusal: Refusal, body: RequestBody<B>) -> Self {
-        Self { why: NotClaimedReason::Refused(refusal), body }
+    /// What the client of a request gets that is not claimed.
+    fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<RB> {
+        let Self { shared, context, .. } = self;
+        BegunExchange::Respond(match why {
+            NotClaimedReason::Keyless => {
+                context.report(shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS);
+                return BegunExchange::Pass;
+            }
+            NotClaimedReason::Refused(refusal) => context.refuse_and_report(shared, &refusal),
+            NotClaimedReason::TimedOut => {
+                incomplete_body(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time", context)
+            }
+            NotClaimedReason::Malformed(detail) => incomplete_body(StatusCode::BAD_REQUEST, detail, context),
+        })
+    }
+
+    /// Reads the body and prepares the claim. The first of the routes under which the body contains a key governs.
+    pub(super) async fn prepare<B>(&mut self, body: Pin<&mut B>) -> Result<RequestIdentity, NotClaimedReason>
+    where
+        B: Body<Data: Buf, Error: Into<BoxError>>,
+    {
+        let Self { shared, context, keyed, others, parts, body: read, buffers, slot, .. } = self;
+        let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
+        *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        let body = &*read.data;
+        let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
+        let signed = routes.try_for_each(|route| request::check_signature(&route.policy, parts, body));
+        signed.map_err(NotClaimedReason::Refused)?;
+        let mut others = others.drain(..);
+        let identified = loop {
+            match (keyed.identify(shared, context, parts, (body, read.trailers.as_deref())), others.next()) {
+                // The body contains no key under this route: try the next one.
+                (Ok(None), Some((other, next))) => (context.route, *keyed) = (other, next),
+                (identified, _) => break identified,
+            }
+        };
+        let identity = match identified {
+            Ok(Some(identity)) => identity,
+            Ok(None) => return Err(NotClaimedReason::Keyless),
+            Err(refusal) => {
+                if context.key.is_empty() {
+                    context.key = request::refused_key(context.policy(), parts, body);
+                }
+                return Err(NotClaimedReason::Refused(refusal));
+            }
+        };
+        // Only after the body is complete, so that slow senders do not occupy slots.
+        let entered = shared.engine.running().try_enter(shared.settings.max_running);
+        *slot = Some(entered.ok_or_else(|| NotClaimedReason::Refused(overloaded()))?);
+        let RequestIdentity { key, address, fingerprint, digests } = &identity;
+        (context.address, context.part_digests) = (Some(*address), *digests);
+        if context.key.is_empty() {
+            context.key = MaskedKey::of(key);
+        }
+        if keyed.caller == CallerKind::CookiesOnly {
+            let known = anonymous::check_cookies(shared, &parts.headers, address, Some(fingerprint));
+            Box::pin(known).await.map_err(NotClaimedReason::Refused)?;
+        }
+        if context.policy().scope.iter().any(ScopePart::names_caller) {
+            shared.shared_key_detector.check(key, fingerprint, address);
+        }
+        Ok(identity)
+    }
+
+    /// The request as it passes through, with its body as far as it was read and `rest`, unless it is whole.
+    pub(super) fn take_unclaimed<B>(&mut self, rest: Option<Pin<Box<B>>>) -> Request<RequestBody<B>> {
+        let (mut parts, read) = (self.parts.take().expect(PARTS), std::mem::take(&mut self.body));
+        self.context.set_request_id(&mut parts.headers);
+        let body = match rest.filter(|_| !read.is_whole) {
+            Some(rest) => RequestBody::begun(read.data, rest),
+            None => RequestBody::whole(read.data, read.trailers.map(|trailers| *trailers)),
+        };
+        Request::from_parts(parts, body)
     }
 }
 
@@ -254,36 +253,37 @@ impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
     }
 
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
-        let made = request::fingerprint(version, &self.context.route, self.parts, self.content).ok()??;
+        let made = request::fingerprint(version, self.context, self.parts, self.content).ok()??;
         Some(made.0)
     }
 
     async fn probe(&mut self) -> ProbeOutcome {
-        match call_app::probe(self.app, self.context, self.parts, self.key).await {
-            ProbeOutcome::Happened(answer) => ProbeOutcome::Happened(self.shared.compress(answer)),
-            outcome => outcome,
+        let mut outcome = call_app::probe(self.app, self.context, self.parts, self.key).await;
+        if let ProbeOutcome::Happened(answer) = &mut outcome {
+            self.shared.compress(answer);
         }
+        outcome
     }
 }
 
 impl Exchange {
-    /// Settles the run and builds the response. Returns `None` if the client already has it.
-    pub(super) async fn end<RB>(&mut self, outcome: RunOutcome<AppResponse<RB>>) -> Option<Response<ResponseBody<RB>>> {
+    /// Settles the run, which ended `now`, and builds the response of `reply`. Returns `None` if the client already has
+    /// it.
+    pub(super) async fn end<RB>(
+        &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, reply: &mut Option<Response<ResponseBody<RB>>>,
+    ) -> Option<Response<ResponseBody<RB>>> {
         let Self { shared, context, run, handler_claim, anonymous, .. } = self;
-        let (shared, context) = (&**shared, &**context);
-        let outcome = match handler_claim {
+        let (shared, context) = (&**shared, &*context);
+        let mut outcome = match handler_claim {
             Some(claim) => delegated_outcome(claim, outcome),
             None => outcome,
         };
-        let outcome = match outcome {
-            RunOutcome::Complete(response, answer) => {
-                anonymous.iter().for_each(|anonymous| anonymous.mark_recorded());
-                RunOutcome::Complete(response, shared.compress(answer))
-            }
-            outcome => outcome,
-        };
+        if let RunOutcome::Complete(_, answer) = &mut outcome {
+            anonymous.iter().for_each(|anonymous| anonymous.mark_recorded());
+            shared.compress(answer);
+        }
         let decision = match run.take() {
-            Some(run) => shared.engine.end(context.policy().terms(), run, outcome, |_| None).await,
+            Some(run) => shared.engine.end_at(now, context.policy().terms(), run, outcome, |_| None).await,
             None => Decision::unprotected(outcome),
         };
         if let Some(anonymous) = anonymous.take().filter(|anonymous| anonymous.has_unrecorded()) {
@@ -300,8 +300,9 @@ impl Exchange {
             return None;
         }
         let (response, stored) = match decision {
-            Decision::Ran(AppResponse::Whole(response, whole), stored) => {
-                let mut response = rules::first_response(response, Some(whole), Some(stored), context);
+            Decision::Ran(AppAnswer::Whole, stored) => {
+                let mut response = reply.take().expect("a whole answer has a response");
+                rules::complete_first_response(&mut response, Some(stored), context);
                 let length = response.body().whole_length();
                 if length > MAX_UNCOUNTED_RESPONSE_BYTES {
                     let reservation = shared.budget.send(&context.client);
@@ -310,15 +311,15 @@ impl Exchange {
                 }
                 (response, stored)
             }
-            Decision::Ran(AppResponse::Tail(status, tail), stored) => {
+            Decision::Ran(AppAnswer::Tail(status, tail), stored) => {
                 let rules = context.route.protocol.rules();
                 let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
                 Box::pin(tail.send()).await;
                 context.report(shared, request_outcome(stored), status);
                 return None;
             }
-            Decision::Ran(AppResponse::Refused(refusal), stored) => (context.refuse(&refusal), stored),
-            Decision::Ran(AppResponse::Panicked, stored) => {
+            Decision::Ran(AppAnswer::Refused(refusal), stored) => (context.refuse(&refusal), stored),
+            Decision::Ran(AppAnswer::Panicked, stored) => {
                 let detail = "the handler failed; whether the operation took place is not known";
                 (context.fail(StatusCode::INTERNAL_SERVER_ERROR, detail), stored)
             }
@@ -367,7 +368,7 @@ fn request_outcome(stored: StoredAs) -> RequestOutcome {
 
 /// If the handler delegated its answer to a transaction, its return value only decides what happens to the claim after
 /// a rollback.
-fn delegated_outcome<RB>(claim: &HandlerClaim, outcome: RunOutcome<AppResponse<RB>>) -> RunOutcome<AppResponse<RB>> {
+fn delegated_outcome(claim: &HandlerClaim, outcome: RunOutcome<AppAnswer>) -> RunOutcome<AppAnswer> {
     let record = match &outcome {
         RunOutcome::Complete(_, answer) => Some(&answer.record),
         _ => None,

@@ -22,18 +22,22 @@ pub(super) fn from_bytes(value: &[u8]) -> HeaderValue {
     HeaderValue::from_maybe_shared(value).expect("valid in a header")
 }
 
-/// Creates a header value of decimal digits.
+/// Creates a header value of decimal digits. One digit, which most runs have as their number, needs no buffer.
 pub(super) fn from_number(mut number: u64) -> HeaderValue {
+    const DIGITS: &str = "0123456789";
+    if let Some(digit) = DIGITS.get(number as usize..=number as usize) {
+        return HeaderValue::from_static(digit);
+    }
     let mut digits = [0; 20];
     let mut start = digits.len();
-    loop {
-        start -= 1;
-        digits[start] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            return from_bytes(&digits[start..]);
-        }
+    while number > 0 {
+        let two = (number % 100) as u8;
+        number /= 100;
+        start -= 2;
+        digits[start..start + 2].copy_from_slice(&[b'0' + two / 10, b'0' + two % 10]);
     }
+    start += usize::from(digits[start] == b'0');
+    from_bytes(&digits[start..])
 }
 
 #[cfg(test)]

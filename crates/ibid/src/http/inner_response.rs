@@ -18,7 +18,7 @@ use crate::{engine::UnknownCause, policy::Policy, record::RecordBody};
 const MAX_CHUNKS_AHEAD: usize = 16;
 
 pub(super) enum BufferedBody {
-    Whole(Bytes, Option<HeaderMap>),
+    Whole(Bytes, Option<Box<HeaderMap>>),
     /// The body exceeds the limit; contains its beginning.
     TooLong(Bytes),
 }
@@ -45,7 +45,7 @@ where
                 }
                 more.extend_from_slice(&data);
             }
-            Err(frame) => trailers = frame.into_trailers().ok(),
+            Err(frame) => trailers = frame.into_trailers().ok().map(Box::new),
         }
         if only.len().max(more.len()) as u64 > at_most {
             return Ok(BufferedBody::TooLong(if more.is_empty() { only } else { more.freeze() }));

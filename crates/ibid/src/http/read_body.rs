@@ -3,15 +3,15 @@
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, request::Parts};
+use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     LayerState, Route,
-    body::{BoxError, RequestBody},
+    body::BoxError,
     budget::{BudgetClient, MemoryBudget, MemoryReservation, TransferReservation},
-    exchange::{NotClaimed, NotClaimedReason},
+    exchange::NotClaimedReason,
     request,
 };
 use crate::refusal::{Refusal, RefusalReason};
@@ -22,8 +22,17 @@ const MAX_UNCHARGED_BODY_BYTES: u64 = 16 << 10;
 /// The maximum body timeout. A longer one could overflow the clock.
 const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A body, its trailers, and the memory that is counted until the operation ends.
-pub(super) type ReadBody = (Bytes, Option<HeaderMap>, MemoryReservation);
+/// A body as far as it was read.
+#[derive(Default)]
+pub(super) struct ReadBody {
+    pub(super) data: Bytes,
+    /// Boxed, because few requests have any.
+    pub(super) trailers: Option<Box<HeaderMap>>,
+    /// Whether nothing follows.
+    pub(super) is_whole: bool,
+    /// Whether it did not arrive with its head.
+    pub(super) was_awaited: bool,
+}
 
 /// The bytes read so far. Most bodies are a single frame, which is passed on without a copy.
 #[derive(Default)]
@@ -42,38 +51,37 @@ enum BodyEvent {
     Evicted,
 }
 
+/// Reads a body to its end, and returns the memory that is counted until the operation ends. `read` is what was read,
+/// also if that fails.
 pub(super) async fn read_body<B>(
-    shared: &LayerState, route: &Route, client: &BudgetClient, parts: &Parts, body: B,
-) -> Result<ReadBody, NotClaimed<B>>
+    shared: &LayerState, route: &Route, client: &BudgetClient, declared: Option<u64>, mut body: Pin<&mut B>,
+    read: &mut ReadBody,
+) -> Result<MemoryReservation, NotClaimedReason>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
     let budget = &shared.budget;
-    let mut body = Box::pin(body);
-    let declared = request::content_length(&parts.headers);
     if declared.is_some_and(|length| length > budget.0.limit) {
-        return Err(NotClaimed::refused(overloaded(), RequestBody::begun(Bytes::new(), body)));
+        return Err(NotClaimedReason::Refused(overloaded()));
     }
-    let mut trailers = None;
     let mut begun = PartialBody::default();
     // `None` until the body is large or has to be awaited.
     let mut reservation: Option<TransferReservation> = None;
     // Set when the body is first awaited: most bodies have arrived with their head.
     let mut deadline = None;
-    loop {
-        let next = match poll_fn(|cx| Poll::Ready(poll_next(&mut body, reservation.as_ref(), cx))).await {
+    let ended = loop {
+        let next = match poll_fn(|cx| Poll::Ready(poll_next(body.as_mut(), reservation.as_ref(), cx))).await {
             Poll::Ready(next) => next,
             Poll::Pending => {
+                read.was_awaited = true;
                 let waiting = reservation.get_or_insert_with(|| budget.begin_receive(client));
                 if waiting.grow_to(reservation_size(begun.len(), declared)).is_err() {
-                    return Err(NotClaimed::refused(overloaded(), begun.with_rest(body)));
+                    break Err(NotClaimedReason::Refused(overloaded()));
                 }
                 let timeout = shared.settings.body_timeout.min(MAX_BODY_TIMEOUT);
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + timeout);
-                match timeout_at(deadline, poll_fn(|cx| poll_next(&mut body, Some(waiting), cx))).await {
-                    Err(_) => {
-                        return Err(NotClaimed { why: NotClaimedReason::TimedOut, body: begun.with_rest(body) });
-                    }
+                match timeout_at(deadline, poll_fn(|cx| poll_next(body.as_mut(), Some(waiting), cx))).await {
+                    Err(_) => break Err(NotClaimedReason::TimedOut),
                     Ok(next) => next,
                 }
             }
@@ -86,33 +94,35 @@ where
                     }
                     begun.push(data);
                 }
-                Err(frame) => trailers = frame.into_trailers().ok(),
+                Err(frame) => read.trailers = frame.into_trailers().ok().map(Box::new),
             },
-            BodyEvent::End => break,
-            BodyEvent::Evicted => return Err(NotClaimed::refused(evicted(), begun.with_rest(body))),
+            BodyEvent::End => break Ok(()),
+            BodyEvent::Evicted => break Err(NotClaimedReason::Refused(evicted())),
             BodyEvent::Malformed => {
-                let why = NotClaimedReason::Malformed("the body broke off or is malformed");
-                return Err(NotClaimed { why, body: RequestBody::default() });
+                return Err(NotClaimedReason::Malformed("the body broke off or is malformed"));
             }
         }
         if let Err(refusal) = check_growth(budget, route, client, begun.len(), declared, &mut reservation) {
-            return Err(NotClaimed::refused(refusal, begun.with_rest(body)));
+            break Err(NotClaimedReason::Refused(refusal));
         }
-    }
+    };
+    let length = begun.len();
+    read.data = begun.bytes();
+    ended?;
     match reservation {
-        Some(reservation) if begun.len() > MAX_UNCHARGED_BODY_BYTES => {
+        Some(reservation) if length > MAX_UNCHARGED_BODY_BYTES => {
             // Evicted at the last moment: the memory is already used by others.
-            let Some(counted) = reservation.complete().ok().and_then(|()| budget.reserve(0)) else {
-                return Err(NotClaimed::refused(evicted(), begun.with_rest(body)));
-            };
-            Ok((Bytes::from_owner(ReservedBytes(begun.bytes(), reservation)), trailers, counted))
+            let counted = reservation.complete().ok().and_then(|()| budget.reserve(0));
+            let counted = counted.ok_or_else(|| NotClaimedReason::Refused(evicted()))?;
+            read.data = Bytes::from_owner(ReservedBytes(std::mem::take(&mut read.data), reservation));
+            read.is_whole = true;
+            Ok(counted)
         }
         reservation => {
             drop(reservation);
-            match budget.reserve(begun.len()) {
-                Some(counted) => Ok((begun.bytes(), trailers, counted)),
-                None => Err(NotClaimed::refused(overloaded(), begun.with_rest(body))),
-            }
+            let counted = budget.reserve(length).ok_or_else(|| NotClaimedReason::Refused(overloaded()))?;
+            read.is_whole = true;
+            Ok(counted)
         }
     }
 }
@@ -137,12 +147,12 @@ fn reservation_size(length: u64, declared: Option<u64>) -> u64 {
 }
 
 fn poll_next<B>(
-    body: &mut Pin<Box<B>>, waiting: Option<&TransferReservation>, cx: &mut std::task::Context<'_>,
+    body: Pin<&mut B>, waiting: Option<&TransferReservation>, cx: &mut std::task::Context<'_>,
 ) -> Poll<BodyEvent>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
-    if let Poll::Ready(frame) = body.as_mut().poll_frame(cx) {
+    if let Poll::Ready(frame) = body.poll_frame(cx) {
         return Poll::Ready(match frame {
             Some(Ok(frame)) => BodyEvent::Frame(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
             Some(Err(_)) => BodyEvent::Malformed,
@@ -174,11 +184,6 @@ impl PartialBody {
 
     fn bytes(self) -> Bytes {
         if self.more.is_empty() { self.first } else { self.more.freeze() }
-    }
-
-    /// The body of a request that is not claimed.
-    fn with_rest<B>(self, rest: Pin<Box<B>>) -> RequestBody<B> {
-        RequestBody::begun(self.bytes(), rest)
     }
 }
 

@@ -16,7 +16,8 @@ use crate::{
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
     scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
-    store::{Address, ClaimRequest, Fingerprint, Tags, key_hash_digits},
+    sent_names::SentNames,
+    store::{Address, ClaimRequest, Fingerprint, Tags, cut_tag, key_hash_digits},
 };
 
 /// The result of checking a request's head.
@@ -37,6 +38,8 @@ pub(super) struct KeyedRequest {
     key_owner: Option<String>,
     tenant: CallerTag,
     user: CallerTag,
+    /// The length of the body, if it is declared.
+    pub(super) length: Option<u64>,
 }
 
 /// Whether a request carries a key from one of the policy's sources, in any format. Bodies are not read: a request
@@ -61,9 +64,10 @@ pub(super) type RouteChoice = (Arc<Route>, HeadCheck, Vec<(Arc<Route>, KeyedRequ
 /// The first route under which the request has a key governs it; enforced routes precede those in shadow mode.
 pub(super) fn choose_route(
     shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts, sender: &RequestSender,
+    sent: &SentNames,
 ) -> RouteChoice {
     let enforced = |route: &Route| route.policy.mode == PolicyMode::Enforce;
-    let first = check_head(shared, &route, parts, sender);
+    let first = check_head(shared, &route, parts, sender, sent);
     if also.is_empty() || matches!(first, HeadCheck::Refused(..)) && enforced(&route) {
         return (route, first, Vec::new());
     }
@@ -75,7 +79,7 @@ pub(super) fn choose_route(
         first => otherwise = Some((route, first)),
     }
     for other in also {
-        match check_head(shared, &other, parts, sender) {
+        match check_head(shared, &other, parts, sender, sent) {
             HeadCheck::Keyed(found) => keyed.push((other, found)),
             refused @ HeadCheck::Refused(..) if enforced(&other) && (other.policy.key.required || !has_key) => {
                 return (other, refused, Vec::new());
@@ -94,7 +98,9 @@ pub(super) fn choose_route(
 }
 
 /// Reads key and scope from the head.
-fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &RequestSender) -> HeadCheck {
+fn check_head(
+    shared: &LayerState, route: &Route, parts: &Parts, sender: &RequestSender, sent: &SentNames,
+) -> HeadCheck {
     let policy = &route.policy;
     let key = match key_from_head(policy, parts) {
         Ok(key) => key,
@@ -106,7 +112,7 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
         if policy.key.required {
             return HeadCheck::Refused(key_missing(policy), MaskedKey::default());
         }
-        return match ambiguity::check_headers(policy, credentials, &parts.headers) {
+        return match ambiguity::check_headers(policy, credentials, &parts.headers, sent) {
             Ok(()) => HeadCheck::Keyless,
             Err(refusal) => HeadCheck::Refused(refusal, MaskedKey::default()),
         };
@@ -124,7 +130,7 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
         trusted: &shared.settings.trusted_proxies,
         credentials,
     };
-    let scope = Scope::read(&policy.scope, &caller).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
+    let scope = Scope::read(&policy.scope, &caller, sent).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
     let scope = match scope {
         // Only the cookies of HTTP responses are recorded: no other caller can be recognized by them.
         Ok((_, CallerKind::CookiesOnly)) if !route.protocol.rules().is_plain_http() => Err(cookies_only()),
@@ -133,17 +139,17 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
     let judged = match scope {
         // Report the earliest reason in the table.
         Err(refusal) if refusal.reason > RefusalReason::RequestAmbiguous => {
-            ambiguity::check_headers(policy, credentials, &parts.headers).and(Err(refusal))
+            ambiguity::check_headers(policy, credentials, &parts.headers, sent).and(Err(refusal))
         }
         scope => scope,
     };
     let owner = key_owner(policy, &caller);
     let judged = judged.and_then(|scope| {
-        ambiguity::check_headers(policy, credentials, &parts.headers)?;
+        ambiguity::check_headers(policy, credentials, &parts.headers, sent)?;
         if signed {
             ambiguity::check_path(parts.uri.path())?;
         }
-        if parts.headers.contains_key(header::UPGRADE) {
+        if sent.may_have(&header::UPGRADE) && parts.headers.contains_key(header::UPGRADE) {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
             return Err(Refusal::new(RefusalReason::RequestAmbiguous, detail));
         }
@@ -151,17 +157,18 @@ fn check_head(shared: &LayerState, route: &Route, parts: &Parts, sender: &Reques
         if let Some(key) = &key {
             check_owner(owner.as_deref(), key)?;
         }
-        if let Some(length) = content_length(&parts.headers) {
+        let length = content_length(&parts.headers);
+        if let Some(length) = length {
             let first = |refusal| if scope.1 == CallerKind::CookiesOnly { cookies_only() } else { refusal };
             check_length(policy, length).map_err(first)?;
         }
-        Ok((scope, owner))
+        Ok((scope, owner, length))
     });
     match judged {
         Err(refusal) => HeadCheck::Refused(refusal, masked()),
-        Ok(((scope, kind), owner)) => {
+        Ok(((scope, kind), owner, length)) => {
             let (tenant, user) = CallerTag::of(policy, &caller, &scope, key.as_ref());
-            HeadCheck::Keyed(KeyedRequest { key, scope, caller: kind, key_owner: owner, tenant, user })
+            HeadCheck::Keyed(KeyedRequest { key, scope, caller: kind, key_owner: owner, tenant, user, length })
         }
     }
 }
@@ -185,7 +192,7 @@ impl KeyedRequest {
         &mut self, shared: &LayerState, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
     ) -> Result<Option<RequestIdentity>, Refusal> {
         let policy = context.policy();
-        let made = fingerprint(Fingerprint::VERSION, &context.route, parts, (body, trailers))?;
+        let made = fingerprint(Fingerprint::VERSION, context, parts, (body, trailers))?;
         let (fingerprint, digests) = made.expect("the current version is known");
         let key = match self.key.take() {
             Some(key) => key,
@@ -206,11 +213,11 @@ impl KeyedRequest {
     pub(super) fn claim(&self, identity: &RequestIdentity, context: &RequestContext, parts: &Parts) -> ClaimRequest {
         let (route, policy, key) = (&*context.route, context.policy(), &*identity.key);
         let shown = match policy.label.key {
-            LabelKeyDisplay::Clear => key,
-            LabelKeyDisplay::Masked => context.key.as_str(),
+            LabelKeyDisplay::Clear => cut_tag(key),
+            LabelKeyDisplay::Masked => context.key.as_bytes(),
         };
         let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
-        let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
+        let agent = context.user_agent.as_ref().map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
         thread_local!(static ENDPOINT: RefCell<String> = const { RefCell::new(String::new()) });
         let tags = ENDPOINT.with_borrow_mut(|written| {
@@ -223,7 +230,8 @@ impl KeyedRequest {
                 &route.name
             };
             let (tenant, user) = (self.tenant.text(&self.scope), self.user.text(&self.scope));
-            Tags::from_parts([tenant.as_str(), user.as_str(), endpoint, shown, key_hash_digits(key).as_str()])
+            let hash = key_hash_digits(key);
+            Tags::encode([tenant.as_bytes(), user.as_bytes(), cut_tag(endpoint), shown, hash.as_bytes()])
         });
         let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref());
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
@@ -243,11 +251,11 @@ pub(super) type RequestContent<'a> = (&'a [u8], Option<&'a HeaderMap>);
 
 /// Computes the fingerprint by the rules of `version`. Returns `None` if the version is unknown.
 pub(super) fn fingerprint(
-    version: u8, route: &Route, parts: &Parts, (body, trailers): RequestContent<'_>,
+    version: u8, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
     let Parts { method, uri, headers, .. } = parts;
-    let input = FingerprintInput { method, uri, headers, body, trailers };
-    route.protocol.rules().fingerprint(version, &route.policy, &input)
+    let input = FingerprintInput { method, uri, headers, sent: context.sent_names, body, trailers };
+    context.route.protocol.rules().fingerprint(version, context.policy(), &input)
 }
 
 /// A label that reads a token claim makes the token mandatory. Otherwise a caller could stay unnamed by omitting the
@@ -271,8 +279,9 @@ fn key_owner(policy: &Policy, caller: &ScopeInput<'_>) -> Result<Option<String>,
 
 /// A key that contains a user is valid for that user only.
 fn check_owner(owner: Option<&str>, key: &IdempotencyKey) -> Result<(), Refusal> {
-    match (owner, key.as_str().split_once(':')) {
-        (Some(owner), Some((user, _))) if user != owner => {
+    let Some(owner) = owner else { return Ok(()) };
+    match key.as_str().split_once(':') {
+        Some((user, _)) if user != owner => {
             let detail = "the key names a user who is not the caller; a key of this form begins with your own name";
             Err(Refusal::new(RefusalReason::ScopeRefused, detail))
         }

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use pin_project_lite::pin_project;
 
 use super::header_value;
-use crate::{key::uuid4_text, store::ClaimToken};
+use crate::{key::uuid4_text, sent_names::SentNames, store::ClaimToken};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -37,9 +37,9 @@ pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
 }
 
 /// The client's `X-Request-Id` if it is valid, otherwise a new id.
-pub(super) fn sent_or_new(headers: &HeaderMap) -> HeaderValue {
-    let new = || header_value::from_bytes(&uuid4_text(ClaimToken::mint().0));
-    sent_request_id(headers).cloned().unwrap_or_else(new)
+pub(super) fn sent_or_new(headers: &HeaderMap, names: &SentNames) -> HeaderValue {
+    let sent = if names.may_have(&REQUEST_ID) { sent_request_id(headers) } else { None };
+    sent.cloned().unwrap_or_else(|| header_value::from_bytes(&uuid4_text(ClaimToken::mint().0)))
 }
 
 pin_project! {

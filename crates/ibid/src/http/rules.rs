@@ -19,9 +19,10 @@ use crate::{
     fingerprint::{BodyFormat, FingerprintInput, PartDigests, json},
     key::{hex, is_uuid},
     policy::{HeaderTemplate, Policy, ResponseEnvelope},
-    protocol::{AppReply, ProtocolRules, ReplyMeaning},
+    protocol::{AppReply, ProtocolRules, ReplyMeaning, RunTimes},
     record::{Record, RecordBody, RecordSource},
     refusal::{Refusal, RefusalReason},
+    sent_names::SentNames,
     store::{Fingerprint, RecordSummary, Settlement},
     time::{now_ms, rfc3339},
 };
@@ -152,11 +153,11 @@ impl ProtocolRules for HttpRules {
 /// Builds what is remembered of a response.
 pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> CompletedAnswer {
     let body = if policy.remember_body { reply.body } else { RecordBody::None };
-    let AppReply { status, requested_at_ms, started, headers, .. } = reply;
+    let AppReply { status, times, headers, .. } = reply;
     let record = RecordSource {
         status,
-        requested_at_ms,
-        completed_at_ms: now_ms(),
+        requested_at_ms: times.requested_at_ms,
+        completed_at_ms: times.completed_at_ms,
         headers,
         is_stored: stored_headers(policy, headers, body == RecordBody::None),
         body: &body,
@@ -164,16 +165,16 @@ pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> Complete
         cookies: &reply.cookies,
     };
     let failed = status.is_client_error() || status.is_server_error();
-    CompletedAnswer::new(&record, status.as_u16(), failed, started)
+    CompletedAnswer::new(&record, status.as_u16(), failed, times.took)
 }
 
 impl CompletedAnswer {
-    pub(crate) fn new<F>(record: &RecordSource<'_, F>, status: u16, failed: bool, started: Instant) -> Self
+    pub(crate) fn new<F>(record: &RecordSource<'_, F>, status: u16, failed: bool, took: Duration) -> Self
     where
         F: Fn(&HeaderName) -> bool,
     {
         let RecordSource { requested_at_ms, completed_at_ms, .. } = *record;
-        let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took: started.elapsed() };
+        let summary = RecordSummary { status, requested_at_ms, completed_at_ms, took };
         Self { failed, record: record.encode(), summary }
     }
 
@@ -200,7 +201,8 @@ pub fn completed_answer_of(
         RecordBody::Whole(body.clone())
     };
     let (status, headers) = (response.status(), response.headers());
-    let reply = AppReply { status, headers, body, trailers: None, cookies: Vec::new(), requested_at_ms, started };
+    let times = RunTimes::ending_now(requested_at_ms, started);
+    let reply = AppReply { status, headers, body, trailers: None, cookies: Vec::new(), times };
     completed_answer(policy, reply)
 }
 
@@ -211,10 +213,11 @@ pub(super) fn is_remembered(policy: &Policy, status: StatusCode) -> bool {
 
 /// Selects the headers to store.
 pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> impl Fn(&HeaderName) -> bool {
+    const NEVER: SentNames = SentNames::listed(&NEVER_STORED);
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     move |name| {
-        let is_forgotten = NEVER_STORED.contains(&name.as_str())
+        let is_forgotten = NEVER.may_have(name) && NEVER_STORED.contains(&name.as_str())
             || is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
@@ -253,10 +256,10 @@ fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
     }
 }
 
-/// Builds the response of a run that just ended.
-pub(super) fn first_response<B>(
-    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, stored: Option<StoredAs>, context: &RequestContext,
-) -> Response<ResponseBody<B>> {
+/// Completes the app's response of a run that just ended.
+pub(super) fn complete_first_response<B>(
+    answer: &mut Response<ResponseBody<B>>, stored: Option<StoredAs>, context: &RequestContext,
+) {
     let policy = context.policy();
     let headers = answer.headers_mut();
     remove_own_headers(headers, policy);
@@ -269,15 +272,14 @@ pub(super) fn first_response<B>(
         cors::set_cors_headers(headers, origin, exposed_headers(policy));
     }
     if policy.envelope == ResponseEnvelope::Metadata
-        && let Some(body) = whole
-        && let Some(body) = with_metadata(answer.headers(), &body, false, context, None)
+        && let Some(body) = answer.body().whole_data()
+        && let Some(body) = with_metadata(answer.headers(), body, false, context, None)
     {
         let headers = answer.headers_mut();
         BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
         headers.insert(header::CONTENT_LENGTH, body.len().into());
         *answer.body_mut() = ResponseBody::whole(body, None);
     }
-    answer
 }
 
 /// Removes headers that only the layer may set from the app's response.
@@ -294,7 +296,7 @@ pub(super) fn remove_headers(headers: &mut HeaderMap, is_removed: impl Fn(&Heade
 
 /// Whether only the layer may set this response header, regardless of the policy.
 pub(super) fn is_own(name: &HeaderName) -> bool {
-    OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-")
+    name.as_str().starts_with("i") && (OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-"))
 }
 
 /// Sets the policy's headers. Ids and times are only formatted if a header contains them.

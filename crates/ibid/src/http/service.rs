@@ -2,6 +2,7 @@
 
 use std::{
     fmt, mem,
+    pin::pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -18,7 +19,7 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody},
     context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
     cors::PreflightPatch,
-    exchange::{self, BegunExchange, KeyedHead},
+    exchange::{BegunExchange, Exchange},
     future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
     request::{self, HeadCheck},
     request_id::UnderRequestId,
@@ -28,6 +29,7 @@ use crate::{
     observe::{EngineEvent, RequestOutcome, ShadowOutcome},
     policy::{Policy, PolicyMode},
     refusal::{Refusal, RefusalReason},
+    sent_names::SentNames,
 };
 
 /// Finds the key headers of requests with a method, for a CORS preflight. See
@@ -35,14 +37,13 @@ use crate::{
 pub type KeyHeaderLookup<'a> = dyn Fn(&Method, &Parts) -> Option<Vec<HeaderName>> + 'a;
 
 pub(super) fn call<A, B>(
-    shared: &Arc<LayerState>, mut app: A, request: Request<B>, sender: RequestSender, route: RouteMatch,
+    shared: &Arc<LayerState>, mut app: A, mut parts: Parts, body: B, sender: RequestSender, route: RouteMatch,
     key_headers: &KeyHeaderLookup<'_>,
 ) -> ResponseFuture<A::PassFuture, A::Body>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let (mut parts, body) = request.into_parts();
     let (route, also) = match route {
         RouteMatch::Covered { route, alternatives } => (route, alternatives),
         RouteMatch::UnknownCall(route) => return handle_unknown_call(shared, app, parts, body, &route, &sender),
@@ -61,9 +62,10 @@ where
             return ResponseFuture::ready(context.refuse(&refusal));
         }
     };
-    let (route, checked, others) = request::choose_route(shared, route, also, &parts, &sender);
-    strip_own_headers(&mut parts.headers, &route.policy);
-    let mut context = RequestContext::new(shared, &route, &parts, &sender);
+    let sent = SentNames::of(&parts.headers);
+    let (route, checked, others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
+    strip_own_headers(&mut parts.headers, &sent, &route.policy);
+    let mut context = RequestContext::new(shared, &route, &parts, &sender, sent);
     let is_shadow = route.policy.mode == PolicyMode::Shadow;
     match checked {
         HeadCheck::Keyless => {
@@ -86,12 +88,11 @@ where
             shared.sweeper.start(&shared.engine);
             context.key = keyed.masked();
             let (state, id) = (WorkState::new(), context.request_id.clone());
-            let head = KeyedHead { context: Box::new(context), keyed, others };
+            let exchange = Exchange::new(shared, context, parts, keyed, others);
             let mut work: RequestWork<A::Body> = if is_shadow {
-                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(shared.clone(), app, parts, body, head)))
+                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(exchange, app, body)))
             } else {
-                let work = handle_keyed(shared.clone(), app, parts, body, head, state.clone());
-                Box::pin(UnderRequestId::new(id, work))
+                Box::pin(UnderRequestId::new(id, handle_keyed(exchange, app, body, state.clone())))
             };
             if let Some(hook) = sender.poll_hook {
                 work = Box::pin(HookedFuture { work, hook });
@@ -103,18 +104,22 @@ where
 
 /// Handles a request with a key. Returns `None` if the client already has its response.
 async fn handle_keyed<A, B>(
-    shared: Arc<LayerState>, mut app: A, parts: Parts, body: B, head: KeyedHead, state: Arc<WorkState<A::Body>>,
+    mut exchange: Box<Exchange>, mut app: A, body: B, state: Arc<WorkState<A::Body>>,
 ) -> Option<Response<ResponseBody<A::Body>>>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    match exchange::begin(shared, &mut app, parts, body, head, &state).await {
+    match exchange.begin(&mut app, pin!(body), &state).await {
         BegunExchange::Respond(response) => Some(response),
-        BegunExchange::Pass(context, request) => Some(pass_through(app.pass(request).await, &context)),
-        BegunExchange::Run(mut exchange) => {
-            let outcome = exchange.run(&mut app, &state).await;
-            exchange.end(outcome).await
+        BegunExchange::Pass => {
+            let response = app.pass(exchange.take_unclaimed(None)).await;
+            Some(pass_through(response, &exchange.context))
+        }
+        BegunExchange::Run => {
+            let mut reply = None;
+            let (outcome, now) = exchange.run(&mut app, &state, &mut reply).await;
+            exchange.end(now, outcome, &mut reply).await
         }
     }
 }
@@ -127,7 +132,8 @@ where
     A: App<B>,
 {
     let policy = &route.policy;
-    let context = RequestContext::new(shared, route, &parts, sender);
+    let sent = SentNames::of(&parts.headers);
+    let context = RequestContext::new(shared, route, &parts, sender, sent);
     let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
     if is_protected && policy.mode == PolicyMode::Enforce {
         let detail = format!(
@@ -145,7 +151,7 @@ where
         RequestOutcome::Keyless
     };
     context.report(shared, outcome, NO_RESPONSE_STATUS);
-    strip_own_headers(&mut parts.headers, policy);
+    strip_own_headers(&mut parts.headers, &sent, policy);
     context.set_request_id(&mut parts.headers);
     ResponseFuture::pass_through(app.pass(Request::from_parts(parts, RequestBody::untouched(body))), None)
 }
@@ -160,9 +166,13 @@ pub(super) fn pass_through<RB, E>(
 }
 
 /// Removes headers that only the layer may set.
-fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
-    let is_marker = |name: &HeaderName| policy.replay_marker_headers().any(|marker| marker == name);
-    rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-") || is_marker(name));
+fn strip_own_headers(headers: &mut HeaderMap, sent: &SentNames, policy: &Policy) {
+    if sent.has_own_prefix {
+        rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-"));
+    }
+    for marker in policy.replay_marker_headers().filter(|marker| sent.may_have(marker)) {
+        headers.remove(marker);
+    }
 }
 
 /// Adds idempotency to a service. Created by [`Ibid::layer`](super::Ibid::layer).
@@ -208,9 +218,8 @@ where
         let inner = mem::replace(&mut self.inner, fresh);
         let (parts, body) = request.into_parts();
         let (sender, route) = (RequestSender::from_extensions(&parts.extensions), self.layer.routing.route(&parts));
-        let request = Request::from_parts(parts, body);
         let key_headers = |method: &Method, parts: &Parts| self.layer.routing.key_headers(method, parts);
-        call(&self.layer.shared, ServiceApp(inner), request, sender, route, &key_headers)
+        call(&self.layer.shared, ServiceApp(inner), parts, body, sender, route, &key_headers)
     }
 }
 

@@ -19,53 +19,60 @@ use tokio::time::Instant;
 use super::{
     LayerState,
     app::{App, AppCall, AppError, DispatchOutcome},
-    body::{BoxError, RequestBody, ResponseBody},
+    body::{BoxError, ResponseBody},
+    budget::MemoryReservation,
     context::{NO_RESPONSE_STATUS, RequestContext},
-    exchange::{self, KeyedHead, NotClaimed, NotClaimedReason, PreparedExchange},
+    exchange::{self, Exchange, NotClaimedReason},
     request, service,
 };
 use crate::{
     engine::{ShadowClaim, ShadowResult, ShadowRunOutcome},
     observe::{RequestOutcome, ShadowOutcome},
-    protocol::{AppReply, ReplyMeaning},
+    protocol::{AppReply, ReplyMeaning, RunTimes},
     record::RecordBody,
+    running::RunSlot,
+    store::ClaimRequest,
 };
 
 /// Handles a request with a key in shadow mode.
 pub(super) async fn handle_keyed<A, B>(
-    shared: Arc<LayerState>, mut app: A, mut parts: Parts, body: B, head: KeyedHead,
+    mut exchange: Box<Exchange>, mut app: A, body: B,
 ) -> Option<Response<ResponseBody<A::Body>>>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let KeyedHead { mut context, keyed, .. } = head;
-    let prepared = match exchange::prepare(&shared, &parts, body, keyed, Vec::new(), &mut context).await {
-        Ok(prepared) => prepared,
-        Err(NotClaimed { why, body }) => {
+    let mut body = Box::pin(body);
+    exchange.others.clear();
+    let identity = match exchange.prepare(body.as_mut()).await {
+        Ok(identity) => identity,
+        Err(why) => {
+            let Exchange { shared, context, .. } = &*exchange;
             match why {
                 NotClaimedReason::Malformed(detail) => {
-                    return Some(exchange::incomplete_body(StatusCode::BAD_REQUEST, detail, &context));
+                    return Some(exchange::incomplete_body(StatusCode::BAD_REQUEST, detail, context));
                 }
                 // A body that arrives too slowly is not reported.
                 NotClaimedReason::TimedOut => {}
-                NotClaimedReason::Keyless => context.report(&shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS),
+                NotClaimedReason::Keyless => context.report(shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS),
                 NotClaimedReason::Refused(refusal) => {
                     let outcome = RequestOutcome::Shadow(ShadowOutcome::Refusal(refusal.reason));
-                    context.report(&shared, outcome, NO_RESPONSE_STATUS);
+                    context.report(shared, outcome, NO_RESPONSE_STATUS);
                 }
             }
-            context.set_request_id(&mut parts.headers);
-            return Some(service::pass_through(app.pass(Request::from_parts(parts, body)).await, &context));
+            let response = app.pass(exchange.take_unclaimed(Some(body))).await;
+            return Some(service::pass_through(response, &exchange.context));
         }
     };
     let (started, run_report) = (Instant::now(), ShadowRunReport::default());
-    let context: Arc<RequestContext> = Arc::from(context);
-    let body = RequestBody::whole(prepared.body.clone(), prepared.trailers.clone());
-    let observation = observe(&shared, prepared, &parts, context.clone(), run_report.clone());
-    context.set_request_id(&mut parts.headers);
+    let (shared, observed) = (exchange.shared.clone(), exchange.take_observed());
+    let request = exchange.take_unclaimed(None);
+    let Exchange { context, keyed, .. } = *exchange;
+    let context = Arc::new(context);
+    let claim = keyed.claim(&identity, &context, &observed.parts);
+    let observation = observe(&shared, claim, observed, context.clone(), run_report.clone());
     let call = AppCall { run: None, claim: None, send_state: None };
-    let response = match app.send(Request::from_parts(parts, body), call).await {
+    let response = match app.send(request, call).await {
         Ok(response) => response,
         Err(AppError { outcome, response }) => {
             if let Some(response) = &response {
@@ -104,19 +111,34 @@ where
 /// Status and duration of the run, for the report.
 type ShadowRunReport = Arc<OnceLock<(u16, Duration)>>;
 
+/// What the observation of a request needs of it while the app has it.
+struct ObservedRequest {
+    parts: Parts,
+    body: Bytes,
+    trailers: Option<Box<HeaderMap>>,
+    buffers: Option<MemoryReservation>,
+    slot: Option<RunSlot>,
+}
+
+impl Exchange {
+    fn take_observed(&mut self) -> ObservedRequest {
+        let (mut parts, ()) = Request::new(()).into_parts();
+        let sent = self.parts.as_ref().expect("it was not sent yet");
+        (parts.method, parts.uri, parts.headers) = (sent.method.clone(), sent.uri.clone(), sent.headers.clone());
+        let (body, trailers) = (self.body.data.clone(), self.body.trailers.clone());
+        ObservedRequest { parts, body, trailers, buffers: self.buffers.take(), slot: self.slot.take() }
+    }
+}
+
 /// Claims in parallel to the run, and reports once it has ended.
 fn observe(
-    shared: &Arc<LayerState>, prepared: PreparedExchange, parts: &Parts, context: Arc<RequestContext>,
+    shared: &Arc<LayerState>, claim: ClaimRequest, request: ObservedRequest, context: Arc<RequestContext>,
     run_report: ShadowRunReport,
 ) -> ShadowClaim {
-    let PreparedExchange { identity, keyed, slot, buffers, body, trailers } = prepared;
-    let request = keyed.claim(&identity, &context, parts);
-    let (mut compared, ()) = Request::new(()).into_parts();
-    (compared.method, compared.uri, compared.headers) =
-        (parts.method.clone(), parts.uri.clone(), parts.headers.clone());
-    let route = context.route.clone();
+    let ObservedRequest { parts, body, trailers, buffers, slot } = request;
+    let compared = context.clone();
     let by_version = move |version| {
-        let made = request::fingerprint(version, &route, &compared, (&body, trailers.as_ref())).ok()??;
+        let made = request::fingerprint(version, &compared, &parts, (&body, trailers.as_deref())).ok()??;
         Some(made.0)
     };
     let (terms, shared) = (*context.policy().terms(), shared.clone());
@@ -127,7 +149,7 @@ fn observe(
         context.report(&shared, outcome, status);
         drop(buffers);
     };
-    engine.observe(terms, request, by_version, Some(slot), report)
+    engine.observe(terms, claim, by_version, slot, report)
 }
 
 /// Observes a response and reports its outcome. If it is dropped before the end, the outcome is unknown.
@@ -186,11 +208,14 @@ impl ResponseTap {
             None => RecordBody::Digest { length: self.length, sha256: self.hash.finalize_reset().into() },
         };
         let (status, headers, trailers) = (self.status, &self.headers, self.trailers.as_ref());
-        let (cookies, requested_at_ms, started) = (Vec::new(), self.context.requested_at_ms, self.started);
-        let reply = AppReply { status, headers, body, trailers, cookies, requested_at_ms, started };
+        let (cookies, times) = (Vec::new(), RunTimes::ending_now(self.context.requested_at_ms, self.started));
+        let reply = AppReply { status, headers, body, trailers, cookies, times };
         let status = rules.status(status, headers, trailers);
         match rules.judge(self.context.policy(), reply) {
-            ReplyMeaning::Remember(answer) => (ShadowRunOutcome::Complete(self.shared.compress(answer)), status),
+            ReplyMeaning::Remember(mut answer) => {
+                self.shared.compress(&mut answer);
+                (ShadowRunOutcome::Complete(answer), status)
+            }
             ReplyMeaning::Release => (ShadowRunOutcome::Release, status),
             ReplyMeaning::Unknown => (ShadowRunOutcome::Park, status),
             ReplyMeaning::Incomplete(_) => {

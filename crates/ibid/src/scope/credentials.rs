@@ -6,10 +6,11 @@ use super::{frame, scope_missing, single_header};
 use crate::{
     policy::{InvalidSetting, require},
     refusal::Refusal,
+    sent_names::SentNames,
 };
 
 /// Authorization schemes whose value is the same on every request.
-const STABLE_SCHEMES: [&str; 2] = ["Basic", "Bearer"];
+const STABLE_SCHEMES: [&str; 2] = ["Bearer", "Basic"];
 
 /// The headers that carry credentials, and the Authorization schemes that the scope `credential` accepts.
 ///
@@ -75,8 +76,8 @@ impl Credentials {
     }
 
     /// Appends name and value of every header that is present. An empty header counts as missing.
-    pub(super) fn append(&self, headers: &HeaderMap, out: &mut Vec<u8>) -> Result<(), Refusal> {
-        for name in &self.headers {
+    pub(super) fn append(&self, headers: &HeaderMap, sent: &SentNames, out: &mut Vec<u8>) -> Result<(), Refusal> {
+        for name in self.headers.iter().filter(|name| sent.may_have(name)) {
             let Some(value) = single_header(headers, name)?.filter(|value| !value.is_empty()) else { continue };
             if name == header::AUTHORIZATION {
                 self.check_scheme(value)?;
@@ -141,7 +142,7 @@ mod tests {
             map.append(*name, value.parse().unwrap());
         }
         let mut out = Vec::new();
-        credentials.append(&map, &mut out).map(|()| out)
+        credentials.append(&map, &SentNames::of(&map), &mut out).map(|()| out)
     }
 
     #[test]

@@ -24,22 +24,31 @@ impl Default for AddressHashBuilder {
 impl BuildHasher for AddressHashBuilder {
     type Hasher = AddressHasher;
 
+    #[inline]
     fn build_hasher(&self) -> AddressHasher {
         AddressHasher { seeds: self.0, hash: 0 }
     }
 }
 
+impl AddressHasher {
+    #[inline]
+    fn mix(&mut self, pair: &[u8; 16]) {
+        let pair = u128::from_le_bytes(*pair);
+        let (first, second) = (pair as u64, (pair >> 64) as u64);
+        let folded = u128::from(first ^ self.seeds[0]) * u128::from(second ^ self.seeds[1]);
+        self.hash = self.hash.rotate_left(23) ^ folded as u64 ^ (folded >> 64) as u64;
+    }
+}
+
 impl Hasher for AddressHasher {
+    #[inline]
     fn write(&mut self, digest: &[u8]) {
-        for pair in digest.chunks(16) {
-            let (first, second) = pair.split_at(pair.len().min(8));
-            let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-            let (first, second) = match (first.first_chunk(), second.first_chunk()) {
-                (Some(first), Some(second)) => (u64::from_le_bytes(*first), u64::from_le_bytes(*second)),
-                _ => (word(first), word(second)),
-            };
-            let folded = u128::from(first ^ self.seeds[0]) * u128::from(second ^ self.seeds[1]);
-            self.hash = self.hash.rotate_left(23) ^ folded as u64 ^ (folded >> 64) as u64;
+        let (pairs, rest) = digest.as_chunks();
+        pairs.iter().for_each(|pair| self.mix(pair));
+        if !rest.is_empty() {
+            let mut last = [0; 16];
+            last[..rest.len()].copy_from_slice(rest);
+            self.mix(&last);
         }
     }
 

@@ -24,6 +24,7 @@ use super::{
     address_hasher::AddressHashBuilder,
     transitions::{self, EntryDecision, EntryPhase, StoredEntry, UnixMicros, micros},
 };
+use crate::time::called_at;
 
 const SHARD_COUNT: usize = 64;
 /// How long after its expiry an entry may be removed, in microseconds. The slack lets most expiry changes keep their
@@ -95,7 +96,7 @@ impl Memory {
     }
 
     fn now(&self) -> UnixMicros {
-        self.opened_at + micros(self.opened.elapsed())
+        self.opened_at + micros(called_at().saturating_duration_since(self.opened))
     }
 
     /// Locks the shard of an address and removes its expired entries.

@@ -1,6 +1,6 @@
 use std::{cell::RefCell, fmt, str, time::Duration};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use data_encoding::HEXLOWER_PERMISSIVE;
 use sha2::{Digest as _, Sha256};
 
@@ -87,14 +87,18 @@ impl Tags {
 
     /// Like [`new`](Self::new), with `key_hash` as the last part. An empty hash is omitted.
     pub fn from_parts(parts: [&str; 5]) -> Self {
-        let parts = parts.map(|part| &part[..part.floor_char_boundary(1024)]);
+        Self::encode(parts.map(cut_tag))
+    }
+
+    /// Encodes parts that are short enough, and valid UTF-8.
+    pub(crate) fn encode(parts: [&[u8]; 5]) -> Self {
         let written = if parts[4].is_empty() { &parts[..4] } else { &parts[..] };
-        let mut all = BytesMut::with_capacity(written.iter().map(|part| part.len() + 2).sum());
+        let mut all = Vec::with_capacity(written.iter().map(|part| part.len() + 2).sum());
         for part in written {
-            all.put_u16(part.len() as u16);
-            all.put_slice(part.as_bytes());
+            all.extend_from_slice(&(part.len() as u16).to_be_bytes());
+            all.extend_from_slice(part);
         }
-        Self(all.freeze())
+        Self(all.into())
     }
 
     /// Parses the result of [`Self::as_bytes`]. Returns `None` if the bytes are malformed.
@@ -155,6 +159,11 @@ impl Tags {
         }
         ""
     }
+}
+
+/// The bytes of a tag, at most 1,024 and cut at a character boundary.
+pub(crate) fn cut_tag(text: &str) -> &[u8] {
+    text[..text.floor_char_boundary(1024)].as_bytes()
 }
 
 /// Returns a random duration between half of `pause` and all of it, so that many processes do not retry together.

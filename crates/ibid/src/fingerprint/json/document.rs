@@ -93,6 +93,8 @@ pub(super) struct JsonBuffers {
     /// The nodes of arrays and objects that are not closed yet. Its length is that of the memory, not of what is used.
     pub(super) open: Vec<JsonNode>,
     orders: MemberOrders,
+    /// Whether the last document was canonical. The requests of one client mostly are alike.
+    pub(super) expects_canonical: bool,
     /// For one string.
     pub(super) string: Vec<u8>,
 }
@@ -118,7 +120,8 @@ impl JsonBuffers {
 
     const fn new() -> Self {
         let rewritten = RewrittenTexts { bytes: Vec::new(), len: 0, has_strings: false };
-        Self { rewritten, closed: Vec::new(), open: Vec::new(), orders: MemberOrders::new(), string: Vec::new() }
+        let orders = MemberOrders::new();
+        Self { rewritten, closed: Vec::new(), open: Vec::new(), orders, expects_canonical: true, string: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
@@ -267,6 +270,11 @@ pub(super) struct JsonDocument<'d> {
 }
 
 impl JsonDocument<'_> {
+    /// Whether the source itself is the canonical form.
+    pub(super) fn is_canonical(&self) -> bool {
+        self.root.kind() == JsonKind::Text && self.root.span().end as usize == self.source.len()
+    }
+
     /// The text of a span.
     pub(super) fn bytes(&self, span: JsonSpan) -> &[u8] {
         bytes(self.source, self.buffers.rewritten.text(), span)
