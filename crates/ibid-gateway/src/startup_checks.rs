@@ -75,14 +75,19 @@ pub(crate) async fn check_store(settings: &GatewaySettings, store: &dyn Store) -
         results.push(CheckResult::warning("quota", what));
     }
     let (limit, begun) = (settings.store.timeout.max(MIN_STORE_CHECK_TIMEOUT), Instant::now());
-    results.push(match timeout(limit, store.get(&Address([0; 32]))).await {
+    let answer = match timeout(limit, store.get(&Address([0; 32]))).await {
         Ok(Ok(_)) => {
             let took = begun.elapsed().as_secs_f64() * 1000.0;
+            let clock = timeout(limit, store.admin().clock()).await;
+            results.extend(clock.ok().and_then(Result::ok).flatten().map(|time| {
+                check_clock("the store", SystemTime::UNIX_EPOCH + time, SystemTime::now())
+            }));
             CheckResult::passed("store", format!("{} answers in {took:.1} ms", settings.store.url))
         }
         Ok(Err(why)) => CheckResult::failed("store", format!("the store cannot be used yet: {why}")),
         Err(_) => CheckResult::failed("store", format!("the store cannot be used yet: no answer within {limit:?}")),
-    });
+    };
+    results.push(answer);
     results
 }
 
@@ -180,7 +185,9 @@ pub(crate) async fn check_upstreams(settings: &GatewaySettings) -> Vec<CheckResu
                 if !matches!(status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) {
                     results.push(check_keep_alive(&headers, settings.upstream_idle));
                 }
-                results.extend(check_clock(&headers, SystemTime::now()));
+                let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
+                let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
+                results.extend(date.map(|date| check_clock("the app", date, SystemTime::now())));
             }
         }
     }
@@ -222,16 +229,33 @@ fn check_keep_alive(headers: &HeaderMap, idle: Duration) -> CheckResult {
     }
 }
 
-/// Compares this machine's clock with the app's. Tokens and signatures depend on it; stored records do not.
-fn check_clock(headers: &HeaderMap, now: SystemTime) -> Option<CheckResult> {
-    let theirs = httpdate::parse_http_date(headers.get(header::DATE)?.to_str().ok()?).ok()?;
-    let ahead = now.duration_since(theirs).unwrap_or_else(|why| why.duration());
-    // The header has whole seconds.
-    Some(match ahead > MAX_CLOCK_SKEW {
+/// Compares this machine's clock with another one. Tokens, signatures and displayed times depend on it; the expiry of
+/// records does not.
+fn check_clock(other: &str, theirs: SystemTime, now: SystemTime) -> CheckResult {
+    let skew = now.duration_since(theirs).unwrap_or_else(|why| why.duration());
+    match skew > MAX_CLOCK_SKEW {
         true => CheckResult::warning(
             "clock",
-            format!("this machine and the app differ by {} s; synchronise both (NTP)", ahead.as_secs()),
+            format!("this machine and {other} differ by {} s; synchronise both (NTP)", skew.as_secs()),
         ),
-        false => CheckResult::passed("clock", "as the app's"),
-    })
+        false => CheckResult::passed("clock", format!("as that of {other}, within {} s", MAX_CLOCK_SKEW.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_may_differ_by_seconds_in_either_direction() {
+        let now = SystemTime::now();
+        for (skew, verdict) in [(0, StartupVerdict::Passed), (5, StartupVerdict::Passed), (7, StartupVerdict::Warning)] {
+            let skew = Duration::from_secs(skew);
+            for theirs in [now - skew, now + skew] {
+                assert_eq!(check_clock("the store", theirs, now).verdict, verdict, "{skew:?}");
+            }
+        }
+        let told = check_clock("the store", now - Duration::from_secs(90), now).message;
+        assert_eq!(told, "this machine and the store differ by 90 s; synchronise both (NTP)");
+    }
 }

@@ -44,6 +44,7 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
         let gateway = RunningGateway::start(settings, args, store, watched).await.map_err(CommandError::Conflict)?;
         let stopped = stop_signals()?;
         print_addresses(&gateway);
+        tokio::spawn(check_apps(gateway.live.now().settings.clone()));
         stopped.await;
         tracing::info!("stopping: no new connections; requests that have begun run to their end");
         gateway.stop().await;
@@ -216,6 +217,14 @@ async fn run_checks(settings: &GatewaySettings, store: &dyn Store) -> Result<(),
     match stored.iter().find(|result| result.verdict == StartupVerdict::Failed) {
         Some(failed) if settings.store.strict => Err(format!("store.strict is set, and {}", failed.message)),
         _ => Ok(()),
+    }
+}
+
+/// Logs every check of the apps that did not pass. The gateway serves meanwhile: an app may start later.
+async fn check_apps(settings: GatewaySettings) {
+    let results = startup_checks::check_upstreams(&settings).await;
+    for result in results.iter().filter(|result| result.verdict != StartupVerdict::Passed) {
+        tracing::warn!("{}: {}", result.subject, result.message);
     }
 }
 
