@@ -27,7 +27,7 @@ use self::{
     form::Form,
     overview::OverviewPage,
     page::{Badge, PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
-    read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
+    read_only_pages::{AUDIT_PAGE_SIZE, AuditPage, PoliciesPage, ShadowPage, StorePage},
     recent::RecentPage,
     record::{RecordPage, RefusalRow},
     record_list::{MAX_SORTED_RECORDS, OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordOrder},
@@ -157,14 +157,14 @@ async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Re
     };
     let (mut audit, mut refusals) = (None, Vec::new());
     if visit.caller.can_see_all() {
-        audit = Some(visit.state.audit.entries_for(&view.address, MAX_RELATED_ROWS));
+        // The page is useful without.
+        audit = Some(visit.state.audit.entries_for(&address, MAX_RELATED_ROWS).await.unwrap_or_default());
         refusals = RefusalRow::for_record(&visit.state, address, MAX_RELATED_ROWS).await;
     }
     let mut shell = visit.shell();
     shell.notice = (form.value("done") == "resolve")
         .then_some("Resolved: every retry with this key gets this answer from now on.");
-    let cause = visit.state.recent.cause(&address);
-    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, cause, visit.caller.can_change()))
+    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, visit.caller.can_change()))
 }
 
 async fn show_policies(StaffVisit(visit): StaffVisit) -> Response {
@@ -192,7 +192,10 @@ async fn show_audit(StaffVisit(visit): StaffVisit, form: Form) -> Response {
         _ => None,
     };
     let before = form.value("before").parse().ok();
-    html_response(StatusCode::OK, &AuditPage::new(shell, &visit.state.audit, before))
+    match records::audit_page(&visit.state, before, AUDIT_PAGE_SIZE, None).await {
+        Ok(page) => html_response(StatusCode::OK, &AuditPage::new(shell, &visit.state.audit, page, before)),
+        Err(problem) => visit.problem_page(problem),
+    }
 }
 
 /// Shows the form, then the confirmation, then applies the change.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{HeaderMap, Request, StatusCode, Version, header};
 use ibid::store::{Address, Store};
 use ibid_stores::StoreKind;
 use ibid_tools::format::{format_duration, format_size};
@@ -179,11 +179,11 @@ pub(crate) async fn check_upstreams(settings: &GatewaySettings) -> Vec<CheckResu
                 let what = format!("{url} does not answer: {why}; start the app, or correct upstream");
                 results.push(CheckResult::failed("upstream", what));
             }
-            Ok((status, headers)) => {
+            Ok(http::response::Parts { status, version, headers, .. }) => {
                 results.push(CheckResult::passed("upstream", format!("{url} answers")));
                 // An app that does not know the method may close the connection for that reason.
                 if !matches!(status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) {
-                    results.push(check_keep_alive(&headers, settings.upstream_idle));
+                    results.push(check_keep_alive(version, &headers, settings.upstream_idle));
                 }
                 let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
                 let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
@@ -194,24 +194,25 @@ pub(crate) async fn check_upstreams(settings: &GatewaySettings) -> Vec<CheckResu
     results
 }
 
-async fn send_head(url: &str, settings: &GatewaySettings) -> Result<(StatusCode, HeaderMap), String> {
+async fn send_head(url: &str, settings: &GatewaySettings) -> Result<http::response::Parts, String> {
     let tls = tls::client_config("upstream_", &settings.upstream_tls)?;
     let client = OutboundClient::with_tls(url, tls, UPSTREAM_TIMEOUT).map_err(|why| why.to_string())?;
     let request = Request::head("/").body(Bytes::new()).expect("it is valid");
     let response = timeout(UPSTREAM_TIMEOUT, client.send(request, 1 << 20)).await;
     let response = response.map_err(|_| format!("no answer within {UPSTREAM_TIMEOUT:?}"))?;
-    let head = response.map_err(|why| why.to_string())?.into_parts().0;
-    Ok((head.status, head.headers))
+    Ok(response.map_err(|why| why.to_string())?.into_parts().0)
 }
 
 /// An app that closes connections earlier than the gateway stops reusing them loses requests.
-fn check_keep_alive(headers: &HeaderMap, idle: Duration) -> CheckResult {
+fn check_keep_alive(version: Version, headers: &HeaderMap, idle: Duration) -> CheckResult {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_lowercase();
     let kept = text("keep-alive");
     let kept = kept.split(',').find_map(|part| part.trim().strip_prefix("timeout=")?.parse().ok());
     let (kept, reused) = (kept.map(Duration::from_secs), format_duration(idle));
+    let connection = text("connection");
+    let says = |word: &str| connection.split(',').any(|part| part.trim() == word);
     match kept {
-        _ if text("connection").split(',').any(|part| part.trim() == "close") => CheckResult::warning(
+        _ if says("close") || version < Version::HTTP_11 && !says("keep-alive") => CheckResult::warning(
             "keep-alive",
             "the app closes every connection after one request; switch keep-alive on, for speed",
         ),

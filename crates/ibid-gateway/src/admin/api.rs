@@ -92,7 +92,7 @@ async fn list_audit_entries(
 ) -> ApiResult<AuditEntryPage> {
     let params = QueryParams::parse(query.as_deref(), &["limit", "cursor"])?;
     let (before, limit) = (params.cursor_number()?, params.limit(DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)?);
-    Ok(ApiJson(state.audit.page(before, limit, caller.user.as_deref())))
+    Ok(ApiJson(records::audit_page(&state, before, limit, caller.user.as_deref()).await?))
 }
 
 async fn list_refusals(state: AppState, _: FullView, RawQuery(query): RawQuery) -> ApiResult<Value> {

@@ -98,6 +98,7 @@ impl RunningGateway {
             None => None,
         };
         let (stop, stopping) = watch::channel(false);
+        tokio::spawn(watched.recent.clone().save_findings(ibid.engine().store().clone(), stopping.clone()));
         let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;

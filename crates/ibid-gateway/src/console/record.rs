@@ -5,10 +5,7 @@ use std::time::Duration;
 use askama::Template;
 use ibid::{RefusalReason, fingerprint::PartDigests, store::Address};
 
-use super::{
-    page::{PageShell, filters},
-    record_list::UNSEEN_CAUSE,
-};
+use super::page::{PageShell, filters};
 use crate::{
     admin::{
         AdminState,
@@ -19,7 +16,7 @@ use crate::{
         display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count, format_date,
         format_duration, format_rough_ms, format_size,
     },
-    metrics::{RefusedRequest, UnknownOutcome},
+    metrics::RefusedRequest,
     records::{AnswerView, BodyView, RecordView},
 };
 
@@ -95,10 +92,9 @@ impl RefusalRow {
 
 impl RecordPage {
     pub(super) fn new(
-        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>,
-        cause: Option<UnknownOutcome>, may_change: bool,
+        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>, may_change: bool,
     ) -> Self {
-        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view, cause));
+        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view));
         Self { shell, answer, timeline, view, refusals, audit, may_change }
     }
 }
@@ -245,7 +241,7 @@ fn truncate_body(text: &str) -> String {
     )
 }
 
-fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<TimelineEvent> {
+fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
     let claimed = match view.attempt {
         ..=1 => {
@@ -263,9 +259,8 @@ fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<Timel
             ("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            let when = cause.as_ref().map(|cause| display_date_with_millis(&format_date(cause.at_ms)));
-            let why = cause.map_or_else(|| UNSEEN_CAUSE.to_owned(), |cause| cause.cause);
-            ("bad", "Outcome unknown", when.unwrap_or_else(|| "now".into()), why)
+            let (when, why) = view.unknown.as_ref().map_or((None, ""), |known| (known.since.as_deref(), &known.cause));
+            ("bad", "Outcome unknown", when.map(display_date_with_millis).unwrap_or_default(), why.to_owned())
         }
         _ if view.resolved => {
             let when = view.completed_at.as_deref().map(display_date_with_millis).unwrap_or_default();
@@ -279,17 +274,14 @@ fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<Timel
             (kind, what, when, under.join(", "))
         }
     };
-    vec![
-        ("past", "Requested", display_date_with_millis(&view.requested_at), by),
-        claimed,
-        now,
-        (
-            "",
-            "Expires",
-            display_date_with_millis(&view.expires_at),
-            format!("in {}", format_rough_ms(view.expires_in_ms)),
-        ),
-    ]
+    let mut events = vec![("past", "Requested", display_date_with_millis(&view.requested_at), by), claimed, now];
+    if let Some((told, at)) = view.unknown.as_ref().and_then(|known| known.probe.as_ref().zip(known.probed_at.as_ref()))
+    {
+        events.push(("warn", "App asked", display_date_with_millis(at), told.clone()));
+    }
+    let left = format!("in {}", format_rough_ms(view.expires_in_ms));
+    events.push(("", "Expires", display_date_with_millis(&view.expires_at), left));
+    events
 }
 
 #[derive(Debug, Clone, Default)]

@@ -9,7 +9,7 @@ use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
 use serde_json::{Value, json};
 
-use super::KeysTargetArgs;
+use super::{KeysTargetArgs, audit};
 use crate::{
     commands::{admin::AdminClient, store},
     config::{self, Env, SealSettings, StoreSelection},
@@ -71,7 +71,9 @@ impl KeysBackend {
 
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
-            Self::Store(opened, _) => Ok(RecordView::from(&query.find_one(&*opened.store).await?)),
+            Self::Store(OpenedStore { store, .. }, _) => {
+                Ok(RecordView::from(&query.find_one(&**store).await?).with_note(&**store).await)
+            }
             Self::Admin(api) => fetch_one(api, &query).await,
         }
     }
@@ -83,10 +85,7 @@ impl KeysBackend {
         match self {
             Self::Store(OpenedStore { store, .. }, _) => {
                 let before = query.find_one(&**store).await?;
-                let (told, error) = change.execute(&**store, before).await;
-                let refused = told.refused.as_ref();
-                let refused = refused.map(|why| CommandError::Conflict(format!("nothing was changed: {why}")));
-                Ok((told, refused.or(error.map(CommandError::from))))
+                audit::change(store, before, change).await
             }
             Self::Admin(api) => {
                 let before = fetch_one(api, &query).await?;
