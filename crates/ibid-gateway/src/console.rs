@@ -34,8 +34,9 @@ use self::{
 };
 use crate::{
     admin::{
-        self, AdminState,
+        self, AdminProblem, AdminState,
         auth::{AuthMethod, ForbiddenReason},
+        input::validate_reason,
         records,
     },
     metrics::ChartWindow,
@@ -66,6 +67,7 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
         .route("/badge", page(show_badge))
         .route("/records", page(list_records))
         .route("/records/{address}", page(show_record))
+        .route("/records/{address}/reveal", with_methods(post(reveal_key), "POST"))
         .route("/unknown", with_methods(get(show_unknown).post(bulk::change_records), "GET, POST"))
         .route("/policies", page(show_policies))
         .route("/shadow", page(show_shadow))
@@ -151,6 +153,28 @@ async fn show_unknown(StaffVisit(visit): StaffVisit) -> Response {
 }
 
 async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
+    record_page(address, visit, form, None).await
+}
+
+/// Shows the record with its whole key, once.
+async fn reveal_key(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
+    if !visit.caller.can_change() {
+        return visit.forbidden_page(ForbiddenReason::ReadOnlyRole);
+    }
+    if let Err(why) = visit.caller.authorize_change(&visit.headers, form.non_empty("csrf").as_deref()) {
+        return visit.forbidden_page(why);
+    }
+    let revealed = match validate_reason(form.value("reason")) {
+        Ok(reason) => records::reveal(&visit.state, &visit.caller, address, &reason).await,
+        Err(why) => Err(AdminProblem::new(StatusCode::BAD_REQUEST, why)),
+    };
+    match revealed {
+        Ok(revealed) => record_page(address, visit, form, Some(revealed.key)).await,
+        Err(problem) => visit.problem_page(problem),
+    }
+}
+
+async fn record_page(address: Address, visit: Visit, form: Form, revealed: Option<String>) -> Response {
     let view = match records::show(&visit.state, &visit.caller, address).await {
         Ok(view) => view,
         Err(problem) => return visit.problem_page(problem),
@@ -164,7 +188,8 @@ async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Re
     let mut shell = visit.shell();
     shell.notice = (form.value("done") == "resolve")
         .then_some("Resolved: every retry with this key gets this answer from now on.");
-    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, visit.caller.can_change()))
+    let may_change = visit.caller.can_change();
+    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, revealed, may_change))
 }
 
 async fn show_policies(StaffVisit(visit): StaffVisit) -> Response {

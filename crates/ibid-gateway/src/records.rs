@@ -18,7 +18,7 @@ pub(crate) use self::change::ChangeVerb;
 pub use self::{
     change::{ChangeAction, ChangeReport, ChangeRequest, MAX_ANSWER_BODY_BYTES, ResolvedAnswer},
     reseal::{ResealReport, UnopenedRecord},
-    view::{AnswerView, BodyView, RecordList, RecordView, UnknownView},
+    view::{AnswerView, BodyView, RecordList, RecordView, RevealedKey, UnknownView},
 };
 
 pub(crate) mod change;

@@ -46,7 +46,7 @@ use crate::{
     openapi_document::Asked,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
     snapshot::{RequestHead, RoutedUpstream},
-    trace::{self, RequestTrace, Tracer},
+    trace::{self, CallerTrace, RequestTrace, Tracer},
     watch::LiveConfig,
 };
 
@@ -281,8 +281,9 @@ impl ServerState {
         &self, client: Arc<ProxyClient>, mut request: Request<Incoming>, mut sender: RequestSender,
     ) -> ClientResponse {
         let trace = self.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &request));
+        let caller = if trace.is_none() { CallerTrace::from_headers(request.headers()) } else { None };
         let precheck = self.precheck(&mut request);
-        sender.poll_hook = trace.as_ref().map(RequestTrace::poll_hook);
+        sender.poll_hook = trace.as_ref().map(RequestTrace::poll_hook).or_else(|| caller.map(CallerTrace::poll_hook));
         let answer = pin!(async {
             match precheck {
                 Precheck::Respond(answer) => answer,
@@ -305,7 +306,10 @@ impl ServerState {
                 answer
             }
             None => {
-                let mut answer = answer.await;
+                let mut answer = match caller {
+                    Some(caller) => caller.scope(answer).await,
+                    None => answer.await,
+                };
                 // A replayed response may carry the context of a trace that was recorded while tracing was on.
                 trace::take_original_context(&mut answer);
                 answer

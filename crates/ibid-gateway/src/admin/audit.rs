@@ -33,7 +33,7 @@ pub struct AuditEntry {
     pub by: String,
     pub role: String,
     pub client: String,
-    /// `release`, `forget`, `resolve` or `reseal`.
+    /// `release`, `forget`, `resolve`, `reveal` or `reseal`.
     pub action: String,
     /// Of the changed record; `None` for a reseal, which covers all records.
     pub address: Option<String>,
@@ -192,6 +192,14 @@ impl AuditTrail {
         entry.why = changed.refused.clone().or(why);
         self.write_outcome(&entry).await;
         entry
+    }
+
+    /// Writes down that a key is about to be revealed. If it cannot be written, the key must not be shown.
+    pub async fn record_reveal(&self, by: &AuditActor, reason: &str, of: &RecordView) -> io::Result<()> {
+        let mut entry = self.begin(by, "reveal", reason, Some(of)).await?;
+        (entry.after, entry.outcome) = (entry.before.clone(), AuditOutcome::Changed);
+        self.write_outcome(&entry).await;
+        Ok(())
     }
 
     pub async fn write_outcome(&self, entry: &AuditEntry) {

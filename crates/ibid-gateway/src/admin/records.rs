@@ -24,7 +24,7 @@ use super::{
     auth::AdminCaller,
 };
 use crate::records::{
-    ChangeReport, ChangeRequest, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView, ResealReport,
+    RevealedKey, view::whole_key, ChangeReport, ChangeRequest, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView, ResealReport,
 };
 
 /// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
@@ -86,6 +86,18 @@ pub async fn change(
         }
         (None, Some(why)) => Err(AdminProblem::store_unavailable(why).with(&told)),
     }
+}
+
+/// Reveals a key that lists show masked, and audits that. The caller must have passed
+/// [`AdminCaller::authorize_change`].
+pub async fn reveal(
+    state: &AdminState, caller: &AdminCaller, address: Address, reason: &str,
+) -> Result<RevealedKey, AdminProblem> {
+    let entry = find_entry(state, caller, address).await?;
+    let key = whole_key(&entry.info).map_err(|why| AdminProblem::new(StatusCode::CONFLICT, why))?;
+    let audited = state.audit.record_reveal(&caller.into(), reason, &RecordView::from(&entry.info)).await;
+    audited.map_err(|why| AdminProblem::audit_unwritable(&why))?;
+    Ok(RevealedKey { address: address.to_string(), key })
 }
 
 /// A page of the audit trail. See [`AuditTrail::page`].

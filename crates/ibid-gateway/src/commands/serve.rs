@@ -173,6 +173,7 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
         // Sealing compresses by itself.
         .compress(settings.seal.is_none() && settings.store.compresses())
         .quota(live.quota.clone());
+    builder = builder.label_key(settings.seal.is_some());
     if let Some(secret) = settings.seal.as_ref().and_then(SealSettings::address_secret) {
         builder = builder.address_secret(secret);
     }
@@ -221,8 +222,12 @@ async fn run_checks(settings: &GatewaySettings, store: &dyn Store) -> Result<(),
     }
 }
 
-/// Logs every check of the apps that did not pass. The gateway serves meanwhile: an app may start later.
+/// Apps often start together with the gateway.
+const APP_START_ALLOWANCE: Duration = Duration::from_secs(10);
+
+/// Logs every check of the apps that did not pass. The gateway serves meanwhile.
 async fn check_apps(settings: GatewaySettings) {
+    tokio::time::sleep(APP_START_ALLOWANCE).await;
     let results = startup_checks::check_upstreams(&settings).await;
     for result in results.iter().filter(|result| result.verdict != StartupVerdict::Passed) {
         tracing::warn!("{}: {}", result.subject, result.message);

@@ -32,6 +32,8 @@ pub(super) struct RecordPage {
     refusals: Vec<RefusalRow>,
     /// `None` for callers who may not see it.
     audit: Option<Vec<AuditEntry>>,
+    /// The whole key, if it was asked for.
+    revealed: Option<String>,
     may_change: bool,
 }
 
@@ -92,10 +94,12 @@ impl RefusalRow {
 
 impl RecordPage {
     pub(super) fn new(
-        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>, may_change: bool,
+        shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>,
+        revealed: Option<String>, may_change: bool,
     ) -> Self {
         let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view));
-        Self { shell, answer, timeline, view, refusals, audit, may_change }
+        let revealed = revealed.map(|key| escape_invisible(&key).into_owned());
+        Self { shell, answer, timeline, view, refusals, audit, revealed, may_change }
     }
 }
 
@@ -320,12 +324,7 @@ impl RecordView {
 
     /// The word for people.
     pub(super) fn state_text(&self) -> &'static str {
-        match self.state_class() {
-            "processing" => "in progress",
-            "done" => "completed",
-            "failed" => "failed",
-            _ => "outcome unknown",
-        }
+        state_text(self.state_class())
     }
 
     pub(super) fn status_text(&self) -> String {
@@ -361,7 +360,8 @@ impl AuditEntry {
     pub(super) fn state_after(&self) -> String {
         match (&self.after, &self.before, &self.resealed) {
             (Some(after), ..) => after.text(),
-            (None, Some(_), _) => "nothing".into(),
+            (None, Some(_), _) if self.outcome == AuditOutcome::Changed => "removed".into(),
+            (None, Some(_), _) => "absent".into(),
             (None, None, Some(done)) => {
                 let [resealed, looked] = [done.resealed, done.looked].map(format_count);
                 let sealed = format!("{resealed} of {looked} under {}", done.key);
@@ -378,9 +378,19 @@ impl AuditEntry {
 impl AuditedState {
     fn text(&self) -> String {
         match self.status {
-            Some(code) => format!("{} {}", self.state, format_status(code)),
-            None => self.state.clone(),
+            Some(code) => format!("{} {}", state_text(&self.state), format_status(code)),
+            None => state_text(&self.state).to_owned(),
         }
+    }
+}
+
+/// The word of a state for people.
+pub(super) fn state_text(state: &str) -> &'static str {
+    match state {
+        "processing" => "in progress",
+        "done" => "completed",
+        "failed" => "failed",
+        _ => "outcome unknown",
     }
 }
 

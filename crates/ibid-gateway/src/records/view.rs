@@ -63,6 +63,9 @@ pub struct RecordView {
     /// Whether an operator gave the answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolved: bool,
+    /// Whether the whole key is sealed with the entry, so that an admin can reveal it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub revealable: bool,
     /// While the outcome is unknown: what is known about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<UnknownView>,
@@ -132,6 +135,7 @@ impl From<&EntryInfo> for RecordView {
     fn from(listed: &EntryInfo) -> Self {
         let label = LabelText::decode(&listed.label).unwrap_or_default();
         let (tags, outline) = (&listed.tags, listed.summary);
+        let revealable = is_masked(tags.key()) && !label.key.is_empty();
         Self {
             address: listed.address.to_string(),
             state: state_name(listed.state).into(),
@@ -162,6 +166,7 @@ impl From<&EntryInfo> for RecordView {
             fence: listed.fence.0,
             fingerprint: masked_fingerprint(&listed.fingerprint),
             sealed_with: sealing_key_id(&listed.label),
+            revealable,
             unknown: None,
             takeover_in_ms: None,
             response: None,
@@ -202,6 +207,29 @@ impl RecordView {
         });
         self
     }
+}
+
+pub(crate) fn is_masked(key: &str) -> bool {
+    key.contains("****")
+}
+
+/// The whole key of an entry: as stored, or from its label. The error says why it is not there.
+pub(crate) fn whole_key(listed: &EntryInfo) -> Result<String, &'static str> {
+    let stored = listed.tags.key();
+    if !stored.is_empty() && !is_masked(stored) {
+        return Ok(stored.to_owned());
+    }
+    let label = LabelText::decode(&listed.label).ok_or("it is sealed, and does not open with the keys at hand")?;
+    let what = "the store has only a masked key; with [seal], or label.key = \"clear\", it keeps the whole key of new requests";
+    if label.key.is_empty() { Err(what) } else { Ok(label.key) }
+}
+
+/// A key that was revealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevealedKey {
+    /// 64 hex digits.
+    pub address: String,
+    pub key: String,
 }
 
 /// Operators do not know how long the operation ran; no other answer takes no time.

@@ -87,6 +87,8 @@ pub(crate) struct RequestContext {
     /// The client's request id, or a new one.
     pub(super) request_id: HeaderValue,
     pub(super) requested_at_ms: u64,
+    /// Whether the label has the whole key.
+    pub(super) has_label_key: bool,
     /// The origin of a script that may read the response.
     pub(super) cors_origin: Option<HeaderValue>,
     /// The key header as sent, for refusal styles that echo it.
@@ -121,6 +123,7 @@ impl RequestContext {
                 .and_then(|settings| client_address(&parts.headers, sender.peer, &settings.trusted_proxies)),
             request_id: request_id::sent_or_new(&parts.headers),
             requested_at_ms: now_ms(),
+            has_label_key: settings.is_some_and(|settings| settings.label_key),
             cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)),
             sent_key,
             method: parts.method.clone(),

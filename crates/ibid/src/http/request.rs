@@ -225,7 +225,8 @@ impl KeyedRequest {
             let (tenant, user) = (self.tenant.text(&self.scope), self.user.text(&self.scope));
             Tags::from_parts([tenant.as_str(), user.as_str(), endpoint, shown, key_hash_digits(key).as_str()])
         });
-        let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref());
+        let whole_key = context.has_label_key.then_some(key);
+        let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref(), whole_key);
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     },
     config::Env,
     format::display_date,
-    records::{ChangeReport, ChangeRequest, RecordEntry, RecordView, ResealReport},
+    records::{ChangeReport, ChangeRequest, RecordEntry, RecordView, ResealReport, RevealedKey, view::whole_key},
 };
 
 /// Prints the trail of the store, or of the gateway that `--admin` names.
@@ -72,6 +72,16 @@ pub(super) async fn change(
     let refused = told.refused.as_ref();
     let refused = refused.map(|why| CommandError::Conflict(format!("nothing was changed: {why}")));
     Ok((told, refused.or(error.map(CommandError::from))))
+}
+
+/// Returns the whole key of an entry, with an audit entry before.
+pub(super) async fn reveal(
+    store: &Arc<dyn Store>, entry: &RecordEntry, reason: &str,
+) -> Result<RevealedKey, CommandError> {
+    let key = whole_key(&entry.info).map_err(|why| CommandError::Conflict(why.into()))?;
+    let trail = AuditTrail::in_store(store.clone());
+    trail.record_reveal(&actor(), reason, &RecordView::from(&entry.info)).await.map_err(unwritable)?;
+    Ok(RevealedKey { address: entry.info.address.to_string(), key })
 }
 
 /// The audit entry of a reseal; its outcome is unknown until [`end_reseal`].

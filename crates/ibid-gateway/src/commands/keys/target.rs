@@ -16,7 +16,7 @@ use crate::{
     format::as_millis,
     records::{
         AddressPattern, ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery,
-        RecordView, state_name,
+        RecordView, RevealedKey, state_name,
     },
 };
 
@@ -75,6 +75,20 @@ impl KeysBackend {
                 Ok(RecordView::from(&query.find_one(&**store).await?).with_note(&**store).await)
             }
             Self::Admin(api) => fetch_one(api, &query).await,
+        }
+    }
+
+    pub(super) async fn reveal(&self, query: RecordQuery, reason: &str) -> Result<RevealedKey, CommandError> {
+        match self {
+            Self::Store(OpenedStore { store, .. }, _) => {
+                let entry = query.find_one(&**store).await?;
+                audit::reveal(store, &entry, reason).await
+            }
+            Self::Admin(api) => {
+                let path = format!("/api/records/{}/reveal", fetch_one(api, &query).await?.address);
+                let (revealed, failed) = api.post(&path, Bytes::from(json!({ "reason": reason }).to_string())).await?;
+                failed.map_or(Ok(revealed), Err)
+            }
         }
     }
 
