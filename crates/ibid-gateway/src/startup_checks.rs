@@ -79,9 +79,13 @@ pub(crate) async fn check_store(settings: &GatewaySettings, store: &dyn Store) -
         Ok(Ok(_)) => {
             let took = begun.elapsed().as_secs_f64() * 1000.0;
             let clock = timeout(limit, store.admin().clock()).await;
-            results.extend(clock.ok().and_then(Result::ok).flatten().map(|time| {
-                check_clock("the store", SystemTime::UNIX_EPOCH + time, SystemTime::now())
-            }));
+            results.extend(
+                clock
+                    .ok()
+                    .and_then(Result::ok)
+                    .flatten()
+                    .map(|time| check_clock("the store", SystemTime::UNIX_EPOCH + time, SystemTime::now())),
+            );
             CheckResult::passed("store", format!("{} answers in {took:.1} ms", settings.store.url))
         }
         Ok(Err(why)) => CheckResult::failed("store", format!("the store cannot be used yet: {why}")),
@@ -250,7 +254,8 @@ mod tests {
     #[test]
     fn clocks_may_differ_by_seconds_in_either_direction() {
         let now = SystemTime::now();
-        for (skew, verdict) in [(0, StartupVerdict::Passed), (5, StartupVerdict::Passed), (7, StartupVerdict::Warning)] {
+        for (skew, verdict) in [(0, StartupVerdict::Passed), (5, StartupVerdict::Passed), (7, StartupVerdict::Warning)]
+        {
             let skew = Duration::from_secs(skew);
             for theirs in [now - skew, now + skew] {
                 assert_eq!(check_clock("the store", theirs, now).verdict, verdict, "{skew:?}");

@@ -24,7 +24,8 @@ use super::{
     auth::AdminCaller,
 };
 use crate::records::{
-    RevealedKey, view::whole_key, ChangeReport, ChangeRequest, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView, ResealReport,
+    ChangeReport, ChangeRequest, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView, ResealReport,
+    RevealedKey, view::whole_key,
 };
 
 /// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
@@ -59,8 +60,10 @@ pub async fn change(
     state: &AdminState, caller: &AdminCaller, address: Address, change: ChangeRequest,
 ) -> Result<ChangeReport, AdminProblem> {
     let before = find_entry(state, caller, address).await?;
-    let begun =
-        state.audit.begin(&caller.into(), change.action.name(), &change.reason, Some(&RecordView::from(&before.info))).await;
+    let begun = state
+        .audit
+        .begin(&caller.into(), change.action.name(), &change.reason, Some(&RecordView::from(&before.info)))
+        .await;
     let begun = begun.map_err(|why| AdminProblem::audit_unwritable(&why))?;
     // Runs in its own task, so that a client that disconnects cannot leave the audit entry without an outcome.
     let (store, audit) = (state.ibid.engine().store().clone(), state.audit.clone());

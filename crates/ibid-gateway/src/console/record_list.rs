@@ -212,13 +212,6 @@ impl OutcomeUnknownPage {
         visit: &Visit, lists: Arc<AttentionLists>, unknown_count: u64, results: Vec<(String, Option<String>)>,
     ) -> Self {
         let can_change = visit.caller.can_change();
-        Self {
-            shell: visit.shell(),
-            lists,
-            unknown_count,
-            results,
-            can_change,
-            longest_reason: MAX_REASON_CHARS,
-        }
+        Self { shell: visit.shell(), lists, unknown_count, results, can_change, longest_reason: MAX_REASON_CHARS }
     }
 }

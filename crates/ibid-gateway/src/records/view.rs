@@ -216,10 +216,15 @@ pub(crate) fn is_masked(key: &str) -> bool {
 /// The whole key of an entry: as stored, or from its label. The error says why it is not there.
 pub(crate) fn whole_key(listed: &EntryInfo) -> Result<String, &'static str> {
     let stored = listed.tags.key();
+    if sealing_key_id(&listed.label).is_some() {
+        return Err(
+            "it is sealed, and does not open with the keys at hand; name the gateway's --config, with its [seal]",
+        );
+    }
     if !stored.is_empty() && !is_masked(stored) {
         return Ok(stored.to_owned());
     }
-    let label = LabelText::decode(&listed.label).ok_or("it is sealed, and does not open with the keys at hand")?;
+    let label = LabelText::decode(&listed.label).unwrap_or_default();
     let what = "the store has only a masked key; with [seal], or label.key = \"clear\", it keeps the whole key of new requests";
     if label.key.is_empty() { Err(what) } else { Ok(label.key) }
 }

@@ -301,7 +301,13 @@ mod tests {
         let audit = AuditTrail::local(Some(&folder.path().join("audit.jsonl"))).unwrap();
         let entry = one(&audit, "u1", "r").await;
         let _writing = local(&audit).files.lock();
-        assert_eq!((audit.page(None, 10, None).await.unwrap().entries.len(), audit.entries_for(&Address([0x5a; 32]), 10).await.unwrap().len()), (1, 1));
+        assert_eq!(
+            (
+                audit.page(None, 10, None).await.unwrap().entries.len(),
+                audit.entries_for(&Address([0x5a; 32]), 10).await.unwrap().len()
+            ),
+            (1, 1)
+        );
         audit.update_progress(&AuditEntry { reason: "so far".into(), ..entry }).await;
         assert_eq!(audit.page(None, 10, None).await.unwrap().entries[0].reason, "so far");
     }

@@ -42,7 +42,10 @@ pub(super) fn run(
             escape_control(&display_date(&entry.at)),
             escape_control(&entry.by),
             escape_control(&entry.action),
-            serde_json::to_value(entry.outcome).ok().and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default(),
+            serde_json::to_value(entry.outcome)
+                .ok()
+                .and_then(|name| Some(name.as_str()?.to_owned()))
+                .unwrap_or_default(),
             entry.address.as_deref().map_or("all records".into(), |address| ibid::mask(&escape_control(address))),
             escape_control(&entry.reason),
         ]

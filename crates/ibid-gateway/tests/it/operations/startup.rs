@@ -200,6 +200,7 @@ async fn help_names_the_commands_and_the_variables() {
 async fn an_app_that_is_not_there_is_logged_once_it_had_time_to_start() {
     let TestGateway { upstream, gateway } = TestGateway::in_memory("").await;
     upstream.stop().await;
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
     let line = gateway.wait_for_log("does not answer").await;
     assert!(line.contains("WARN") && line.contains("start the app, or correct upstream"), "{line}");
 }

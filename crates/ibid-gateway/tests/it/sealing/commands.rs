@@ -184,7 +184,8 @@ async fn a_masked_key_is_revealed_to_an_admin_who_says_why() {
     assert_eq!((revealed.status, &revealed.json()["key"]), (200, &"key-of-the-payment".into()), "{revealed:?}");
     end(gateway).await;
 
-    let (code, printed, said) = scene.run_keys(&["reveal", "--key", "key-of-the-payment", "--reason", "ticket 8"]).await;
+    let (code, printed, said) =
+        scene.run_keys(&["reveal", "--key", "key-of-the-payment", "--reason", "ticket 8"]).await;
     assert_eq!((code, printed.as_str()), (Some(0), "key-of-the-payment\n"), "{said}");
     // Both are in the one trail, and the key is not.
     let (_, trail, _) = scene.run_keys(&["audit", "--json"]).await;
