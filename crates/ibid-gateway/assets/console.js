@@ -188,6 +188,8 @@
 
   const start = () => {
     showAnswerFields();
+    // On a phone the navigation bar is wider than the screen.
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     if (navigator.clipboard) document.querySelectorAll("[data-copy]").forEach((button) => { button.hidden = false; });
     look();
     setInterval(look, EVERY_MS);

@@ -118,10 +118,8 @@ impl AdminServer {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
-        let audit = AuditTrail::open(settings.audit.as_deref()).map_err(|why| {
-            let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
-            format!("admin.audit: {path}: {why}")
-        })?;
+        let audit = AuditTrail::open(&settings.audit, ibid.engine().store());
+        let audit = audit.map_err(|why| format!("admin.audit: {}: {why}", settings.audit))?;
         let state = AdminState {
             gauges: StoreGauges::new(ibid.engine().store().clone()),
             ibid,

@@ -27,15 +27,16 @@ use self::{
     form::Form,
     overview::OverviewPage,
     page::{Badge, PAGE_HEADERS, RecordVisit, StaffVisit, Visit, html_response, see_other},
-    read_only_pages::{AuditPage, PoliciesPage, ShadowPage, StorePage},
+    read_only_pages::{AUDIT_PAGE_SIZE, AuditPage, PoliciesPage, ShadowPage, StorePage},
     recent::RecentPage,
     record::{RecordPage, RefusalRow},
     record_list::{MAX_SORTED_RECORDS, OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordOrder},
 };
 use crate::{
     admin::{
-        self, AdminState,
+        self, AdminProblem, AdminState,
         auth::{AuthMethod, ForbiddenReason},
+        input::validate_reason,
         records,
     },
     metrics::ChartWindow,
@@ -66,6 +67,7 @@ pub(crate) fn routes() -> Router<Arc<AdminState>> {
         .route("/badge", page(show_badge))
         .route("/records", page(list_records))
         .route("/records/{address}", page(show_record))
+        .route("/records/{address}/reveal", with_methods(post(reveal_key), "POST"))
         .route("/unknown", with_methods(get(show_unknown).post(bulk::change_records), "GET, POST"))
         .route("/policies", page(show_policies))
         .route("/shadow", page(show_shadow))
@@ -151,20 +153,43 @@ async fn show_unknown(StaffVisit(visit): StaffVisit) -> Response {
 }
 
 async fn show_record(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
+    record_page(address, visit, form, None).await
+}
+
+/// Shows the record with its whole key, once.
+async fn reveal_key(RecordVisit(address, visit): RecordVisit, form: Form) -> Response {
+    if !visit.caller.can_change() {
+        return visit.forbidden_page(ForbiddenReason::ReadOnlyRole);
+    }
+    if let Err(why) = visit.caller.authorize_change(&visit.headers, form.non_empty("csrf").as_deref()) {
+        return visit.forbidden_page(why);
+    }
+    let revealed = match validate_reason(form.value("reason")) {
+        Ok(reason) => records::reveal(&visit.state, &visit.caller, address, &reason).await,
+        Err(why) => Err(AdminProblem::new(StatusCode::BAD_REQUEST, why)),
+    };
+    match revealed {
+        Ok(revealed) => record_page(address, visit, form, Some(revealed.key)).await,
+        Err(problem) => visit.problem_page(problem),
+    }
+}
+
+async fn record_page(address: Address, visit: Visit, form: Form, revealed: Option<String>) -> Response {
     let view = match records::show(&visit.state, &visit.caller, address).await {
         Ok(view) => view,
         Err(problem) => return visit.problem_page(problem),
     };
     let (mut audit, mut refusals) = (None, Vec::new());
     if visit.caller.can_see_all() {
-        audit = Some(visit.state.audit.entries_for(&view.address, MAX_RELATED_ROWS));
+        // The page is useful without.
+        audit = Some(visit.state.audit.entries_for(&address, MAX_RELATED_ROWS).await.unwrap_or_default());
         refusals = RefusalRow::for_record(&visit.state, address, MAX_RELATED_ROWS).await;
     }
     let mut shell = visit.shell();
     shell.notice = (form.value("done") == "resolve")
         .then_some("Resolved: every retry with this key gets this answer from now on.");
-    let cause = visit.state.recent.cause(&address);
-    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, cause, visit.caller.can_change()))
+    let may_change = visit.caller.can_change();
+    html_response(StatusCode::OK, &RecordPage::new(shell, view, audit, refusals, revealed, may_change))
 }
 
 async fn show_policies(StaffVisit(visit): StaffVisit) -> Response {
@@ -192,7 +217,10 @@ async fn show_audit(StaffVisit(visit): StaffVisit, form: Form) -> Response {
         _ => None,
     };
     let before = form.value("before").parse().ok();
-    html_response(StatusCode::OK, &AuditPage::new(shell, &visit.state.audit, before))
+    match records::audit_page(&visit.state, before, AUDIT_PAGE_SIZE, None).await {
+        Ok(page) => html_response(StatusCode::OK, &AuditPage::new(shell, &visit.state.audit, page, before)),
+        Err(problem) => visit.problem_page(problem),
+    }
 }
 
 /// Shows the form, then the confirmation, then applies the change.

@@ -35,7 +35,7 @@ use self::{
 pub use self::{
     gauges::StoreGauges,
     history::MetricsHistory,
-    recent::{RecentRequest, RecentRequests, UnknownOutcome},
+    recent::{RecentRequest, RecentRequests},
     refusals::{RefusalLog, RefusedRequest, ShadowCounters, UserAgentCount},
 };
 use crate::{logs, routes::RouteTable};

@@ -18,10 +18,11 @@ pub(crate) use self::change::ChangeVerb;
 pub use self::{
     change::{ChangeAction, ChangeReport, ChangeRequest, MAX_ANSWER_BODY_BYTES, ResolvedAnswer},
     reseal::{ResealReport, UnopenedRecord},
-    view::{AnswerView, BodyView, RecordList, RecordView},
+    view::{AnswerView, BodyView, RecordList, RecordView, RevealedKey, UnknownView},
 };
 
 pub(crate) mod change;
+pub(crate) mod notes;
 mod reseal;
 pub(crate) mod view;
 
@@ -244,7 +245,8 @@ impl EntrySearch {
     }
 
     fn matches(&self, entry: &EntryInfo) -> bool {
-        self.address.as_ref().is_none_or(|pattern| pattern.matches(&entry.address))
+        !notes::is_note(&entry.address)
+            && self.address.as_ref().is_none_or(|pattern| pattern.matches(&entry.address))
             && self.key_prefix.as_ref().is_none_or(|prefix| key_starts_with(entry.tags.key(), prefix))
     }
 }

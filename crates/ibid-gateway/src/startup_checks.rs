@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{HeaderMap, Request, StatusCode, Version, header};
 use ibid::store::{Address, Store};
 use ibid_stores::StoreKind;
 use ibid_tools::format::{format_duration, format_size};
@@ -75,14 +75,23 @@ pub(crate) async fn check_store(settings: &GatewaySettings, store: &dyn Store) -
         results.push(CheckResult::warning("quota", what));
     }
     let (limit, begun) = (settings.store.timeout.max(MIN_STORE_CHECK_TIMEOUT), Instant::now());
-    results.push(match timeout(limit, store.get(&Address([0; 32]))).await {
+    let answer = match timeout(limit, store.get(&Address([0; 32]))).await {
         Ok(Ok(_)) => {
             let took = begun.elapsed().as_secs_f64() * 1000.0;
+            let clock = timeout(limit, store.admin().clock()).await;
+            results.extend(
+                clock
+                    .ok()
+                    .and_then(Result::ok)
+                    .flatten()
+                    .map(|time| check_clock("the store", SystemTime::UNIX_EPOCH + time, SystemTime::now())),
+            );
             CheckResult::passed("store", format!("{} answers in {took:.1} ms", settings.store.url))
         }
         Ok(Err(why)) => CheckResult::failed("store", format!("the store cannot be used yet: {why}")),
         Err(_) => CheckResult::failed("store", format!("the store cannot be used yet: no answer within {limit:?}")),
-    });
+    };
+    results.push(answer);
     results
 }
 
@@ -174,37 +183,40 @@ pub(crate) async fn check_upstreams(settings: &GatewaySettings) -> Vec<CheckResu
                 let what = format!("{url} does not answer: {why}; start the app, or correct upstream");
                 results.push(CheckResult::failed("upstream", what));
             }
-            Ok((status, headers)) => {
+            Ok(http::response::Parts { status, version, headers, .. }) => {
                 results.push(CheckResult::passed("upstream", format!("{url} answers")));
                 // An app that does not know the method may close the connection for that reason.
                 if !matches!(status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) {
-                    results.push(check_keep_alive(&headers, settings.upstream_idle));
+                    results.push(check_keep_alive(version, &headers, settings.upstream_idle));
                 }
-                results.extend(check_clock(&headers, SystemTime::now()));
+                let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
+                let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
+                results.extend(date.map(|date| check_clock("the app", date, SystemTime::now())));
             }
         }
     }
     results
 }
 
-async fn send_head(url: &str, settings: &GatewaySettings) -> Result<(StatusCode, HeaderMap), String> {
+async fn send_head(url: &str, settings: &GatewaySettings) -> Result<http::response::Parts, String> {
     let tls = tls::client_config("upstream_", &settings.upstream_tls)?;
     let client = OutboundClient::with_tls(url, tls, UPSTREAM_TIMEOUT).map_err(|why| why.to_string())?;
     let request = Request::head("/").body(Bytes::new()).expect("it is valid");
     let response = timeout(UPSTREAM_TIMEOUT, client.send(request, 1 << 20)).await;
     let response = response.map_err(|_| format!("no answer within {UPSTREAM_TIMEOUT:?}"))?;
-    let head = response.map_err(|why| why.to_string())?.into_parts().0;
-    Ok((head.status, head.headers))
+    Ok(response.map_err(|why| why.to_string())?.into_parts().0)
 }
 
 /// An app that closes connections earlier than the gateway stops reusing them loses requests.
-fn check_keep_alive(headers: &HeaderMap, idle: Duration) -> CheckResult {
+fn check_keep_alive(version: Version, headers: &HeaderMap, idle: Duration) -> CheckResult {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_lowercase();
     let kept = text("keep-alive");
     let kept = kept.split(',').find_map(|part| part.trim().strip_prefix("timeout=")?.parse().ok());
     let (kept, reused) = (kept.map(Duration::from_secs), format_duration(idle));
+    let connection = text("connection");
+    let says = |word: &str| connection.split(',').any(|part| part.trim() == word);
     match kept {
-        _ if text("connection").split(',').any(|part| part.trim() == "close") => CheckResult::warning(
+        _ if says("close") || version < Version::HTTP_11 && !says("keep-alive") => CheckResult::warning(
             "keep-alive",
             "the app closes every connection after one request; switch keep-alive on, for speed",
         ),
@@ -222,16 +234,34 @@ fn check_keep_alive(headers: &HeaderMap, idle: Duration) -> CheckResult {
     }
 }
 
-/// Compares this machine's clock with the app's. Tokens and signatures depend on it; stored records do not.
-fn check_clock(headers: &HeaderMap, now: SystemTime) -> Option<CheckResult> {
-    let theirs = httpdate::parse_http_date(headers.get(header::DATE)?.to_str().ok()?).ok()?;
-    let ahead = now.duration_since(theirs).unwrap_or_else(|why| why.duration());
-    // The header has whole seconds.
-    Some(match ahead > MAX_CLOCK_SKEW {
+/// Compares this machine's clock with another one. Tokens, signatures and displayed times depend on it; the expiry of
+/// records does not.
+fn check_clock(other: &str, theirs: SystemTime, now: SystemTime) -> CheckResult {
+    let skew = now.duration_since(theirs).unwrap_or_else(|why| why.duration());
+    match skew > MAX_CLOCK_SKEW {
         true => CheckResult::warning(
             "clock",
-            format!("this machine and the app differ by {} s; synchronise both (NTP)", ahead.as_secs()),
+            format!("this machine and {other} differ by {} s; synchronise both (NTP)", skew.as_secs()),
         ),
-        false => CheckResult::passed("clock", "as the app's"),
-    })
+        false => CheckResult::passed("clock", format!("as that of {other}, within {} s", MAX_CLOCK_SKEW.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_may_differ_by_seconds_in_either_direction() {
+        let now = SystemTime::now();
+        for (skew, verdict) in [(0, StartupVerdict::Passed), (5, StartupVerdict::Passed), (7, StartupVerdict::Warning)]
+        {
+            let skew = Duration::from_secs(skew);
+            for theirs in [now - skew, now + skew] {
+                assert_eq!(check_clock("the store", theirs, now).verdict, verdict, "{skew:?}");
+            }
+        }
+        let told = check_clock("the store", now - Duration::from_secs(90), now).message;
+        assert_eq!(told, "this machine and the store differ by 90 s; synchronise both (NTP)");
+    }
 }

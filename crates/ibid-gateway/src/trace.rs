@@ -15,7 +15,7 @@
 //! ```
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
@@ -40,7 +40,7 @@ mod export;
 
 /// Carries the original request's span context in a stored answer. Clients and the app never see it.
 pub const ORIGINAL_TRACE_HEADER: HeaderName = HeaderName::from_static("x-ibid-trace");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The trace of one request. Its span ends when the last clone is dropped.
 #[derive(Clone)]
@@ -94,9 +94,44 @@ impl TraceClock {
 
 thread_local!(static CURRENT: RefCell<Option<RequestTrace>> = const { RefCell::new(None) });
 
-/// The id of the trace that the running request belongs to, if the request is traced.
+thread_local!(static CURRENT_CALLER: Cell<Option<CallerTrace>> = const { Cell::new(None) });
+
+/// The id of the trace that the running request belongs to, if the gateway traces it or its caller does.
 pub(crate) fn current_trace_id() -> Option<String> {
-    CURRENT.with_borrow(|current| current.as_ref().map(|trace| HEXLOWER.encode(&trace.0.context.trace_id)))
+    let traced = CURRENT.with_borrow(|current| current.as_ref().map(|trace| trace.0.context.trace_id));
+    let id = traced.or_else(|| CURRENT_CALLER.get().map(|caller| caller.0))?;
+    Some(HEXLOWER.encode(&id))
+}
+
+/// The caller's trace of a request that the gateway does not trace. Log lines name it.
+#[derive(Clone, Copy)]
+pub struct CallerTrace([u8; 16]);
+
+impl CallerTrace {
+    pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
+        SpanContext::from_headers(headers, &TRACEPARENT).map(|(caller, _)| Self(caller.trace_id))
+    }
+
+    /// See [`RequestTrace::poll_hook`].
+    pub fn poll_hook(self) -> PollHook {
+        PollHook::new(move |poll| self.enter(poll))
+    }
+
+    /// See [`RequestTrace::scope`].
+    pub async fn scope<F: Future>(self, mut future: Pin<&mut F>) -> F::Output {
+        poll_fn(|cx| self.enter(|| future.as_mut().poll(cx))).await
+    }
+
+    fn enter<R>(self, inside: impl FnOnce() -> R) -> R {
+        struct CurrentCallerGuard(Option<CallerTrace>);
+        impl Drop for CurrentCallerGuard {
+            fn drop(&mut self) {
+                CURRENT_CALLER.set(self.0);
+            }
+        }
+        let _leave = CurrentCallerGuard(CURRENT_CALLER.replace(Some(self)));
+        inside()
+    }
 }
 
 impl RequestTrace {

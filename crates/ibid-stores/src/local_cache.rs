@@ -203,6 +203,10 @@ impl StoreAdmin for LocalCache {
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         self.store.admin().counts()
     }
+
+    fn clock(&self) -> StoreFuture<'_, Option<Duration>> {
+        self.store.admin().clock()
+    }
 }
 
 #[cfg(test)]

@@ -233,6 +233,10 @@ impl StoreAdmin for Redis {
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         StoreFuture::boxed(self.core.count_entries())
     }
+
+    fn clock(&self) -> StoreFuture<'_, Option<Duration>> {
+        StoreFuture::boxed(async { Ok(Some(self.core.server_time().await?)) })
+    }
 }
 
 impl Counters for Redis {

@@ -349,6 +349,10 @@ impl StoreAdmin for SealedStore {
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         self.store.admin().counts()
     }
+
+    fn clock(&self) -> StoreFuture<'_, Option<Duration>> {
+        self.store.admin().clock()
+    }
 }
 
 impl fmt::Debug for SealedStore {

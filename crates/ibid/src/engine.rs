@@ -379,7 +379,14 @@ impl Engine {
     async fn probe_and_resolve<C: Claimant>(
         &self, policy: &Terms, ask: &ClaimRequest, holder: &Holder, claimant: &mut C,
     ) -> bool {
-        let end = match Box::pin(claimant.probe()).await {
+        let outcome = Box::pin(claimant.probe()).await;
+        let happened = match &outcome {
+            ProbeOutcome::Happened(_) => Some(true),
+            ProbeOutcome::DidNotHappen => Some(false),
+            ProbeOutcome::Inconclusive => None,
+        };
+        self.observer.on_event(&EngineEvent::Probed { address: &ask.address, happened });
+        let end = match outcome {
             ProbeOutcome::Happened(answer) => answer.into_settlement(policy.ttl),
             ProbeOutcome::DidNotHappen => Settlement::Release,
             ProbeOutcome::Inconclusive => return false,

@@ -103,6 +103,7 @@ struct LayerSettings {
     trusted_proxies: TrustedProxies,
     credentials: Credentials,
     address_secret: Option<AddressSecret>,
+    label_key: bool,
     max_running: usize,
     max_late_answers: usize,
     buffer_memory: u64,
@@ -203,6 +204,7 @@ impl Ibid {
                 trusted_proxies: TrustedProxies::loopback(),
                 credentials: Credentials::default(),
                 address_secret: None,
+                label_key: false,
                 max_running: 10_000,
                 max_late_answers: 256,
                 buffer_memory: 256 << 20,
@@ -301,6 +303,9 @@ impl IbidBuilder {
         credentials(credentials: Credentials) => settings.credentials = credentials;
         /// Makes addresses unguessable. Never change the secret while records are live.
         address_secret(secret: AddressSecret) => settings.address_secret = Some(secret);
+        /// Keeps the whole key in the [label](crate::label::LabelText) of each entry, so that operators can reveal a masked
+        /// key; off by default. Only for a store that seals labels.
+        label_key(keep: bool) => settings.label_key = keep;
         /// Limits the number of running operations; further requests are refused before they are claimed. 10,000 by
         /// default.
         max_running(at_most: usize) => settings.max_running = at_most;

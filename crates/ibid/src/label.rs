@@ -26,9 +26,14 @@ pub struct LabelText {
     pub user_agent: String,
     /// Digests of the request's parts. `None` if nothing was compared, and in old labels.
     pub parts: Option<PartDigests>,
+    /// The whole key, if [`label_key`](crate::http::IbidBuilder::label_key) is on; else empty.
+    pub key: String,
 }
 
-pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>) -> Bytes {
+/// The key is only stored together with digests.
+pub(crate) fn encode(
+    requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>,
+) -> Bytes {
     let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
     let ends_with = digests.map_or(0, size_of_val);
     let mut out = Vec::with_capacity(9 + parts.iter().map(|part| part.len() + 4).sum::<usize>() + ends_with);
@@ -40,6 +45,9 @@ pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&P
     // At the end, which older readers ignore.
     for digest in digests.into_iter().flat_map(|digests| digests.0) {
         out.extend_from_slice(&digest.to_le_bytes());
+    }
+    if let Some(key) = key.filter(|_| digests.is_some()) {
+        wire::put_framed(&mut out, &key.as_bytes()[..key.floor_char_boundary(MAX_LABEL_PART_BYTES)]);
     }
     out.into()
 }
@@ -62,7 +70,8 @@ impl LabelText {
             Some(PartDigests(all))
         };
         let parts = digests();
-        Some(Self { requested_at_ms, method, path, peer, user_agent, parts })
+        let key = reader.framed().map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default();
+        Some(Self { requested_at_ms, method, path, peer, user_agent, parts, key })
     }
 }
 
@@ -74,13 +83,15 @@ mod tests {
     fn a_label_comes_back_and_is_bounded() {
         let digests = PartDigests([1, 2, 3, 4, u32::MAX]);
         let told: [&[u8]; 4] = [b"POST", b"/pay", b"127.0.0.1", &[b'x'; 2000]];
-        let label = encode(7, told, Some(&digests));
+        let label = encode(7, told, Some(&digests), None);
         let text = LabelText::decode(&label).unwrap();
         assert_eq!((text.requested_at_ms, text.method.as_str(), text.path.as_str()), (7, "POST", "/pay"));
         assert_eq!(text.user_agent.len(), MAX_LABEL_PART_BYTES);
         assert_eq!(text.parts, Some(digests));
-        let old = LabelText::decode(&encode(7, told, None)).unwrap();
-        assert_eq!(old, LabelText { parts: None, ..text });
+        let old = LabelText::decode(&encode(7, told, None, None)).unwrap();
+        assert_eq!(old, LabelText { parts: None, ..text.clone() });
+        let with_key = LabelText::decode(&encode(7, told, Some(&digests), Some("order-1841"))).unwrap();
+        assert_eq!(with_key, LabelText { key: "order-1841".into(), ..text });
         assert_eq!(LabelText::decode(&Bytes::from_static(b"\x09")), None);
     }
 }

@@ -159,6 +159,13 @@ pub enum EngineEvent<'a> {
     SharedKey(&'a Address),
     /// A record could not be read. It is never used for an answer.
     RecordUnreadable(&'a Address),
+    /// The app was asked whether an operation with an unknown outcome took place.
+    Probed {
+        /// The address of the entry.
+        address: &'a Address,
+        /// What the app said; `None` if it does not know.
+        happened: Option<bool>,
+    },
     /// An operation whose client was refused after `timeout` has ended, or the wait for it has.
     LateAnswer {
         /// The address of the entry.
@@ -206,6 +213,14 @@ impl fmt::Display for EngineEvent<'_> {
                 (at, "the result could not be stored and is given up; its outcome will be unknown")
             }
             Self::SharedKey(at) => (at, "two callers sent the same key with the same request; each has its own answer"),
+            Self::Probed { address, happened } => {
+                let what = match happened {
+                    Some(true) => "asked about an unknown outcome, the app said that it happened",
+                    Some(false) => "asked about an unknown outcome, the app said that it did not happen",
+                    None => "asked about an unknown outcome, the app did not know",
+                };
+                (address, what)
+            }
             Self::RecordUnreadable(at) => (at, "the record cannot be read and was not answered from"),
             Self::LateAnswer { address, outcome: RequestOutcome::Unknown } => {
                 (address, "no answer came during late_answer either; the outcome is unknown")

@@ -25,7 +25,7 @@ use super::{
     input::{self, DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
     read_only, records, stats, with_methods,
 };
-use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport};
+use crate::records::{ChangeReport, ChangeVerb, RecordList, RecordView, ResealReport, RevealedKey};
 
 pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
 
@@ -48,6 +48,7 @@ pub(super) fn routes() -> Router<Arc<AdminState>> {
         .route("/api/policies", read_only(async |_: Report, state: AppState| ApiJson(stats::policies(&state))))
         .route("/api/store", read_only(async |_: Report, state: AppState| ApiJson(stats::store(&state).await)))
         .route("/api/shadow", read_only(async |_: Report, state: AppState| ApiJson(stats::shadow(&state))))
+        .route("/api/records/{address}/reveal", with_methods(post(reveal_key), CHANGE_METHODS))
         .route("/api/reseal", with_methods(post(reseal_records), CHANGE_METHODS));
     for verb in ChangeVerb::ALL {
         let path = format!("/api/records/{{address}}/{}", verb.name());
@@ -81,6 +82,13 @@ async fn change_record(
     Ok(ApiJson(records::change(&state, &caller, address, input::parse_change(verb, &body)?).await?))
 }
 
+async fn reveal_key(
+    state: AppState, ChangingCaller(caller): ChangingCaller, RecordAddress(address): RecordAddress,
+    ApiBody(body): ApiBody,
+) -> ApiResult<RevealedKey> {
+    Ok(ApiJson(records::reveal(&state, &caller, address, &input::parse_reveal(&body)?).await?))
+}
+
 async fn reseal_records(
     state: AppState, _: FullView, ChangingCaller(caller): ChangingCaller, ApiBody(body): ApiBody,
 ) -> ApiResult<ResealReport> {
@@ -92,7 +100,7 @@ async fn list_audit_entries(
 ) -> ApiResult<AuditEntryPage> {
     let params = QueryParams::parse(query.as_deref(), &["limit", "cursor"])?;
     let (before, limit) = (params.cursor_number()?, params.limit(DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)?);
-    Ok(ApiJson(state.audit.page(before, limit, caller.user.as_deref())))
+    Ok(ApiJson(records::audit_page(&state, before, limit, caller.user.as_deref()).await?))
 }
 
 async fn list_refusals(state: AppState, _: FullView, RawQuery(query): RawQuery) -> ApiResult<Value> {

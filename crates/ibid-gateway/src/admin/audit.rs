@@ -4,29 +4,26 @@
 //! between, the entry stays with outcome `unknown`; a change is never made without an entry. If the entry cannot be
 //! written, nothing is changed.
 //!
-//! One process writes to a file and holds its lock (`FILE.lock`); any process may read it.
-//!
-//! The file is append-only, with one JSON object per line; the last line of an id counts. Bound: two files of 4 MiB.
-//! When the newer one is full it replaces the older one, whose entries are lost. All entries of both files are also in
-//! memory.
+//! The trail is in a file of this gateway ([`local_trail`]), or in the store ([`store_trail`]), where all its gateways
+//! share it. `ibid keys` writes to the store's.
 
-use std::{collections::VecDeque, io, path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
-use parking_lot::Mutex;
+use ibid::store::{Address, Store, StoreError};
 use serde::{Deserialize, Serialize};
-use tokio::task::spawn_blocking;
 
-use self::files::AuditFiles;
+use self::{local_trail::LocalTrail, store_trail::StoreTrail};
 use super::auth::AdminCaller;
 use crate::{
+    config::AuditDestination,
     format::{format_date, now_ms},
     records::{self, ChangeReport, RecordView},
 };
 
 mod files;
+mod local_trail;
+mod store_trail;
 
-/// Without a file, the trail keeps this many entries.
-const MAX_ENTRIES_IN_MEMORY: usize = 1000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditEntry {
     /// Grows by one, also across restarts.
@@ -36,7 +33,7 @@ pub struct AuditEntry {
     pub by: String,
     pub role: String,
     pub client: String,
-    /// `release`, `forget`, `resolve` or `reseal`.
+    /// `release`, `forget`, `resolve`, `reveal` or `reseal`.
     pub action: String,
     /// Of the changed record; `None` for a reseal, which covers all records.
     pub address: Option<String>,
@@ -96,50 +93,72 @@ pub struct AuditEntryPage {
 }
 
 #[derive(Debug, Clone)]
-pub struct AuditTrail(Arc<AuditTrailInner>);
+pub struct AuditTrail(AuditBackend);
 
-/// Lock order: `files` before `index`.
-#[derive(Debug)]
-struct AuditTrailInner {
-    /// Locked while a line is written and synced; `None` if the trail is in memory only.
-    files: Mutex<Option<AuditFiles>>,
-    /// Never locked during disk I/O, so that readers do not wait for a disk.
-    index: Mutex<AuditIndex>,
+#[derive(Debug, Clone)]
+enum AuditBackend {
+    Local(Arc<LocalTrail>),
+    Store(Arc<StoreTrail>),
 }
 
-#[derive(Debug)]
-struct AuditIndex {
-    /// Oldest first. The first `in_older_file` of them are in the older file.
-    entries: VecDeque<AuditEntry>,
-    in_older_file: usize,
-    next_id: u64,
+/// Who made a change.
+#[derive(Debug, Clone)]
+pub struct AuditActor {
+    pub by: String,
+    pub role: String,
+    pub client: String,
+}
+
+impl From<&AdminCaller> for AuditActor {
+    fn from(caller: &AdminCaller) -> Self {
+        Self { by: caller.name.clone(), role: caller.role.to_string(), client: caller.client.to_string() }
+    }
 }
 
 impl AuditTrail {
-    /// Opens the trail and creates its file if it is missing. Without a path, the trail is in memory only.
-    pub fn open(path: Option<&Path>) -> io::Result<Self> {
-        let mut known = AuditIndex { entries: VecDeque::new(), in_older_file: 0, next_id: 1 };
-        let files = path.map(AuditFiles::open).transpose()?;
-        if let Some(path) = path {
-            known.load(&files::older_path(path))?;
-            known.in_older_file = known.entries.len();
-            known.load(path)?;
+    pub fn open(kept: &AuditDestination, store: &Arc<dyn Store>) -> io::Result<Self> {
+        match kept {
+            AuditDestination::Memory => Self::local(None),
+            AuditDestination::File(path) => Self::local(Some(path)),
+            AuditDestination::Store => Ok(Self::in_store(store.clone())),
         }
-        Ok(Self(Arc::new(AuditTrailInner { files: Mutex::new(files), index: Mutex::new(known) })))
+    }
+
+    pub fn in_store(store: Arc<dyn Store>) -> Self {
+        Self(AuditBackend::Store(Arc::new(StoreTrail::new(store))))
+    }
+
+    fn local(path: Option<&Path>) -> io::Result<Self> {
+        Ok(Self(AuditBackend::Local(Arc::new(LocalTrail::open(path)?))))
+    }
+
+    /// Whose changes the trail has, as a sentence for people.
+    pub fn reach(&self) -> &'static str {
+        match &self.0 {
+            AuditBackend::Store(_) => {
+                "Changes through all gateways that keep their trail in this store, and by ibid keys on the store."
+            }
+            AuditBackend::Local(trail) if trail.is_in_file => {
+                "Changes through this gateway. Other gateways have their own trail; ibid keys audit lists the changes made by ibid keys on the store."
+            }
+            AuditBackend::Local(_) => {
+                "Changes through this gateway since it started: admin.audit is off. ibid keys audit lists the changes made by ibid keys on the store."
+            }
+        }
     }
 
     /// Writes the entry of a change that is about to be made. Its outcome is `unknown` until [`ended`](Self::ended).
     /// If it cannot be written, the change must not be made.
     pub async fn begin(
-        &self, by: &AdminCaller, action: &str, reason: &str, before: Option<&RecordView>,
+        &self, by: &AuditActor, action: &str, reason: &str, before: Option<&RecordView>,
     ) -> io::Result<AuditEntry> {
         let text = |of: fn(&RecordView) -> &String| before.map(of).cloned();
         let entry = AuditEntry {
             id: 0,
             at: format_date(now_ms()),
-            by: by.name.clone(),
-            role: by.role.to_string(),
-            client: by.client.to_string(),
+            by: by.by.clone(),
+            role: by.role.clone(),
+            client: by.client.clone(),
             action: action.into(),
             address: text(|view| &view.address),
             // The store may hold the key in clear, for callers who may see the record.
@@ -156,7 +175,10 @@ impl AuditTrail {
             why: None,
             resealed: None,
         };
-        self.run_blocking(move |inner| inner.append(entry)).await
+        match &self.0 {
+            AuditBackend::Local(trail) => trail.run_blocking(move |trail| trail.append(entry)).await,
+            AuditBackend::Store(trail) => trail.append(entry).await.map_err(io::Error::other),
+        }
     }
 
     pub async fn ended(&self, mut entry: AuditEntry, changed: &ChangeReport, why: Option<String>) -> AuditEntry {
@@ -172,116 +194,86 @@ impl AuditTrail {
         entry
     }
 
+    /// Writes down that a key is about to be revealed. If it cannot be written, the key must not be shown.
+    pub async fn record_reveal(&self, by: &AuditActor, reason: &str, of: &RecordView) -> io::Result<()> {
+        let mut entry = self.begin(by, "reveal", reason, Some(of)).await?;
+        (entry.after, entry.outcome) = (entry.before.clone(), AuditOutcome::Changed);
+        self.write_outcome(&entry).await;
+        Ok(())
+    }
+
     pub async fn write_outcome(&self, entry: &AuditEntry) {
         log_change(entry);
         let known = entry.clone();
+        let written = match &self.0 {
+            AuditBackend::Local(trail) => trail.run_blocking(move |trail| trail.amend(known)).await,
+            AuditBackend::Store(trail) => trail.amend(entry).await.map_err(io::Error::other),
+        };
         // The change is already made. If this write fails, the entry keeps the outcome `unknown`.
-        if let Err(why) = self.run_blocking(move |inner| inner.amend(known)).await {
+        if let Err(why) = written {
             tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
         }
     }
 
-    /// Updates the progress in memory only: a long reseal would fill the file.
-    pub fn update_in_memory(&self, entry: &AuditEntry) {
-        self.0.index.lock().update(entry.clone());
+    /// Updates the progress of a file's entry in memory only: a long reseal would fill the file.
+    pub async fn update_progress(&self, entry: &AuditEntry) {
+        match &self.0 {
+            AuditBackend::Local(trail) => trail.update_in_memory(entry),
+            // The next update may succeed, and the outcome is written in any case.
+            AuditBackend::Store(trail) => drop(trail.amend(entry).await),
+        }
     }
 
     /// Entries with an id below `before`, newest first. With `user`, only those of the user's records.
-    pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> AuditEntryPage {
-        let known = self.0.index.lock();
-        let wanted = |entry: &&AuditEntry| {
-            before.is_none_or(|before| entry.id < before) && user.is_none_or(|user| entry.user == user)
-        };
-        let mut entries: Vec<AuditEntry> = known.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
-        let more = entries.len() > limit;
-        entries.truncate(limit);
-        let next = entries.last().filter(|_| more).map(|last| last.id);
-        AuditEntryPage { entries, next }
+    pub async fn page(
+        &self, before: Option<u64>, limit: usize, user: Option<&str>,
+    ) -> Result<AuditEntryPage, StoreError> {
+        match &self.0 {
+            AuditBackend::Local(trail) => Ok(trail.page(before, limit, user)),
+            AuditBackend::Store(trail) => trail.page(before, limit, user).await,
+        }
     }
 
     /// Returns the `before` value of the previous (newer) page, or `None` if that is the first page.
     pub fn previous_page_start(&self, before: u64, limit: usize) -> Option<u64> {
-        let known = self.0.index.lock();
-        known.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
+        match &self.0 {
+            AuditBackend::Local(trail) => trail.previous_page_start(before, limit),
+            AuditBackend::Store(trail) => trail.previous_page_start(before, limit),
+        }
     }
 
     /// The latest changes of one record, newest first.
-    pub fn entries_for(&self, address: &str, at_most: usize) -> Vec<AuditEntry> {
-        let of_record = |entry: &&AuditEntry| entry.address.as_deref() == Some(address);
-        self.0.index.lock().entries.iter().rev().filter(of_record).take(at_most).cloned().collect()
-    }
-
-    /// Runs disk work on a blocking thread, because a sync takes milliseconds.
-    async fn run_blocking<T: Send + 'static>(
-        &self, work: impl FnOnce(&AuditTrailInner) -> io::Result<T> + Send + 'static,
-    ) -> io::Result<T> {
-        let inner = self.0.clone();
-        let done = spawn_blocking(move || work(&inner)).await;
-        done.unwrap_or_else(|why| Err(io::Error::other(why)))
+    pub async fn entries_for(&self, record: &Address, at_most: usize) -> Result<Vec<AuditEntry>, StoreError> {
+        match &self.0 {
+            AuditBackend::Local(trail) => Ok(trail.entries_for(record, at_most)),
+            AuditBackend::Store(trail) => trail.entries_for(record, at_most).await,
+        }
     }
 }
 
-impl AuditTrailInner {
-    fn append(&self, mut entry: AuditEntry) -> io::Result<AuditEntry> {
-        let mut files = self.files.lock();
-        entry.id = self.index.lock().next_id;
-        self.write(&mut files, &entry)?;
-        let mut known = self.index.lock();
-        known.insert(entry.clone());
-        if files.is_none() && known.entries.len() > MAX_ENTRIES_IN_MEMORY {
-            known.entries.pop_front();
+impl AuditEntry {
+    /// Stands for an entry that cannot be read.
+    fn unreadable(id: u64) -> Self {
+        let unknown = || "?".to_owned();
+        Self {
+            id,
+            at: String::new(),
+            by: unknown(),
+            role: unknown(),
+            client: unknown(),
+            action: unknown(),
+            address: None,
+            key: String::new(),
+            tenant: String::new(),
+            user: String::new(),
+            endpoint: String::new(),
+            reason: String::new(),
+            before: None,
+            after: None,
+            outcome: AuditOutcome::Unknown,
+            why: Some("the entry does not open: ibid keys wrote it without this gateway's [seal]".into()),
+            resealed: None,
         }
-        Ok(entry)
-    }
-
-    fn amend(&self, entry: AuditEntry) -> io::Result<()> {
-        let mut files = self.files.lock();
-        let written = self.write(&mut files, &entry);
-        self.index.lock().update(entry);
-        written
-    }
-
-    fn write(&self, files: &mut Option<AuditFiles>, entry: &AuditEntry) -> io::Result<()> {
-        let Some(files) = files else { return Ok(()) };
-        let (turned, written) = files.write(entry);
-        if turned {
-            self.index.lock().rotate(entry.id);
-        }
-        written
-    }
-}
-
-impl AuditIndex {
-    fn load(&mut self, path: &Path) -> io::Result<()> {
-        for line in files::read_file(path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            match serde_json::from_slice::<AuditEntry>(line) {
-                Ok(entry) => self.insert(entry),
-                // Usually the last line of a process that was killed.
-                Err(why) => tracing::warn!(file = %path.display(), %why, "a line of the audit trail cannot be read"),
-            }
-        }
-        Ok(())
-    }
-
-    fn insert(&mut self, entry: AuditEntry) {
-        self.next_id = self.next_id.max(entry.id.saturating_add(1));
-        match self.entries.iter_mut().rev().find(|known| known.id <= entry.id) {
-            Some(known) if known.id == entry.id => *known = entry,
-            _ => self.entries.push_back(entry),
-        }
-    }
-
-    fn update(&mut self, entry: AuditEntry) {
-        if let Some(known) = self.entries.iter_mut().rev().find(|known| known.id == entry.id) {
-            *known = entry;
-        }
-    }
-
-    /// Drops the entries of the older file; those of the newer file are in the older one now.
-    fn rotate(&mut self, written: u64) {
-        self.entries.drain(..self.in_older_file);
-        // The entry being written belongs to the newer file.
-        self.in_older_file = self.entries.partition_point(|known| known.id < written);
     }
 }
 
@@ -325,171 +317,5 @@ fn log_change(entry: &AuditEntry) {
         AuditOutcome::Changed => line!(info),
         AuditOutcome::Refused => line!(warn),
         AuditOutcome::Failed | AuditOutcome::Unknown => line!(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{
-        fs::{self, File, OpenOptions},
-        io::Write as _,
-        os::unix::fs::PermissionsExt as _,
-    };
-
-    use super::{
-        files::{MAX_FILE_BYTES, older_path},
-        *,
-    };
-    use crate::{admin::auth::AuthMethod, config::Role};
-
-    fn caller() -> AdminCaller {
-        AdminCaller {
-            role: Role::Admin,
-            user: None,
-            name: "Ada".into(),
-            client: std::net::Ipv4Addr::LOCALHOST.into(),
-            authenticated_by: AuthMethod::Bearer,
-        }
-    }
-
-    fn view(user: &str) -> RecordView {
-        let view = serde_json::json!({
-            "address": "5a".repeat(32), "state": "unknown", "key": "key-of-the-lost-one", "tenant": "acme", "user": user,
-            "endpoint": "POST /pay", "method": "POST", "path": "/pay", "client": "127.0.0.1", "user_agent": "",
-            "status": null, "requested_at": "", "completed_at": null, "duration_ms": null, "success": null,
-            "age_ms": 1, "expires_at": "", "expires_in_ms": 1, "attempt": 1, "fence": 7, "fingerprint": "none",
-        });
-        serde_json::from_value(view).unwrap()
-    }
-
-    fn changed(before: &RecordView) -> ChangeReport {
-        ChangeReport {
-            action: "forget".into(),
-            changed: Some(true),
-            reason: "r".into(),
-            refused: None,
-            before: before.clone(),
-            after: None,
-        }
-    }
-
-    async fn one(audit: &AuditTrail, user: &str, reason: &str) -> AuditEntry {
-        let view = view(user);
-        let begun = audit.begin(&caller(), "forget", reason, Some(&view)).await.unwrap();
-        audit.ended(begun, &changed(&view), None).await
-    }
-
-    #[tokio::test]
-    async fn entries_come_back_after_a_restart_newest_first_and_page_by_page() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("deep/audit.jsonl");
-        let audit = AuditTrail::open(Some(&path)).unwrap();
-        for nth in 0..5 {
-            one(&audit, ["u1", "u2"][nth % 2], &format!("reason {nth}")).await;
-        }
-        // The process died while it wrote this entry's line.
-        audit.begin(&caller(), "release", "cut off", Some(&view("u1"))).await.unwrap();
-        drop(audit);
-        let half = OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":99,");
-        half.unwrap();
-
-        let audit = AuditTrail::open(Some(&path)).unwrap();
-        let all = audit.page(None, 100, None);
-        assert_eq!(all.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [6, 5, 4, 3, 2, 1]);
-        assert_eq!((all.entries[0].outcome, all.entries[1].outcome), (AuditOutcome::Unknown, AuditOutcome::Changed));
-        assert_eq!((all.entries[5].reason.as_str(), all.entries[5].key.as_str()), ("reason 0", "key-****-one"));
-        assert_eq!(all.next, None);
-        let first = audit.page(None, 4, None);
-        assert_eq!((first.entries.len(), first.next), (4, Some(3)));
-        let second = audit.page(first.next, 4, None);
-        assert_eq!((second.entries.len(), second.next), (2, None));
-        assert_eq!(
-            (audit.previous_page_start(3, 4), audit.previous_page_start(3, 2), audit.previous_page_start(3, 1)),
-            (None, Some(5), Some(4))
-        );
-        assert_eq!(audit.page(audit.previous_page_start(3, 2), 2, None).next, Some(3), "back and forth");
-        let own = audit.page(None, 100, Some("u2"));
-        assert_eq!(own.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 2]);
-        assert_eq!(one(&audit, "u1", "after").await.id, 7, "numbers go on");
-        drop(audit);
-        assert_eq!(
-            AuditTrail::open(Some(&path)).unwrap().page(None, 100, None).entries.len(),
-            7,
-            "and nothing is swallowed"
-        );
-    }
-
-    #[tokio::test]
-    async fn files_are_bounded_and_memory_holds_what_they_hold() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.jsonl");
-        let audit = AuditTrail::open(Some(&path)).unwrap();
-        let reason = "r".repeat(200_000);
-        for _ in 0..40 {
-            one(&audit, "u1", &reason).await;
-        }
-        let length = |path: &Path| fs::metadata(path).unwrap().len();
-        assert!(length(&path) <= MAX_FILE_BYTES && length(&older_path(&path)) <= MAX_FILE_BYTES);
-        let ids =
-            |audit: &AuditTrail| audit.page(None, 100, None).entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
-        let here = ids(&audit);
-        assert!(here.len() < 40 && here[0] == 40, "{here:?}");
-        drop(audit);
-        assert_eq!(ids(&AuditTrail::open(Some(&path)).unwrap()), here);
-    }
-
-    #[tokio::test]
-    async fn one_process_writes_and_anybody_reads() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.jsonl");
-        let audit = AuditTrail::open(Some(&path)).unwrap();
-        let refused = AuditTrail::open(Some(&path)).unwrap_err().to_string();
-        assert!(refused.contains("it is in use by process") && refused.contains("name another"), "{refused}");
-        // Also after a rotation, which replaces the file that was opened first.
-        let reason = "r".repeat(200_000);
-        for _ in 0..15 {
-            one(&audit, "u1", &reason).await;
-        }
-        assert!(older_path(&path).exists() && AuditTrail::open(Some(&path)).is_err());
-        assert!(
-            fs::read_to_string(&path).unwrap().lines().all(|line| serde_json::from_str::<AuditEntry>(line).is_ok())
-        );
-        let modes = [&path, &older_path(&path)].map(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777);
-        assert_eq!(modes, [0o600; 2]);
-        drop(audit);
-        assert!(AuditTrail::open(Some(&path)).is_ok());
-    }
-
-    #[tokio::test]
-    async fn what_cannot_be_written_down_is_not_begun() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.jsonl");
-        let audit = AuditTrail::open(Some(&path)).unwrap();
-        one(&audit, "u1", "r").await;
-        audit.0.files.lock().as_mut().unwrap().file = File::open(&path).unwrap();
-        assert!(audit.begin(&caller(), "forget", "r", Some(&view("u1"))).await.is_err(), "opened for reading only");
-        assert_eq!(audit.page(None, 10, None).entries.len(), 1);
-        assert!(AuditTrail::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
-    }
-
-    #[tokio::test]
-    async fn who_looks_does_not_wait_for_a_disk() {
-        let folder = tempfile::tempdir().unwrap();
-        let audit = AuditTrail::open(Some(&folder.path().join("audit.jsonl"))).unwrap();
-        let entry = one(&audit, "u1", "r").await;
-        let _writing = audit.0.files.lock();
-        assert_eq!((audit.page(None, 10, None).entries.len(), audit.entries_for(&"5a".repeat(32), 10).len()), (1, 1));
-        audit.update_in_memory(&AuditEntry { reason: "so far".into(), ..entry });
-        assert_eq!(audit.page(None, 10, None).entries[0].reason, "so far");
-    }
-
-    #[tokio::test]
-    async fn without_a_file_the_last_thousand_are_remembered() {
-        let audit = AuditTrail::open(None).unwrap();
-        for _ in 0..MAX_ENTRIES_IN_MEMORY + 5 {
-            one(&audit, "u1", "r").await;
-        }
-        let page = audit.page(None, 2 * MAX_ENTRIES_IN_MEMORY, None);
-        assert_eq!((page.entries.len(), page.entries[0].id), (MAX_ENTRIES_IN_MEMORY, MAX_ENTRIES_IN_MEMORY as u64 + 5));
     }
 }

@@ -171,6 +171,12 @@ pub(super) const MAX_BODY_BYTES: usize = 16 << 20;
 const BODY_READ_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const MAX_REASON_CHARS: usize = 1000;
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RevealBody {
+    reason: String,
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlainChangeBody {
@@ -288,6 +294,12 @@ pub(super) fn parse_change(verb: ChangeVerb, body: &[u8]) -> Result<ChangeReques
         Err(format!("fence: {fence} is none; send the one that the record showed, or none"))?;
     }
     Ok(ChangeRequest { action, reason: validate_reason(&reason)?, fence: fence.map(Fence) })
+}
+
+/// Returns the reason.
+pub(super) fn parse_reveal(body: &[u8]) -> Result<String, AdminProblem> {
+    let RevealBody { reason } = parse_json(body, "{\"reason\": TEXT}")?;
+    Ok(validate_reason(&reason)?)
 }
 
 pub(super) fn parse_reseal(body: &[u8]) -> Result<ResealRequest, AdminProblem> {

@@ -20,11 +20,12 @@ use tokio::{
 
 use super::{
     AdminProblem, AdminState,
-    audit::{AuditEntry, AuditOutcome, AuditTrail},
+    audit::{AuditEntry, AuditEntryPage, AuditOutcome, AuditTrail},
     auth::AdminCaller,
 };
 use crate::records::{
     ChangeReport, ChangeRequest, RecordEntry, RecordList, RecordLookupError, RecordQuery, RecordView, ResealReport,
+    RevealedKey, view::whole_key,
 };
 
 /// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
@@ -45,7 +46,8 @@ pub async fn list(
 }
 
 pub async fn show(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
-    Ok(RecordView::from(&find_entry(state, caller, address).await?))
+    let view = RecordView::from(&find_entry(state, caller, address).await?);
+    with_store_timeout(async { Ok(view.with_note(&**state.ibid.engine().store()).await) }).await
 }
 
 /// Changes an entry, and audits the change before and after. The caller must have passed
@@ -58,8 +60,10 @@ pub async fn change(
     state: &AdminState, caller: &AdminCaller, address: Address, change: ChangeRequest,
 ) -> Result<ChangeReport, AdminProblem> {
     let before = find_entry(state, caller, address).await?;
-    let begun =
-        state.audit.begin(caller, change.action.name(), &change.reason, Some(&RecordView::from(&before.info))).await;
+    let begun = state
+        .audit
+        .begin(&caller.into(), change.action.name(), &change.reason, Some(&RecordView::from(&before.info)))
+        .await;
     let begun = begun.map_err(|why| AdminProblem::audit_unwritable(&why))?;
     // Runs in its own task, so that a client that disconnects cannot leave the audit entry without an outcome.
     let (store, audit) = (state.ibid.engine().store().clone(), state.audit.clone());
@@ -85,6 +89,25 @@ pub async fn change(
         }
         (None, Some(why)) => Err(AdminProblem::store_unavailable(why).with(&told)),
     }
+}
+
+/// Reveals a key that lists show masked, and audits that. The caller must have passed
+/// [`AdminCaller::authorize_change`].
+pub async fn reveal(
+    state: &AdminState, caller: &AdminCaller, address: Address, reason: &str,
+) -> Result<RevealedKey, AdminProblem> {
+    let entry = find_entry(state, caller, address).await?;
+    let key = whole_key(&entry.info).map_err(|why| AdminProblem::new(StatusCode::CONFLICT, why))?;
+    let audited = state.audit.record_reveal(&caller.into(), reason, &RecordView::from(&entry.info)).await;
+    audited.map_err(|why| AdminProblem::audit_unwritable(&why))?;
+    Ok(RevealedKey { address: address.to_string(), key })
+}
+
+/// A page of the audit trail. See [`AuditTrail::page`].
+pub async fn audit_page(
+    state: &AdminState, before: Option<u64>, limit: usize, user: Option<&str>,
+) -> Result<AuditEntryPage, AdminProblem> {
+    with_store_timeout(async { Ok(state.audit.page(before, limit, user).await?) }).await
 }
 
 async fn find_entry(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordEntry, AdminProblem> {
@@ -152,7 +175,7 @@ pub(super) async fn reseal(
                 )
                 .await;
             }
-            let begun = state.audit.begin(caller, "reseal", &asked.reason, None).await;
+            let begun = state.audit.begin(&caller.into(), "reseal", &asked.reason, None).await;
             ResealRun {
                 entry: begun.map_err(|why| AdminProblem::audit_unwritable(&why))?,
                 totals: ResealReport::default(),
@@ -192,7 +215,7 @@ impl ResealRun {
             None if done.next.is_none() => self.finish(&audit, AuditOutcome::Changed, None).await,
             None => {
                 self.entry.resealed = Some((&self.totals).into());
-                audit.update_in_memory(&self.entry);
+                audit.update_progress(&self.entry).await;
                 *kept = Some(self);
             }
         }

@@ -1,8 +1,8 @@
-//! `ibid keys list|show|release|forget|resolve|reseal`: inspects and changes stored keys, directly in a store or
+//! `ibid keys list|show|release|forget|resolve|reveal|reseal|audit`: inspects and changes stored keys, directly in a store or
 //! through the admin API of a running gateway.
 //!
-//! Invariant: every change is a compare-and-set on the fence of the entry that was read, has a reason, and is logged
-//! to standard error. The output contains no control characters from stored data.
+//! Invariant: every change is a compare-and-set on the fence of the entry that was read, has a reason, and is in the
+//! audit trail and logged to standard error. The output contains no control characters from stored data.
 
 use std::{
     fs, io,
@@ -33,6 +33,7 @@ use crate::{
     },
 };
 
+mod audit;
 mod reseal;
 mod show;
 mod target;
@@ -56,8 +57,12 @@ enum KeysCommand {
     Forget(ChangeArgs),
     /// Resolve an entry with unknown outcome
     Resolve(ResolveArgs),
+    /// Print the whole key of an entry that is shown masked; needs [seal]
+    Reveal(RevealArgs),
     /// Reseal remembered answers with the first key, so that the other keys can be removed
     Reseal(ResealArgs),
+    /// List the changes that operators made: those in the store's trail, or those of a gateway
+    Audit(AuditArgs),
 }
 
 /// A store, or a gateway's admin API.
@@ -166,6 +171,35 @@ struct ResealArgs {
 }
 
 #[derive(Debug, Args)]
+struct RevealArgs {
+    #[command(flatten)]
+    target: KeysTargetArgs,
+    #[command(flatten)]
+    entry: EntryArgs,
+    /// The reason, for the audit trail
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
+    reason: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct AuditArgs {
+    #[command(flatten)]
+    target: KeysTargetArgs,
+    /// The maximum number of entries, up to 1000
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Continue after this cursor of an earlier list
+    #[arg(long, value_name = "CURSOR")]
+    cursor: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 struct EntryArgs {
     /// The entry's address, its first digits (at least 4) if only one entry has them, or as the log shows it:
     /// 5ac2****fe5c
@@ -208,7 +242,9 @@ pub fn run(
         KeysCommand::List(args) if args.watch => watch::run(args, env, out),
         KeysCommand::List(args) => list(args, env, out, aside),
         KeysCommand::Show(args) => show_one(args, env, out, aside),
+        KeysCommand::Reveal(args) => reveal(args, env, out),
         KeysCommand::Reseal(args) => reseal::run(args, env, out, aside),
+        KeysCommand::Audit(args) => audit::run(args, env, out, aside),
         KeysCommand::Release(args) => change(args, Wish::Release, env, out, aside),
         KeysCommand::Forget(args) => change(args, Wish::Forget, env, out, aside),
         KeysCommand::Resolve(args) => change(&args.change, parse_resolution(args)?, env, out, aside),
@@ -266,6 +302,17 @@ fn change(
     let (told, failed) =
         store::block_on(async { KeysBackend::open(&args.target, env, false).await?.change(query, &change).await })?;
     show::print_change(&told, failed, args.json, out, aside)
+}
+
+fn reveal(args: &RevealArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let query = args.entry.query()?;
+    let revealed = store::block_on(async {
+        KeysBackend::open(&args.target, env, false).await?.reveal(query, &args.reason).await
+    })?;
+    if args.json {
+        return Ok(print_json(&revealed, out)?);
+    }
+    Ok(writeln!(out, "{}", escape_control(&revealed.key))?)
 }
 
 fn parse_resolution(args: &ResolveArgs) -> Result<Wish, CommandError> {

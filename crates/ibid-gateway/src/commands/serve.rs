@@ -44,6 +44,7 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
         let gateway = RunningGateway::start(settings, args, store, watched).await.map_err(CommandError::Conflict)?;
         let stopped = stop_signals()?;
         print_addresses(&gateway);
+        tokio::spawn(check_apps(gateway.live.now().settings.clone()));
         stopped.await;
         tracing::info!("stopping: no new connections; requests that have begun run to their end");
         gateway.stop().await;
@@ -97,6 +98,7 @@ impl RunningGateway {
             None => None,
         };
         let (stop, stopping) = watch::channel(false);
+        tokio::spawn(watched.recent.clone().save_findings(ibid.engine().store().clone(), stopping.clone()));
         let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
@@ -171,6 +173,7 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
         // Sealing compresses by itself.
         .compress(settings.seal.is_none() && settings.store.compresses())
         .quota(live.quota.clone());
+    builder = builder.label_key(settings.seal.is_some());
     if let Some(secret) = settings.seal.as_ref().and_then(SealSettings::address_secret) {
         builder = builder.address_secret(secret);
     }
@@ -216,6 +219,18 @@ async fn run_checks(settings: &GatewaySettings, store: &dyn Store) -> Result<(),
     match stored.iter().find(|result| result.verdict == StartupVerdict::Failed) {
         Some(failed) if settings.store.strict => Err(format!("store.strict is set, and {}", failed.message)),
         _ => Ok(()),
+    }
+}
+
+/// Apps often start together with the gateway.
+const APP_START_ALLOWANCE: Duration = Duration::from_secs(10);
+
+/// Logs every check of the apps that did not pass. The gateway serves meanwhile.
+async fn check_apps(settings: GatewaySettings) {
+    tokio::time::sleep(APP_START_ALLOWANCE).await;
+    let results = startup_checks::check_upstreams(&settings).await;
+    for result in results.iter().filter(|result| result.verdict != StartupVerdict::Passed) {
+        tracing::warn!("{}: {}", result.subject, result.message);
     }
 }
 

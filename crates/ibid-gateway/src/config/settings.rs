@@ -194,13 +194,31 @@ pub enum JwtKeys {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pem(pub(super) Secret);
 
+/// Where the audit trail is kept. The log has it in any case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AuditDestination {
+    /// Until the process ends.
+    Memory,
+    File(PathBuf),
+    Store,
+}
+
+impl fmt::Display for AuditDestination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("off"),
+            Self::File(path) => path.display().fmt(f),
+            Self::Store => f.write_str("store"),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminSettings {
     pub listen: SocketAddr,
     /// The accepted tokens. Empty: nobody has access.
     pub tokens: Vec<AdminToken>,
-    /// The file of the audit trail; `None`: the log, and memory until the process ends.
-    pub audit: Option<PathBuf>,
+    pub audit: AuditDestination,
     /// Host names, besides those of this machine, that the API and the console accept.
     pub hosts: Vec<String>,
     /// Present if operators connect with TLS.

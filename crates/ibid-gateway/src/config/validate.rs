@@ -20,8 +20,8 @@ use super::{
     raw,
     secret::{Collector, Secret, UpstreamUrl},
     settings::{
-        AdminSettings, AdminToken, ClientIdentity, ClientTls, GatewaySettings, JwtKeys, JwtSettings, PemFile,
-        REFLECTION_KEYWORD, Role, TlsSettings, TokenSource, TraceSettings,
+        AdminSettings, AdminToken, AuditDestination, ClientIdentity, ClientTls, GatewaySettings, JwtKeys, JwtSettings,
+        PemFile, REFLECTION_KEYWORD, Role, TlsSettings, TokenSource, TraceSettings,
     },
     store::build_seal,
     toml_node::Scalar,
@@ -165,7 +165,13 @@ fn build_admin(file: raw::RawAdmin, journal: Option<&Path>, lookup: &ValueResolv
         tokens.extend(token);
     }
     let audit = journal.map(|folder| folder.join(DEFAULT_AUDIT_FILE));
-    let audit = lookup.collect(path_or_off("admin.audit", "a file", file.audit, audit)).flatten();
+    let audit = match file.audit {
+        Some(word) if word == "store" => AuditDestination::Store,
+        written => lookup
+            .collect(path_or_off("admin.audit", "a file, \"store\"", written, audit))
+            .flatten()
+            .map_or(AuditDestination::Memory, AuditDestination::File),
+    };
     let tls = file.tls.and_then(|tls| lookup.collect(build_tls("admin.tls", tls, lookup)));
     for (at, host) in file.hosts.iter().enumerate().filter(|(_, host)| !hosts::is_host_name(host)) {
         let allowed = "allowed is one without scheme and port, such as \"ibid.example.com\"";

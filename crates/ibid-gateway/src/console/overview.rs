@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use askama::Template;
+use futures_util::{StreamExt as _, stream};
 use ibid::store::{EntryCounts, EntryState, Store};
 use tokio::{
     sync::Mutex,
@@ -29,6 +30,8 @@ use crate::{
 
 const MAX_HISTORY_ROWS: usize = 12;
 const MAX_ATTENTION_ROWS: usize = 8;
+/// Notes of records that are read from the store at the same time.
+const MAX_CONCURRENT_READS: usize = 16;
 
 #[derive(Template)]
 #[template(path = "console/overview.html")]
@@ -231,7 +234,9 @@ impl AttentionLists {
 
     async fn fill(&mut self, store: &dyn Store) -> Result<(), String> {
         let unknown = RecordQuery { state: Some(EntryState::Unknown), ..RecordQuery::default() };
-        (self.unknown, self.more_unknown) = list_rows(store, unknown).await?;
+        let (unknown, more_unknown) = list_rows(store, unknown).await?;
+        let noted = stream::iter(unknown).map(|view| view.with_note(store)).buffered(MAX_CONCURRENT_READS);
+        (self.unknown, self.more_unknown) = (noted.collect().await, more_unknown);
         let (state, older_than) = (Some(EntryState::Processing), Some(LONG_RUNNING_AFTER));
         let long_running = RecordQuery { state, older_than, ..RecordQuery::default() };
         (self.long_running, self.more_long_running) = list_rows(store, long_running).await?;

@@ -112,6 +112,7 @@ pub(super) mod filters {
 
     use askama::{Result, Values, filter_fn};
 
+    use super::super::record;
     use crate::format;
 
     macro_rules! filters {
@@ -126,6 +127,7 @@ pub(super) mod filters {
     filters! {
         /// Untrusted text. The template escapes its markup.
         visible(text: impl Display) => format::escape_invisible(&text.to_string()).into_owned();
+        state_text(name: impl Display) => record::state_text(&name.to_string()).to_owned();
         count(number: impl Display) => format::format_count(number);
         size(bytes: impl Borrow<u64>) => format::format_size(*bytes.borrow());
         percent(part: impl Borrow<Option<f64>>) => format::format_percent(*part.borrow());

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     admin::{
-        audit::{AuditEntry, AuditTrail},
+        audit::{AuditEntry, AuditEntryPage, AuditTrail},
         health::StoreState,
         health::{StoreHealth, Works},
         stats::{ShadowReport, ShadowRoute},
@@ -80,12 +80,13 @@ impl Works {
     }
 }
 
-const AUDIT_PAGE_SIZE: usize = 50;
+pub(super) const AUDIT_PAGE_SIZE: usize = 50;
 
 #[derive(Template)]
 #[template(path = "console/audit.html")]
 pub(super) struct AuditPage {
     shell: PageShell,
+    reach: &'static str,
     entries: Vec<AuditEntry>,
     /// Link to the first page; `None` on it.
     first: Option<String>,
@@ -94,13 +95,13 @@ pub(super) struct AuditPage {
 }
 
 impl AuditPage {
-    /// Shows the entries with an id below `before`, or the latest.
-    pub(super) fn new(shell: PageShell, audit: &AuditTrail, before: Option<u64>) -> Self {
-        let page = audit.page(before, AUDIT_PAGE_SIZE, None);
+    /// Shows a page with entries below `before`, or the latest.
+    pub(super) fn new(shell: PageShell, audit: &AuditTrail, page: AuditEntryPage, before: Option<u64>) -> Self {
         let link =
             |id: Option<u64>| Form::build_url("/audit", &[("before", &id.map_or(String::new(), |id| id.to_string()))]);
         Self {
             shell,
+            reach: audit.reach(),
             entries: page.entries,
             first: before.map(|_| link(None)),
             previous: before.map(|before| link(audit.previous_page_start(before, AUDIT_PAGE_SIZE))),

@@ -5,10 +5,7 @@ use std::time::Duration;
 use askama::Template;
 use ibid::{RefusalReason, fingerprint::PartDigests, store::Address};
 
-use super::{
-    page::{PageShell, filters},
-    record_list::UNSEEN_CAUSE,
-};
+use super::page::{PageShell, filters};
 use crate::{
     admin::{
         AdminState,
@@ -19,7 +16,7 @@ use crate::{
         display_date, display_date_with_millis, escape_invisible, escape_invisible_lines, format_count, format_date,
         format_duration, format_rough_ms, format_size,
     },
-    metrics::{RefusedRequest, UnknownOutcome},
+    metrics::RefusedRequest,
     records::{AnswerView, BodyView, RecordView},
 };
 
@@ -35,6 +32,8 @@ pub(super) struct RecordPage {
     refusals: Vec<RefusalRow>,
     /// `None` for callers who may not see it.
     audit: Option<Vec<AuditEntry>>,
+    /// The whole key, if it was asked for.
+    revealed: Option<String>,
     may_change: bool,
 }
 
@@ -96,10 +95,11 @@ impl RefusalRow {
 impl RecordPage {
     pub(super) fn new(
         shell: PageShell, view: RecordView, audit: Option<Vec<AuditEntry>>, refusals: Vec<RefusalRow>,
-        cause: Option<UnknownOutcome>, may_change: bool,
+        revealed: Option<String>, may_change: bool,
     ) -> Self {
-        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view, cause));
-        Self { shell, answer, timeline, view, refusals, audit, may_change }
+        let (answer, timeline) = (AnswerPanel::from_view(&view), build_timeline(&view));
+        let revealed = revealed.map(|key| escape_invisible(&key).into_owned());
+        Self { shell, answer, timeline, view, refusals, audit, revealed, may_change }
     }
 }
 
@@ -245,7 +245,7 @@ fn truncate_body(text: &str) -> String {
     )
 }
 
-fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<TimelineEvent> {
+fn build_timeline(view: &RecordView) -> Vec<TimelineEvent> {
     let by = if view.client.is_empty() { String::new() } else { format!("from {}", escape_invisible(&view.client)) };
     let claimed = match view.attempt {
         ..=1 => {
@@ -263,9 +263,8 @@ fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<Timel
             ("busy", "Running", "now".into(), format!("lease ends in {left} unless extended"))
         }
         "unknown" => {
-            let when = cause.as_ref().map(|cause| display_date_with_millis(&format_date(cause.at_ms)));
-            let why = cause.map_or_else(|| UNSEEN_CAUSE.to_owned(), |cause| cause.cause);
-            ("bad", "Outcome unknown", when.unwrap_or_else(|| "now".into()), why)
+            let (when, why) = view.unknown.as_ref().map_or((None, ""), |known| (known.since.as_deref(), &known.cause));
+            ("bad", "Outcome unknown", when.map(display_date_with_millis).unwrap_or_default(), why.to_owned())
         }
         _ if view.resolved => {
             let when = view.completed_at.as_deref().map(display_date_with_millis).unwrap_or_default();
@@ -279,17 +278,14 @@ fn build_timeline(view: &RecordView, cause: Option<UnknownOutcome>) -> Vec<Timel
             (kind, what, when, under.join(", "))
         }
     };
-    vec![
-        ("past", "Requested", display_date_with_millis(&view.requested_at), by),
-        claimed,
-        now,
-        (
-            "",
-            "Expires",
-            display_date_with_millis(&view.expires_at),
-            format!("in {}", format_rough_ms(view.expires_in_ms)),
-        ),
-    ]
+    let mut events = vec![("past", "Requested", display_date_with_millis(&view.requested_at), by), claimed, now];
+    if let Some((told, at)) = view.unknown.as_ref().and_then(|known| known.probe.as_ref().zip(known.probed_at.as_ref()))
+    {
+        events.push(("warn", "App asked", display_date_with_millis(at), told.clone()));
+    }
+    let left = format!("in {}", format_rough_ms(view.expires_in_ms));
+    events.push(("", "Expires", display_date_with_millis(&view.expires_at), left));
+    events
 }
 
 #[derive(Debug, Clone, Default)]
@@ -328,12 +324,7 @@ impl RecordView {
 
     /// The word for people.
     pub(super) fn state_text(&self) -> &'static str {
-        match self.state_class() {
-            "processing" => "in progress",
-            "done" => "completed",
-            "failed" => "failed",
-            _ => "outcome unknown",
-        }
+        state_text(self.state_class())
     }
 
     pub(super) fn status_text(&self) -> String {
@@ -369,7 +360,8 @@ impl AuditEntry {
     pub(super) fn state_after(&self) -> String {
         match (&self.after, &self.before, &self.resealed) {
             (Some(after), ..) => after.text(),
-            (None, Some(_), _) => "nothing".into(),
+            (None, Some(_), _) if self.outcome == AuditOutcome::Changed => "removed".into(),
+            (None, Some(_), _) => "absent".into(),
             (None, None, Some(done)) => {
                 let [resealed, looked] = [done.resealed, done.looked].map(format_count);
                 let sealed = format!("{resealed} of {looked} under {}", done.key);
@@ -386,9 +378,19 @@ impl AuditEntry {
 impl AuditedState {
     fn text(&self) -> String {
         match self.status {
-            Some(code) => format!("{} {}", self.state, format_status(code)),
-            None => self.state.clone(),
+            Some(code) => format!("{} {}", state_text(&self.state), format_status(code)),
+            None => state_text(&self.state).to_owned(),
         }
+    }
+}
+
+/// The word of a state for people.
+pub(super) fn state_text(state: &str) -> &'static str {
+    match state {
+        "processing" => "in progress",
+        "done" => "completed",
+        "failed" => "failed",
+        _ => "outcome unknown",
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
         auth::AdminCaller,
         input::{MAX_REASON_CHARS, parse_filters},
     },
-    format::{display_date, format_date, to_sentence},
+    format::to_sentence,
     records::{AddressPattern, RecordList, RecordQuery, RecordView},
 };
 
@@ -33,8 +33,6 @@ const MIN_ADDRESS_CHARS: usize = 40;
 /// Stands for the first page among those cursors.
 const FIRST_PAGE_CURSOR: &str = "start";
 const STATE_NAMES: [&str; 4] = ["processing", "done", "failed", "unknown"];
-/// Why an outcome is unknown that this gateway did not see become so.
-pub(super) const UNSEEN_CAUSE: &str = "lease expired: its gateway crashed, was stopped, or lost the store";
 
 /// An order other than that of addresses. Reading thousands of records for it is cheap except on Redis, which is scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,19 +196,11 @@ impl RecordListPage {
 pub(super) struct OutcomeUnknownPage {
     shell: PageShell,
     lists: Arc<AttentionLists>,
-    unknown: Vec<UnknownRow>,
     unknown_count: u64,
     /// What became of the records that a bulk change named: the record's name, and why it was not changed.
     results: Vec<(String, Option<String>)>,
     can_change: bool,
     longest_reason: usize,
-}
-
-/// A record with an unknown outcome, and what this gateway knows about it.
-struct UnknownRow {
-    view: RecordView,
-    cause: String,
-    when: String,
 }
 
 impl OutcomeUnknownPage {
@@ -221,24 +211,7 @@ impl OutcomeUnknownPage {
     pub(super) fn new(
         visit: &Visit, lists: Arc<AttentionLists>, unknown_count: u64, results: Vec<(String, Option<String>)>,
     ) -> Self {
-        let row = |view: &RecordView| {
-            let known = Address::from_hex(&view.address).and_then(|address| visit.state.recent.cause(&address));
-            UnknownRow {
-                view: view.clone(),
-                when: known.as_ref().map(|known| display_date(&format_date(known.at_ms))).unwrap_or_default(),
-                cause: known.map_or_else(|| UNSEEN_CAUSE.to_owned(), |known| known.cause),
-            }
-        };
-        let unknown = lists.unknown.iter().map(row).collect();
         let can_change = visit.caller.can_change();
-        Self {
-            shell: visit.shell(),
-            lists,
-            unknown,
-            unknown_count,
-            results,
-            can_change,
-            longest_reason: MAX_REASON_CHARS,
-        }
+        Self { shell: visit.shell(), lists, unknown_count, results, can_change, longest_reason: MAX_REASON_CHARS }
     }
 }

@@ -1,4 +1,4 @@
-//! The last requests of this gateway, for the console, and why outcomes became unknown.
+//! The last requests of this gateway, for the console; and why outcomes became unknown, for the notes in the store.
 //!
 //! Every core has a ring of [`ENTRIES_PER_CORE`] slots of a fixed size. A request is written with plain atomic stores:
 //! no lock, no allocation, and no reading of the clock, which a task ([`RecentRequests::run_clock`]) reads instead. A
@@ -19,12 +19,20 @@ use std::{
     time::Duration,
 };
 
-use ibid::{RefusalReason, RequestOutcome, RequestReport, observe::EngineEvent, store::Address};
+use ibid::{
+    RefusalReason, RequestOutcome, RequestReport,
+    observe::EngineEvent,
+    store::{Address, Store},
+};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::{all_outcomes, outcome_index};
-use crate::{cores, format::now_ms};
+use crate::{
+    cores,
+    format::now_ms,
+    records::notes::{RecordNote, TimedText},
+};
 
 const ENTRIES_PER_CORE: usize = 1024;
 /// Memory does not grow with the number of cores beyond this.
@@ -35,15 +43,16 @@ const MAX_PATH_BYTES: usize = 104;
 const MAX_METHOD_BYTES: usize = 8;
 const MAX_KEY_BYTES: usize = 16;
 const WORDS: usize = 26;
-/// Unknown outcomes whose cause is kept.
-const MAX_CAUSES: usize = 1000;
+/// Findings that wait to be written to the store. More are dropped.
+const MAX_UNSAVED_FINDINGS: usize = 1000;
 
 #[derive(Debug)]
 pub struct RecentRequests {
     rings: Box<[RequestRing]>,
     /// Milliseconds since the Unix epoch; 0 until the task runs.
     clock_ms: AtomicU64,
-    causes: Mutex<VecDeque<UnknownOutcome>>,
+    unsaved: Mutex<VecDeque<OutcomeFinding>>,
+    has_unsaved: Notify,
 }
 
 #[derive(Debug)]
@@ -75,12 +84,13 @@ pub struct RecentRequest {
     pub address: Option<Address>,
 }
 
-/// Why the outcome of a record became unknown, as far as this gateway saw it.
+/// What this gateway found out about an unknown outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnknownOutcome {
-    pub address: Address,
-    pub at_ms: u64,
-    pub cause: String,
+struct OutcomeFinding {
+    address: Address,
+    /// Whether the app said so when it was asked, or this is why the outcome became unknown.
+    is_probe: bool,
+    told: TimedText,
 }
 
 impl Default for RecentRequests {
@@ -90,7 +100,7 @@ impl Default for RecentRequests {
             slots: (0..ENTRIES_PER_CORE).map(|_| RequestSlot::default()).collect(),
         };
         let rings = (0..cores::count().min(MAX_RINGS)).map(|_| ring()).collect();
-        Self { rings, clock_ms: AtomicU64::new(0), causes: Mutex::default() }
+        Self { rings, clock_ms: AtomicU64::new(0), unsaved: Mutex::default(), has_unsaved: Notify::new() }
     }
 }
 
@@ -106,7 +116,34 @@ impl RecentRequests {
         }
     }
 
+    /// Writes findings to the store until the gateway stops.
+    pub(crate) async fn save_findings(self: Arc<Self>, store: Arc<dyn Store>, mut stop: watch::Receiver<bool>) {
+        loop {
+            let stopping = tokio::select! {
+                () = self.has_unsaved.notified() => false,
+                _ = stop.wait_for(|stop| *stop) => true,
+            };
+            while let Some(found) = self.next_unsaved() {
+                let OutcomeFinding { address, is_probe, told } = found;
+                let saved = RecordNote::update(&*store, &address, |note| {
+                    *(if is_probe { &mut note.probe } else { &mut note.cause }) = Some(told);
+                });
+                if let Err(why) = saved.await {
+                    tracing::debug!(%why, "why an outcome is unknown could not be written to the store");
+                }
+            }
+            if stopping {
+                return;
+            }
+        }
+    }
+
+    fn next_unsaved(&self) -> Option<OutcomeFinding> {
+        self.unsaved.lock().pop_front()
+    }
+
     pub(super) fn on_request(&self, request: &RequestReport<'_>) {
+        self.find_cause(request);
         let at_ms = self.clock_ms.load(Relaxed);
         if at_ms == 0 {
             return;
@@ -121,12 +158,9 @@ impl RecentRequests {
             word.store(value, Relaxed);
         }
         slot.version.store(version + 1, Release);
-        self.note_cause(request, at_ms);
     }
 
-    /// Rare: only requests whose outcome is unknown take the lock.
-    fn note_cause(&self, request: &RequestReport<'_>, at_ms: u64) {
-        let Some(address) = request.address else { return };
+    fn find_cause(&self, request: &RequestReport<'_>) {
         let cause = match (request.outcome, request.status) {
             (RequestOutcome::Refused(RefusalReason::UpstreamTimeout), _) => "upstream timed out".to_owned(),
             (RequestOutcome::Unknown, 502) => "connection lost before the whole answer, or 502 from a proxy".into(),
@@ -134,34 +168,31 @@ impl RecentRequests {
             (RequestOutcome::Unknown, status) => format!("the app answered {status}, listed in unknown_status"),
             _ => return,
         };
-        self.push_cause(UnknownOutcome { address, at_ms, cause });
+        if let Some(address) = request.address {
+            self.push(address, false, cause);
+        }
     }
 
     pub(super) fn on_event(&self, event: &EngineEvent<'_>) {
-        let cause = match event {
-            EngineEvent::LateAnswer { outcome: RequestOutcome::Unknown, .. } => {
-                "upstream timed out, and no answer came during late_answer either"
+        let (address, is_probe, text) = match event {
+            EngineEvent::LateAnswer { address, outcome: RequestOutcome::Unknown } => {
+                (address, false, "upstream timed out, and no answer came during late_answer either")
             }
-            EngineEvent::SettlementDropped(_) => "the result could not be saved in the store",
+            EngineEvent::SettlementDropped(address) => (address, false, "the result could not be saved in the store"),
+            EngineEvent::Probed { address, happened: None } => (address, true, "the app does not know"),
+            EngineEvent::Probed { address, happened: Some(true) } => (address, true, "it happened"),
+            EngineEvent::Probed { address, happened: Some(false) } => (address, true, "it did not happen"),
             _ => return,
         };
-        if let EngineEvent::LateAnswer { address, .. } | EngineEvent::SettlementDropped(address) = event {
-            self.push_cause(UnknownOutcome { address: **address, at_ms: now_ms(), cause: cause.to_owned() });
-        }
+        self.push(**address, is_probe, text.to_owned());
     }
 
-    fn push_cause(&self, cause: UnknownOutcome) {
-        let mut causes = self.causes.lock();
-        causes.retain(|known| known.address != cause.address);
-        if causes.len() == MAX_CAUSES {
-            causes.pop_front();
+    fn push(&self, address: Address, is_probe: bool, text: String) {
+        let mut unsaved = self.unsaved.lock();
+        if unsaved.len() < MAX_UNSAVED_FINDINGS {
+            unsaved.push_back(OutcomeFinding { address, is_probe, told: TimedText { at_ms: now_ms(), text } });
+            self.has_unsaved.notify_one();
         }
-        causes.push_back(cause);
-    }
-
-    /// Why the outcome at this address is unknown, if this gateway saw it.
-    pub fn cause(&self, address: &Address) -> Option<UnknownOutcome> {
-        self.causes.lock().iter().rev().find(|known| known.address == *address).cloned()
     }
 
     /// All requests that are still in the rings, newest first.
@@ -299,17 +330,31 @@ mod tests {
         writing.join().unwrap();
     }
 
-    #[test]
-    fn the_cause_of_an_unknown_outcome_is_kept() {
-        let recent = RecentRequests::default();
-        recent.clock_ms.store(5, Relaxed);
-        let address = Address([7; 32]);
-        assert_eq!(recent.cause(&address), None);
-        recent.on_request(&report("/pay", RequestOutcome::Refused(RefusalReason::UpstreamTimeout), 504));
-        assert_eq!(recent.cause(&address).unwrap().cause, "upstream timed out");
-        recent.on_event(&EngineEvent::LateAnswer { address: &address, outcome: RequestOutcome::Unknown });
-        assert!(recent.cause(&address).unwrap().cause.contains("late_answer"));
-        recent.on_request(&report("/pay", RequestOutcome::Unknown, 503));
-        assert!(recent.cause(&address).unwrap().cause.contains("503"));
+    #[tokio::test]
+    async fn what_is_known_about_an_unknown_outcome_reaches_the_store() {
+        let (recent, store) = (Arc::new(RecentRequests::default()), Arc::new(ibid::store::Memory::default()));
+        let (address, (stop, stopping)) = (Address([7; 32]), watch::channel(false));
+        let saver = tokio::spawn(recent.clone().save_findings(store.clone(), stopping));
+        let timed_out = RequestOutcome::Refused(RefusalReason::UpstreamTimeout);
+        let late = EngineEvent::LateAnswer { address: &address, outcome: RequestOutcome::Unknown };
+        let steps: [(&dyn Fn(), &str); 3] = [
+            (&|| recent.on_request(&report("/pay", timed_out, 504)), "upstream timed out"),
+            (&|| recent.on_event(&late), "late_answer"),
+            (&|| recent.on_request(&report("/pay", RequestOutcome::Unknown, 503)), "answered 503"),
+        ];
+        for (step, expected) in steps {
+            step();
+            let mut text = String::new();
+            while !text.contains(expected) {
+                tokio::task::yield_now().await;
+                text = RecordNote::read(&*store, &address).await.unwrap().cause.map_or(String::new(), |told| told.text);
+            }
+        }
+        recent.on_event(&EngineEvent::Probed { address: &address, happened: None });
+        stop.send(true).unwrap();
+        saver.await.unwrap();
+        let note = RecordNote::read(&*store, &address).await.unwrap();
+        assert_eq!(note.probe.unwrap().text, "the app does not know");
+        assert!(note.cause.unwrap().text.contains("503"), "it stays");
     }
 }

@@ -10,6 +10,8 @@ use ibid_stores::seal::{ResealOutcome as One, SealedStore, sealing_key_id};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::notes;
+
 /// Concurrent reseals: enough to hide the store's latency, too few to slow the gateways down.
 const RESEAL_CONCURRENCY: usize = 16;
 /// Maximum number of unopened records that a report lists.
@@ -81,26 +83,29 @@ impl ResealReport {
         let mut failed = None;
         for (at, done) in finished.into_iter().zip(done) {
             match done {
+                Err(error) if error.kind != ErrorKind::Corrupt => failed = Some(error),
+                // Notes are resealed too, and are no records.
+                _ if notes::is_note(at) => {}
                 Ok(One::Done { from }) => {
                     self.resealed += 1;
                     *self.from.entry(from.unwrap_or_default()).or_default() += 1;
                 }
                 Ok(One::AlreadyCurrent) => self.current += 1,
                 Ok(One::NoRecord) => self.changed += 1,
-                Err(error) if error.kind == ErrorKind::Corrupt => {
+                Err(error) => {
                     let why = error.source.to_string();
                     self.list_unopened(UnopenedRecord { address: at.to_string(), why });
                     self.unopened += 1;
                 }
-                Err(error) => failed = Some(error),
             }
         }
         if let Some(error) = failed {
             return Err(error);
         }
         let other_key = |listed: &&EntryInfo| sealing_key_id(&listed.label).is_some_and(|key| key != self.key);
-        self.older_labels += some.iter().filter(other_key).count() as u64;
-        self.looked += some.len() as u64;
+        let records = || some.iter().filter(|listed| !notes::is_note(&listed.address));
+        self.older_labels += records().filter(other_key).count() as u64;
+        self.looked += records().count() as u64;
         Ok(())
     }
 

@@ -6,12 +6,12 @@ use ibid::{
     label::LabelText,
     mask,
     record::{Record, RecordBody},
-    store::{ClaimOutcome, EntryInfo, EntryState, Fingerprint, RecordSummary},
+    store::{Address, ClaimOutcome, EntryInfo, EntryState, Fingerprint, RecordSummary, Store},
 };
 use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};
 
-use super::{RecordEntry, state_name};
+use super::{RecordEntry, notes::RecordNote, state_name};
 use crate::format::{as_millis, format_date, now_ms};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,11 +63,29 @@ pub struct RecordView {
     /// Whether an operator gave the answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolved: bool,
+    /// Whether the whole key is sealed with the entry, so that an admin can reveal it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub revealable: bool,
+    /// While the outcome is unknown: what is known about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<UnknownView>,
     /// While in progress or unknown: when another run may be granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takeover_in_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<AnswerView>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnknownView {
+    /// Why the outcome is unknown.
+    pub cause: String,
+    /// Since when, RFC 3339; `None` if no gateway saw it.
+    pub since: Option<String>,
+    /// What the app last said when it was asked by `resolve`.
+    pub probe: Option<String>,
+    /// RFC 3339.
+    pub probed_at: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -117,6 +135,7 @@ impl From<&EntryInfo> for RecordView {
     fn from(listed: &EntryInfo) -> Self {
         let label = LabelText::decode(&listed.label).unwrap_or_default();
         let (tags, outline) = (&listed.tags, listed.summary);
+        let revealable = is_masked(tags.key()) && !label.key.is_empty();
         Self {
             address: listed.address.to_string(),
             state: state_name(listed.state).into(),
@@ -147,6 +166,8 @@ impl From<&EntryInfo> for RecordView {
             fence: listed.fence.0,
             fingerprint: masked_fingerprint(&listed.fingerprint),
             sealed_with: sealing_key_id(&listed.label),
+            revealable,
+            unknown: None,
             takeover_in_ms: None,
             response: None,
         }
@@ -166,6 +187,54 @@ impl From<&RecordEntry> for RecordView {
         }
         view
     }
+}
+
+/// Why an outcome is unknown that no gateway saw become so.
+const UNSEEN_CAUSE: &str = "lease expired: its gateway crashed, was stopped, or lost the store";
+
+impl RecordView {
+    /// Adds what the store's note says about an unknown outcome. A note that cannot be read is left out.
+    pub(crate) async fn with_note(mut self, store: &dyn Store) -> Self {
+        let address = Address::from_hex(&self.address).filter(|_| self.state == state_name(EntryState::Unknown));
+        let Some(address) = address else { return self };
+        let note = RecordNote::read(store, &address).await.unwrap_or_default().since(&self.requested_at);
+        let (cause, probe) = (note.cause, note.probe);
+        self.unknown = Some(UnknownView {
+            since: cause.as_ref().map(|cause| format_date(cause.at_ms)),
+            cause: cause.map_or_else(|| UNSEEN_CAUSE.to_owned(), |cause| cause.text),
+            probed_at: probe.as_ref().map(|probe| format_date(probe.at_ms)),
+            probe: probe.map(|probe| probe.text),
+        });
+        self
+    }
+}
+
+pub(crate) fn is_masked(key: &str) -> bool {
+    key.contains("****")
+}
+
+/// The whole key of an entry: as stored, or from its label. The error says why it is not there.
+pub(crate) fn whole_key(listed: &EntryInfo) -> Result<String, &'static str> {
+    let stored = listed.tags.key();
+    if sealing_key_id(&listed.label).is_some() {
+        return Err(
+            "it is sealed, and does not open with the keys at hand; name the gateway's --config, with its [seal]",
+        );
+    }
+    if !stored.is_empty() && !is_masked(stored) {
+        return Ok(stored.to_owned());
+    }
+    let label = LabelText::decode(&listed.label).unwrap_or_default();
+    let what = "the store has only a masked key; with [seal], or label.key = \"clear\", it keeps the whole key of new requests";
+    if label.key.is_empty() { Err(what) } else { Ok(label.key) }
+}
+
+/// A key that was revealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevealedKey {
+    /// 64 hex digits.
+    pub address: String,
+    pub key: String,
 }
 
 /// Operators do not know how long the operation ran; no other answer takes no time.

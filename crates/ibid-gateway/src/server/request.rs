@@ -31,7 +31,7 @@ use crate::{
     openapi_document::Asked,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, RequestFailure, tunnel},
     snapshot::{RenderedContract, RequestHead, RoutedUpstream},
-    trace::{self, RequestTrace},
+    trace::{self, CallerTrace, RequestTrace},
 };
 
 type ClientResponse = Response<ResponseBody<ProxyResponseBody>>;
@@ -87,7 +87,8 @@ impl ClientConnection {
 
     fn begin(self: &Arc<Self>, mut request: Request<Incoming>) -> RequestWork {
         // An HTTP/2 stream is polled in a task of its own, which knows its progress.
-        if request.version() == Version::HTTP_2 || self.server.tracer.is_some() {
+        let is_http2 = request.version() == Version::HTTP_2;
+        if is_http2 || self.server.tracer.is_some() || request.headers().contains_key(trace::TRACEPARENT) {
             let this = self.clone();
             return RequestWork::Boxed(Box::pin(async move { this.handle_traced(request).await }));
         }
@@ -113,14 +114,20 @@ impl ClientConnection {
 
     async fn handle_traced(&self, mut request: Request<Incoming>) -> ClientResponse {
         let trace = self.server.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &request));
+        let caller = if trace.is_none() { CallerTrace::from_headers(request.headers()) } else { None };
         let precheck = self.server.precheck(&mut request);
-        let poll_hook = trace.as_ref().map(RequestTrace::poll_hook);
+        let poll_hook = trace.as_ref().map(RequestTrace::poll_hook).or_else(|| caller.map(CallerTrace::poll_hook));
         let sender = RequestSender { poll_hook, ..self.sender() };
-        let response = self.respond(precheck, request, sender, trace.clone());
-        let Some(trace) = trace else { return response.await };
-        let mut response = trace.scope(pin!(response)).await;
-        trace.answered(&mut response);
-        response
+        let response = pin!(self.respond(precheck, request, sender, trace.clone()));
+        match (trace, caller) {
+            (Some(trace), _) => {
+                let mut response = trace.scope(response).await;
+                trace.answered(&mut response);
+                response
+            }
+            (None, Some(caller)) => caller.scope(response).await,
+            (None, None) => response.await,
+        }
     }
 
     async fn respond(

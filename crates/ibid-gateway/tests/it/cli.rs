@@ -135,6 +135,9 @@ async fn the_doctor_says_what_a_start_depends_on() {
     let output = run(upstream.url(), "embedded:data").await;
     assert!(output.status.success() && text(&output.stdout).contains("is not checked: it is in use by"), "{output:?}");
     drop(store);
+    let redis = testbed::TestRedis::start();
+    let output = run(upstream.url(), redis.url().leak()).await;
+    assert!(text(&output.stdout).contains("as that of the store, within 5 s"), "{output:?}");
     let output = run("http://127.0.0.1:9".into(), "redis://127.0.0.1:9/0").await;
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

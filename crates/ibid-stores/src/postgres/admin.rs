@@ -111,4 +111,12 @@ impl StoreAdmin for Postgres {
             Ok(EntryCounts { processing: number(0)?, unknown: number(1)?, finished: number(2)?, bytes: number(3)? })
         })
     }
+
+    fn clock(&self) -> StoreFuture<'_, Option<Duration>> {
+        StoreFuture::boxed(async move {
+            let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8";
+            let found = self.pool.read(sql, &[], LIST_TIMEOUT).await?;
+            Ok(Some(Duration::from_millis(rows::count_at(first_row(&found)?, 0)?)))
+        })
+    }
 }

@@ -50,14 +50,24 @@ impl RedisCore {
         swept
     }
 
+    /// The time since the Unix epoch, by the server of the first bucket.
+    pub(super) async fn server_time(&self) -> Result<Duration, StoreError> {
+        match &self.run_command(0, &[b"TIME"]).await? {
+            Reply::Array(time) => match &time[..] {
+                [seconds, micros] => {
+                    Ok(Duration::from_secs(reply_number(seconds)?) + Duration::from_micros(reply_number(micros)?))
+                }
+                _ => Err(corrupt_reply("no time came")),
+            },
+            _ => Err(corrupt_reply("no time came")),
+        }
+    }
+
     /// Sweeps all buckets. A shard that fails does not stop the others.
     async fn sweep_all(&self, at_most: u32) -> Result<SweepResult, StoreError> {
         let mut swept = SweepResult::default();
         let (mut due, mut failed) = (Vec::new(), Vec::new());
-        let now_ms = match &self.run_command(0, &[b"TIME"]).await? {
-            Reply::Array(time) => reply_number(time.first().unwrap_or(&Reply::Nil))? * 1000,
-            _ => return Err(corrupt_reply("no time came")),
-        };
+        let now_ms = self.server_time().await?.as_secs() * 1000;
         let indexed = self.index_own_claims(0).await;
         // The first pass over all buckets removes nothing: few have work.
         let looks = (0..=u8::MAX).map(|bucket| async move {

@@ -146,4 +146,8 @@ impl StoreAdmin for TieredInner {
     fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         self.authority.admin().counts()
     }
+
+    fn clock(&self) -> StoreFuture<'_, Option<Duration>> {
+        self.authority.admin().clock()
+    }
 }

@@ -87,7 +87,8 @@ impl Exchange {
             run.as_ref().map(|run| shared.engine.heartbeat(context.policy().terms(), run.lease(), run.claimed_at()));
         let (handler_claim, anonymous) = (handler_claim.as_ref(), anonymous.as_deref());
         let buffers = buffers.as_mut().expect("the body was read");
-        let mut call = Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started, ended: None };
+        let mut call =
+            Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started, ended: None };
         let outcome = match call.send(app, parts, body, state).await {
             Ok((response, deadline)) => call.read_reply(response, deadline, state, reply).await,
             Err(outcome) => outcome,
@@ -142,7 +143,10 @@ impl Run<'_> {
                 state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
                 let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
                 let sent = self.within(None, pin!(waiting)).await.expect("it has no deadline");
-                (sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?, deadline + late_answer)
+                (
+                    sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?,
+                    deadline + late_answer,
+                )
             }
         };
         match sent {

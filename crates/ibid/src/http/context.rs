@@ -91,6 +91,8 @@ pub(crate) struct RequestContext {
     /// The client's request id, or a new one.
     pub(super) request_id: HeaderValue,
     pub(super) requested_at_ms: u64,
+    /// Whether the label has the whole key.
+    pub(super) has_label_key: bool,
     /// The origin of a script that may read the response.
     pub(super) cors_origin: Option<Box<HeaderValue>>,
     /// The names of the request's headers.
@@ -132,6 +134,7 @@ impl RequestContext {
             request_id: request_id::sent_or_new(&parts.headers, &sent_names),
             sent_names,
             requested_at_ms: now_ms(),
+            has_label_key: settings.is_some_and(|settings| settings.label_key),
             cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)).map(Box::new),
             sent_key: sent_key.map(Box::new),
             method: parts.method.clone(),

@@ -130,7 +130,8 @@ fn check_head(
         trusted: &shared.settings.trusted_proxies,
         credentials,
     };
-    let scope = Scope::read(&policy.scope, &caller, sent).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
+    let scope =
+        Scope::read(&policy.scope, &caller, sent).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
     let scope = match scope {
         // Only the cookies of HTTP responses are recorded: no other caller can be recognized by them.
         Ok((_, CallerKind::CookiesOnly)) if !route.protocol.rules().is_plain_http() => Err(cookies_only()),
@@ -233,7 +234,8 @@ impl KeyedRequest {
             let hash = key_hash_digits(key);
             Tags::encode([tenant.as_bytes(), user.as_bytes(), cut_tag(endpoint), shown, hash.as_bytes()])
         });
-        let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref());
+        let whole_key = context.has_label_key.then_some(key);
+        let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref(), whole_key);
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
 }

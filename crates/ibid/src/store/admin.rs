@@ -24,6 +24,11 @@ pub trait StoreAdmin: Send + Sync {
 
     /// Counts the entries by state.
     fn counts(&self) -> StoreFuture<'_, EntryCounts>;
+
+    /// Returns the time since the Unix epoch by the store's clock; `None` if that is the clock of this machine.
+    fn clock(&self) -> StoreFuture<'_, Option<Duration>> {
+        StoreFuture::ready(Ok(None))
+    }
 }
 
 /// The state of an entry, as operators see it.

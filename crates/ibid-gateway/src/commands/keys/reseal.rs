@@ -7,7 +7,7 @@ use ibid::store::Address;
 use ibid_tools::CommandError;
 use serde_json::json;
 
-use super::{ResealArgs, target::KeysBackend};
+use super::{ResealArgs, audit, target::KeysBackend};
 use crate::{
     commands::{
         print::{escape_control, print_json},
@@ -29,7 +29,17 @@ pub(super) fn run(
     }
     let done = store::block_on(async {
         let source = KeysBackend::open(&args.target, env, true).await?;
-        reseal_all(&source, args, aside).await
+        let audited = match &source {
+            KeysBackend::Store(opened, _) => {
+                Some(audit::begin_reseal(&opened.store, args.reason.as_deref().unwrap_or_default()).await?)
+            }
+            KeysBackend::Admin(_) => None,
+        };
+        let (done, failed) = reseal_all(&source, args, aside).await?;
+        if let Some(audited) = audited {
+            audit::end_reseal(audited, &done, failed.as_ref()).await;
+        }
+        failed.map_or(Ok(done), Err)
     })?;
     if args.json { print_json(&done, out) } else { print(&done, out) }?;
     if let Some(next) = &done.next {
@@ -44,10 +54,10 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Continues to the end, or until the limit of checked entries.
+/// Continues to the end, or until the limit of checked entries. Returns what was done, also if it failed on the way.
 async fn reseal_all(
     worker: &KeysBackend, args: &ResealArgs, aside: &mut dyn io::Write,
-) -> Result<ResealReport, CommandError> {
+) -> Result<(ResealReport, Option<CommandError>), CommandError> {
     let mut sum = ResealReport::default();
     let mut from = args.cursor;
     let ended = loop {
@@ -70,18 +80,11 @@ async fn reseal_all(
     if let Some(reason) = &args.reason {
         write_log_line(&sum, reason, ended.is_some(), aside)?;
     }
-    match ended {
-        None => Ok(sum),
-        Some(failed) => {
-            let from = from.map_or(String::new(), |from| format!(", and go on with --cursor {from}"));
-            writeln!(
-                aside,
-                "ibid: {} were sealed before it failed; do it again{from}",
-                count_of_records(sum.resealed)
-            )?;
-            Err(failed)
-        }
+    if ended.is_some() {
+        let from = from.map_or(String::new(), |from| format!(", and go on with --cursor {from}"));
+        writeln!(aside, "ibid: {} were sealed before it failed; do it again{from}", count_of_records(sum.resealed))?;
     }
+    Ok((sum, ended))
 }
 
 impl KeysBackend {

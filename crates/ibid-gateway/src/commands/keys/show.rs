@@ -62,6 +62,12 @@ pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> io::Res
     if let Some(left) = view.takeover_in_ms {
         lines.push(("takeover", if left == 0 { "now".into() } else { format!("in {}", format_rough_ms(left)) }));
     }
+    if let Some(known) = &view.unknown {
+        let since = known.since.as_deref().map_or(String::new(), |since| format!(" ({})", escape_control(since)));
+        lines.push(("unknown since", escape_control(&known.cause) + &since));
+        let at = known.probed_at.as_deref().map(escape_control).unwrap_or_default();
+        lines.extend(known.probe.as_deref().map(|told| ("app asked", format!("{} ({at})", escape_control(told)))));
+    }
     for (name, value) in lines {
         writeln!(out, "{name:<13}  {value}")?;
     }

@@ -9,14 +9,14 @@ use ibid_stores::OpenedStore;
 use ibid_tools::CommandError;
 use serde_json::{Value, json};
 
-use super::KeysTargetArgs;
+use super::{KeysTargetArgs, audit};
 use crate::{
     commands::{admin::AdminClient, store},
     config::{self, Env, SealSettings, StoreSelection},
     format::as_millis,
     records::{
         AddressPattern, ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery,
-        RecordView, state_name,
+        RecordView, RevealedKey, state_name,
     },
 };
 
@@ -71,8 +71,24 @@ impl KeysBackend {
 
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
-            Self::Store(opened, _) => Ok(RecordView::from(&query.find_one(&*opened.store).await?)),
+            Self::Store(OpenedStore { store, .. }, _) => {
+                Ok(RecordView::from(&query.find_one(&**store).await?).with_note(&**store).await)
+            }
             Self::Admin(api) => fetch_one(api, &query).await,
+        }
+    }
+
+    pub(super) async fn reveal(&self, query: RecordQuery, reason: &str) -> Result<RevealedKey, CommandError> {
+        match self {
+            Self::Store(OpenedStore { store, .. }, _) => {
+                let entry = query.find_one(&**store).await?;
+                audit::reveal(store, &entry, reason).await
+            }
+            Self::Admin(api) => {
+                let path = format!("/api/records/{}/reveal", fetch_one(api, &query).await?.address);
+                let (revealed, failed) = api.post(&path, Bytes::from(json!({ "reason": reason }).to_string())).await?;
+                failed.map_or(Ok(revealed), Err)
+            }
         }
     }
 
@@ -83,10 +99,7 @@ impl KeysBackend {
         match self {
             Self::Store(OpenedStore { store, .. }, _) => {
                 let before = query.find_one(&**store).await?;
-                let (told, error) = change.execute(&**store, before).await;
-                let refused = told.refused.as_ref();
-                let refused = refused.map(|why| CommandError::Conflict(format!("nothing was changed: {why}")));
-                Ok((told, refused.or(error.map(CommandError::from))))
+                audit::change(store, before, change).await
             }
             Self::Admin(api) => {
                 let before = fetch_one(api, &query).await?;

@@ -196,3 +196,45 @@ async fn pages_are_asked_for_well_or_refused() {
         assert_problem(&office.admin_get(ADMIN_TOKEN, &format!("/api/audit?{query}")).await, 400, part);
     }
 }
+
+#[tokio::test]
+async fn gateways_of_one_store_share_a_trail_and_what_they_know_about_unknown_outcomes() {
+    let redis = testbed::TestRedis::start();
+    let who = ADMIN_CONFIG.replacen("[admin]", "[admin]\naudit = \"store\"", 1);
+    let route = "[[route]]\nmatch = \"POST /pay/*\"\nlabel = { key = \"clear\" }\n";
+    let config = format!("{who}{route}[store]\nurl = {:?}\n", redis.url());
+    let (one, other) = (TestGateway::start(&config).await, TestGateway::start(&config).await);
+    one.upstream.on("/pay/lost", testbed::upstream::UpstreamFault::CloseWithoutReply);
+    for nth in 0..3 {
+        let key = format!("key-of-payment-{nth}");
+        assert_eq!(one.pay_as("/pay/lost", &key, "u1").send().await.status, 502);
+    }
+    let seen = crate::support::until_some("the other gateway knows why", async || {
+        let address = other.address("key-of-payment-0").await;
+        let record = other.admin_json(&format!("/api/records/{address}")).await;
+        record["unknown"]["since"].is_string().then_some(record)
+    });
+    let seen = seen.await;
+    assert!(seen["unknown"]["cause"].as_str().is_some_and(|cause| cause.starts_with("connection lost")), "{seen:#}");
+    // Two by the gateways, one by the command on the store.
+    for (gateway, nth) in [(&one, 0), (&other, 1)] {
+        let address = gateway.address(&format!("key-of-payment-{nth}")).await;
+        let body = format!("{{\"reason\":\"reason {nth}\"}}");
+        let released = gateway.admin_post(ADMIN_TOKEN, &format!("/api/records/{address}/release"), &body).await;
+        assert_eq!(released.status, 200, "{released:?}");
+    }
+    let args = ["keys", "release", "--key", "key-of-payment-2", "--reason", "reason 2", "--store", &redis.url()];
+    assert_eq!(run_ibid(&args, &[]).await.code, Some(0));
+    for gateway in [&one, &other] {
+        let entries = audit_entries(gateway, "").await;
+        let told: Vec<_> = entries.iter().map(|entry| (entry["id"].as_u64(), entry["reason"].as_str())).collect();
+        let expected = [(Some(3), Some("reason 2")), (Some(2), Some("reason 1")), (Some(1), Some("reason 0"))];
+        assert_eq!(told, expected, "{entries:#?}");
+        assert!(entries.iter().all(|entry| entry["outcome"] == "changed"), "{entries:#?}");
+        let page = gateway.admin_json("/api/audit?limit=2").await;
+        assert_eq!((page["entries"].as_array().unwrap().len(), &page["next"]), (2, &2.into()), "{page:#}");
+        assert_eq!(audit_entries(gateway, "?limit=2&cursor=2").await.len(), 1);
+    }
+    // Lists have records only.
+    assert_eq!(one.admin_json("/api/records").await["records"].as_array().map(Vec::len), Some(0));
+}

@@ -70,6 +70,12 @@ async fn one_record_is_shown_in_full() {
     );
 }
 
+/// Three records, and perhaps already the note that says why the outcome of another is unknown.
+#[track_caller]
+fn assert_finished(stored: &serde_json::Value) {
+    assert!(matches!(stored["finished"].as_u64(), Some(3 | 4)), "{stored:#}");
+}
+
 #[tokio::test]
 async fn numbers_are_those_of_the_requests() {
     let office = TestGateway::with_records().await;
@@ -85,7 +91,8 @@ async fn numbers_are_those_of_the_requests() {
     let route = totals["routes"].as_array().unwrap().iter().find(|route| route["route"] == "POST /pay/*").unwrap();
     assert_eq!((&route["outcomes"]["executed"], &route["outcomes"]["replayed"]), (&3.into(), &1.into()));
     let stored = &stats["stored"];
-    assert_eq!((&stored["finished"], &stored["unknown"]), (&3.into(), &1.into()), "{stats:#}");
+    assert_finished(stored);
+    assert_eq!(stored["unknown"], 1, "{stats:#}");
     assert_eq!((&stats["running"], &stats["waiting"]), (&0.into(), &0.into()));
     assert_eq!(stats["history"]["every_ms"], 10_000);
 }
@@ -104,7 +111,7 @@ async fn policies_and_store_are_as_configured() {
     let store = office.admin_json("/api/store").await;
     assert_eq!((&store["name"], &store["url"]), (&"embedded".into(), &"embedded:data".into()));
     assert_eq!((&store["durable"], &store["shared"], &store["error"]), (&true.into(), &false.into(), &().into()));
-    assert_eq!(store["stored"]["finished"], 3);
+    assert_finished(&store["stored"]);
 }
 
 /// What the console shows in bold, and `ibid check` marks, programs are told, too.

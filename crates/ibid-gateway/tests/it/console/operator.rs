@@ -65,7 +65,7 @@ async fn resolve_record(browser: &ConsoleBrowser, scene: &ConsoleGateway) {
         "ticket 7: the bank shows it",
         "admin.token",
         "unknown",
-        "done 201",
+        "completed 201",
         "in 6d",
         "Resolved by an operator",
         "resolved by an operator",

@@ -31,6 +31,10 @@ pub(super) async fn a_released_one_runs_again(place: &TestStore) {
     let done = scene.run_keys(&["release", "--key", UNKNOWN_KEY, "--reason", WHY]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(done.text().starts_with("before  unknown, attempt 1, fence "), "{}", done.text());
+    let trail = scene.run_keys(&["audit", "--json"]).await.json();
+    let entry = &trail["entries"][0];
+    assert_eq!((&entry["action"], &entry["reason"]), (&"release".into(), &WHY.into()), "{trail:#}");
+    assert_eq!((&entry["outcome"], &entry["before"]["state"]), (&"changed".into(), &"unknown".into()), "{trail:#}");
     let again = scene.send_to_fresh_gateway("lost", UNKNOWN_KEY).await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, None), "{again:?}");
     assert_eq!(scene.upstream.last().attempt(), Some(2));

@@ -90,6 +90,9 @@ pub(super) async fn an_unknown_one_has_no_answer(place: &TestStore) {
     assert!(!shown.text().contains("response"), "{}", shown.text());
     let json = scene.run_keys(&["show", "--key", UNKNOWN_KEY, "--json"]).await.json();
     assert!(json["success"].is_null() && json["status"].is_null() && json.get("response").is_none(), "{json:#}");
+    // The gateway that saw it has gone; the store knows why.
+    assert!(shown.field("unknown since").starts_with("connection lost"), "{}", shown.text());
+    assert!(json["unknown"]["since"].is_string() && json["unknown"]["probe"].is_null(), "{json:#}");
     let body = scene.run_keys(&["show", "--key", UNKNOWN_KEY, "--body"]).await;
     assert_eq!((body.code, body.stderr.as_str()), (Some(1), "ibid: it has no answer: it is unknown\n"), "{body:?}");
 }

@@ -127,6 +127,13 @@ async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
     let stored = json(&lines(&gateway, "answer stored", 1).await[0]);
     assert_eq!((&stored["peer"], &stored["request_id"]), (&"203.0.113.7".into(), &"req-42".into()), "{stored}");
     assert_eq!(upstream.last().header("x-request-id"), Some("req-42"));
+    // The caller's trace is named although the gateway traces nothing.
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let traced = anonymous_pay(gateway.addr(), "k-2").header("Traceparent", format!("00-{trace}-b7ad6b7169203331-01"));
+    traced.send().await;
+    let traced = json(&lines(&gateway, "answer stored", 2).await[1]);
+    assert_eq!((&traced["trace_id"], &stored["trace_id"]), (&trace.into(), &().into()), "{traced}");
+    assert_eq!(traced["request_id"].as_str().map(str::len), Some(36), "{traced}");
     let missing = json(&lines(&gateway, "missing idempotency key", 1).await[0]);
     assert_eq!(missing["peer"], "203.0.113.7", "{missing}");
     assert_eq!(missing["request_id"].as_str().map(str::len), Some(36), "{missing}");

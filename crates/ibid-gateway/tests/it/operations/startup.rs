@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use testbed::certificates::CertificateAuthority;
 
-use crate::support::{folder_with, run_ibid};
+use crate::support::{TestGateway, folder_with, run_ibid};
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\nlisten = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\n";
 
@@ -193,4 +193,14 @@ async fn help_names_the_commands_and_the_variables() {
         assert!(output.text().contains(&format!("--{flag} ")), "{flag}");
         assert!(output.text().contains(&variable), "{variable}");
     }
+}
+
+/// It may start later, so this is no reason not to start.
+#[tokio::test]
+async fn an_app_that_is_not_there_is_logged_once_it_had_time_to_start() {
+    let TestGateway { upstream, gateway } = TestGateway::in_memory("").await;
+    upstream.stop().await;
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    let line = gateway.wait_for_log("does not answer").await;
+    assert!(line.contains("WARN") && line.contains("start the app, or correct upstream"), "{line}");
 }

@@ -4,6 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 use testbed::{
+    client::request,
     process::GatewayProcess,
     upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
@@ -156,4 +157,44 @@ async fn what_does_not_open_is_said_and_can_be_forgotten() {
     assert!(said.contains("1 record did not open; nothing was changed there"), "{said}");
     let (code, _, said) = ibid(&["keys", "forget", &address, "--reason", "altered", "--config", other]).await;
     assert_eq!(code, Some(0), "{said}");
+}
+
+/// The route masks keys. Whoever asks for one is written down.
+#[tokio::test]
+async fn a_masked_key_is_revealed_to_an_admin_who_says_why() {
+    const WHO: &str = "[admin]\naudit = \"store\"\ntoken = \"token-of-the-admin\"\n\
+                       tokens = [{ role = \"viewer\", token = \"token-of-the-viewer\" }]\n";
+    let scene = SealedGateway { folder: tempfile::tempdir().unwrap(), upstream: TestUpstream::start().await };
+    let config = scene.config().replace(", key = \"clear\"", "");
+    fs::write(scene.file(), &config).unwrap();
+    let gateway = start_gateway(&format!("{WHO}{config}"), &scene.upstream).await;
+    assert_eq!(pay(&gateway, "key-of-the-payment").send().await.status, 201);
+    let send = async |method: &str, token: &str, path: &str, body: &str| {
+        let asked = request(method, gateway.admin_addr(), path).header("Authorization", format!("Bearer {token}"));
+        if method == "GET" { asked.send().await } else { asked.json(body).send().await }
+    };
+    let list = send("GET", "token-of-the-viewer", "/api/records", "").await;
+    assert!(!list.text().contains("key-of-the-payment"), "{}", list.text());
+    let record = &list.json()["records"][0];
+    assert_eq!((&record["key"], &record["revealable"]), (&"key-****ment".into(), &true.into()), "{record}");
+    let path = format!("/api/records/{}/reveal", record["address"].as_str().unwrap());
+    assert_eq!(send("POST", "token-of-the-viewer", &path, r#"{"reason":"curious"}"#).await.status, 403);
+    assert_eq!(send("POST", "token-of-the-admin", &path, r#"{"reason":" "}"#).await.status, 400);
+    let revealed = send("POST", "token-of-the-admin", &path, r#"{"reason":"ticket 7"}"#).await;
+    assert_eq!((revealed.status, &revealed.json()["key"]), (200, &"key-of-the-payment".into()), "{revealed:?}");
+    end(gateway).await;
+
+    let (code, printed, said) =
+        scene.run_keys(&["reveal", "--key", "key-of-the-payment", "--reason", "ticket 8"]).await;
+    assert_eq!((code, printed.as_str()), (Some(0), "key-of-the-payment\n"), "{said}");
+    // Both are in the one trail, and the key is not.
+    let (_, trail, _) = scene.run_keys(&["audit", "--json"]).await;
+    let entries = serde_json::from_str::<Value>(&trail).unwrap()["entries"].clone();
+    let told: Vec<_> = entries.as_array().unwrap().iter().map(|entry| [&entry["action"], &entry["reason"]]).collect();
+    assert_eq!(told, [["reveal", "ticket 8"], ["reveal", "ticket 7"]], "{trail}");
+    assert!(!trail.contains("key-of-the-payment") && trail.contains("(ibid keys)"), "{trail}");
+    // Without the keys of the store nothing is revealed.
+    let address = entries[0]["address"].as_str().unwrap();
+    let (code, printed, said) = scene.run_keys_without_seal(&["reveal", address, "--reason", "r"]).await;
+    assert!(code == Some(1) && printed.is_empty() && said.contains("does not open"), "{said}");
 }
