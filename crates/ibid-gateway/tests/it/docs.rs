@@ -235,7 +235,7 @@ fn documented_keys(page: &str, heading: &str, header: &str, table: &str) -> BTre
     names.map(key).collect()
 }
 
-const SETTINGS_TABLES: [&str; 9] = ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "store", "seal"];
+const SETTINGS_TABLES: [&str; 10] = ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "api", "store", "seal"];
 const SETTINGS_HEADER: &str = "| key | default | meaning |";
 
 #[test]
@@ -298,7 +298,7 @@ fn the_page_of_operating_lists_what_needs_a_restart() {
          credentials = [\"X-Api-Key\"]\ncredential_schemes = [\"Token\"]\nmax_running = 1\nbuffer_memory = \"64MiB\"\n\
          cors = {{ origins = [\"https://shop.example.com\"] }}\njournal = \"elsewhere\"\n[tls]\n{pem}\n\
          [limits]\nmax_headers = 7\n[log]\nlevel = \"warn\"\n[trace]\notlp = \"http://127.0.0.1:4318\"\n\
-         [admin]\nlisten = \"127.0.0.1:2\"\n[admin.tls]\n{pem}\n[store]\nurl = \"memory:\"\n\
+         [admin]\nlisten = \"127.0.0.1:2\"\n[admin.tls]\n{pem}\n[api]\nlisten = \"unix:api.sock\"\n[store]\nurl = \"memory:\"\n\
          [seal]\naddress_secret = \"{secret}\"\n"
     );
     let changed = settings(&everything).settings_needing_restart(&settings("upstream = \"http://127.0.0.1:3000\""));

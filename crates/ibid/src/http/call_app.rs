@@ -133,7 +133,10 @@ impl Run<'_> {
         // The call itself may panic before it returns a future.
         let mut sending = pin!(catch_panic(async move { app.send(request, call).await }));
         let deadline = self.started + policy.timeout;
-        let (sent, deadline) = match self.within(Some(deadline), sending.as_mut()).await {
+        let limit = (!A::HAS_OWN_DEADLINE).then_some(deadline);
+        let (sent, deadline) = match self.within(limit, sending.as_mut()).await {
+            // The app's response is whole, so that reading it takes no time.
+            Some(sent) if A::HAS_OWN_DEADLINE => (sent, Instant::now() + policy.timeout),
             Some(sent) => (sent, deadline),
             None if send_state.is_unsent() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
@@ -160,6 +163,10 @@ impl Run<'_> {
                 Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
             }
             Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
+            Some(Err(AppError { outcome: DispatchOutcome::TimedOut(why), .. })) => {
+                let refusal = Refusal::new(RefusalReason::UpstreamTimeout, why);
+                Err(RunOutcome::Park(AppResponse::Refused(refusal), UnknownCause::NoLateAnswer))
+            }
             None => Err(RunOutcome::Park(AppResponse::Panicked, UnknownCause::AppSaidSo)),
         }
     }

@@ -15,8 +15,8 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
     call_app::{self, AppResponse},
-    context::{NO_RESPONSE_STATUS, RequestContext},
-    future::WorkState,
+    context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
+    future::{ResponseFuture, WorkState},
     read_body::{overloaded, read_body},
     request::{self, KeyedRequest, RequestIdentity},
     rules,
@@ -30,7 +30,7 @@ use crate::{
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
     scope::{CallerKind, ScopePart},
-    store::{CompletedEntry, Fingerprint},
+    store::{ClaimOutcome, CompletedEntry, Fingerprint, Lease},
 };
 
 /// Responses up to this size in bytes are not counted: they need less memory than the request's own task.
@@ -145,7 +145,10 @@ where
     if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint) {
         return BegunExchange::Respond(replay(&shared, entry, StoredAs::Recorded, &context).await);
     }
-    let request = keyed.claim(&identity, &context, &parts);
+    let mut request = keyed.claim(&identity, &context, &parts);
+    if let Some(token) = context.claim_token {
+        request.token = token;
+    }
     let secret = shared.settings.address_secret.as_ref();
     let anonymous = AnonymousCaller::of(keyed.caller, &request, context.policy(), secret);
     state.mark_claimed();
@@ -173,6 +176,57 @@ where
     let handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
     let request = Some((parts, body, trailers));
     BegunExchange::Run(Exchange { shared, context, run, handler_claim, anonymous, buffers, request, _slot: slot })
+}
+
+/// A run whose claim was granted earlier, to another process or to this one. See
+/// [`Ibid::resume`](super::Ibid::resume).
+#[derive(Debug, Clone)]
+pub struct ResumedRun {
+    /// The route that governed the request.
+    pub route: Arc<Route>,
+    /// The claim.
+    pub lease: Lease,
+    /// When the request arrived, in milliseconds since the Unix epoch.
+    pub requested_at_ms: u64,
+}
+
+/// Continues a run. If it has already completed, the client gets the recorded answer.
+pub(super) fn resume<A, B>(
+    shared: &Arc<LayerState>, mut app: A, parts: Parts, sender: &RequestSender, run: ResumedRun,
+) -> ResponseFuture<A::PassFuture, A::Body>
+where
+    A: App<B>,
+    B: Send + 'static,
+{
+    let ResumedRun { route, lease, requested_at_ms } = run;
+    let mut context = RequestContext::new(shared, &route, &parts, sender);
+    context.requested_at_ms = requested_at_ms;
+    context.address = Some(lease.request.address);
+    context.key = MaskedKey::of(lease.request.tags.key());
+    let (running, state) = (shared.engine.running().clone(), WorkState::new());
+    state.mark_claimed();
+    let (shared, work_state) = (shared.clone(), state.clone());
+    let work = Box::pin(async move {
+        let found = shared.engine.peek(&lease.request.address).await;
+        if let Ok(Some(ClaimOutcome::Completed(entry))) = found
+            && entry.fence == lease.fence
+        {
+            return Some(replay(&shared, entry, StoredAs::Recorded, &context).await);
+        }
+        let mut exchange = Exchange {
+            run: Some(shared.engine.resume(context.policy().terms(), lease)),
+            context: Box::new(context),
+            handler_claim: None,
+            anonymous: None,
+            buffers: shared.budget.reserve_nothing(),
+            request: Some((parts, Bytes::new(), None)),
+            _slot: shared.engine.running().try_enter(usize::MAX).expect("no limit"),
+            shared,
+        };
+        let outcome = exchange.run(&mut app, &work_state).await;
+        exchange.end(outcome).await
+    });
+    ResponseFuture::covered(work, state, running)
 }
 
 /// Reads the body and prepares the claim. The first of the routes under which the body contains a key governs.
