@@ -28,6 +28,8 @@ mod passthrough;
 mod presets;
 mod quota;
 mod redirects;
+mod scenarios;
+mod sdks;
 mod sealing;
 mod secret_leaks;
 mod store_command;
