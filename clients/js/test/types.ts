@@ -25,3 +25,15 @@ export async function uses(form: HTMLFormElement): Promise<void> {
   // @ts-expect-error: a Request can be sent only once
   await idempotentFetch(new Request('/pay'))
 }
+
+import { type IbidOptions, Ibid, NotStarted, express, expressErrors, extractIdempotencyKey, fastify, generateIdempotencyKey, isValidIdempotencyKey, withIdempotency } from '../server.js'
+
+const settings: IbidOptions = { address: 'unix:/run/ibid/api.sock', unreachable: 'open', identify: request => ({ 'X-User-Id': request.user }) }
+const server = new Ibid(settings)
+const post: (request: Request, context: { params: string }) => Promise<Response> = withIdempotency(async (request, context: { params: string }) => new Response(context.params), server)
+const middleware: Function[] = [express(server), expressErrors(), fastify]
+const found: string | null = extractIdempotencyKey(new Headers())
+if (isValidIdempotencyKey(found) && found === generateIdempotencyKey()) throw new NotStarted()
+// @ts-expect-error: there is no third way
+new Ibid({ unreachable: 'maybe' })
+void [post, middleware]

@@ -47,7 +47,7 @@ pub mod audit;
 pub mod auth;
 pub(crate) mod health;
 pub(crate) mod hosts;
-mod idle;
+pub(crate) mod idle;
 pub mod input;
 mod problem;
 pub mod records;
@@ -183,7 +183,7 @@ impl ConnectionHandler for AdminConnections {
     {
         let AcceptedConnection { peer, local, is_secure, .. } = connection;
         let client = ClientInfo { client: peer.ip(), secure: is_secure, connected_to: local };
-        idle::serve(socket, |mut request| {
+        idle::serve(socket, idle::ADMIN_LIMITS, |mut request| {
             request.extensions_mut().insert(client);
             let answer = self.router.clone().call(request);
             async { answer.await.unwrap_or_else(|never| match never {}) }

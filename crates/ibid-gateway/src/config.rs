@@ -43,9 +43,9 @@ pub use reload_check::{forgotten_answers, shortened_ttls};
 pub use schema::file_schema;
 pub use secret::{Collector, RedactedStoreUrl, Secret};
 pub use settings::{
-    AdminSettings, AdminToken, AuditDestination, ClientIdentity, ClientTls, GatewaySettings, GrpcUnknown, JwtKeys,
-    JwtSettings, LimitSettings, LogFormat, LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource,
-    TraceSettings,
+    AdminSettings, AdminToken, ApiListen, ApiSettings, AuditDestination, ClientIdentity, ClientTls, GatewaySettings,
+    GrpcUnknown, JwtKeys, JwtSettings, LimitSettings, LogFormat, LogLevel, LogSettings, Pem, QuotaSettings, Role,
+    TlsSettings, TokenSource, TraceSettings,
 };
 pub use store::{DEFAULT_STORE, SealSettings, StoreSelection, StoreSettings};
 

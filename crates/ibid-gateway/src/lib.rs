@@ -6,6 +6,7 @@
 #![allow(rustdoc::private_intra_doc_links, reason = "its documentation is for people who read the source")]
 
 pub mod admin;
+pub mod api;
 pub mod commands;
 pub mod config;
 mod console;

@@ -43,6 +43,8 @@ mod connection_activity;
 pub mod interim;
 mod request;
 
+pub(crate) use self::request::ambiguity;
+
 /// At shutdown: maximum time for the settlements of abandoned operations to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time for an idle client to close its connection after the server asked it to.

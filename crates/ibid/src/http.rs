@@ -30,6 +30,7 @@ pub use self::{
     call_app::catch_panic,
     context::{PeerConnection, RequestSender, ResponseAbort, plain_response, refusal_response},
     cors::Cors,
+    exchange::ResumedRun,
     future::{PollHook, ResponseFuture},
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
@@ -252,6 +253,19 @@ impl Ibid {
     {
         let (parts, body) = request.into_parts();
         service::call(&self.shared, app, parts, body, sender, route, key_headers)
+    }
+
+    /// Continues a run whose claim was granted earlier, to another process or to this one: `app` is called with the
+    /// head of the request and returns the response of the handler. The result is settled unless another run has taken
+    /// over.
+    pub fn resume<A, B>(
+        &self, app: A, head: Parts, sender: &RequestSender, run: ResumedRun,
+    ) -> ResponseFuture<A::PassFuture, A::Body>
+    where
+        A: App<B>,
+        B: Send + 'static,
+    {
+        exchange::resume(&self.shared, app, head, sender, run)
     }
 
     /// Returns once no operation is running and the store has all results. Await it before the process ends. It waits

@@ -109,7 +109,7 @@ pub(crate) enum CallerKind {
 }
 
 /// The values of a scope's parts, length-framed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scope(Vec<u8>);
 
 impl Scope {

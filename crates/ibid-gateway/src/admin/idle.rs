@@ -24,13 +24,40 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// A connection on which no byte moves for this long (60 s) is closed, unless a response is being computed.
-pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A request head that takes longer closes the connection.
-const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::config::LimitSettings;
 
-/// Serves HTTP/1.1 until the client closes the connection, or it is idle for [`IDLE_TIMEOUT`].
-pub(super) async fn serve<S, F, B>(socket: S, answer: impl Fn(Request<Incoming>) -> F)
+/// What a client may take of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IdleLimits {
+    /// A connection on which no byte moves for this long is closed, unless a response is being computed.
+    pub(crate) idle: Duration,
+    /// A request head that takes longer closes the connection.
+    pub(crate) header: Duration,
+    pub(crate) max_headers: usize,
+    pub(crate) max_header_bytes: usize,
+}
+
+/// The limits of the admin port.
+pub(super) const ADMIN_LIMITS: IdleLimits = IdleLimits {
+    idle: Duration::from_secs(60),
+    header: Duration::from_secs(10),
+    max_headers: 100,
+    max_header_bytes: 400 << 10,
+};
+
+impl From<&LimitSettings> for IdleLimits {
+    fn from(limits: &LimitSettings) -> Self {
+        Self {
+            idle: limits.idle_timeout.min(limits.write_timeout),
+            header: limits.header_timeout,
+            max_headers: limits.max_headers,
+            max_header_bytes: usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192),
+        }
+    }
+}
+
+/// Serves HTTP/1.1 until the client closes the connection, or it is idle for too long.
+pub(crate) async fn serve<S, F, B>(socket: S, limits: IdleLimits, answer: impl Fn(Request<Incoming>) -> F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Response<B>>,
@@ -50,11 +77,13 @@ where
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .header_read_timeout(limits.header)
+        .max_headers(limits.max_headers)
+        .max_buf_size(limits.max_header_bytes)
         .serve_connection(TokioIo::new(TrackedSocket { socket, activity: activity.clone() }), service);
     tokio::select! {
         _ = connection => {}
-        () = activity.wait_until_idle() => tracing::debug!("a connection to the admin port was idle for {IDLE_TIMEOUT:?} and was closed"),
+        () = activity.wait_until_idle(limits.idle) => tracing::debug!("a connection was idle for {:?} and was closed", limits.idle),
     }
 }
 
@@ -68,14 +97,14 @@ impl IdleTracker {
         *self.last_activity.lock() = Instant::now();
     }
 
-    /// Returns once no byte has moved for [`IDLE_TIMEOUT`] and no request is active.
-    async fn wait_until_idle(&self) {
+    /// Returns once no byte has moved for this long and no request is active.
+    async fn wait_until_idle(&self, idle: Duration) {
         loop {
             let (last, working) = (*self.last_activity.lock(), self.is_working.load(SeqCst));
-            if !working && last.elapsed() >= IDLE_TIMEOUT {
+            if !working && last.elapsed() >= idle {
                 return;
             }
-            sleep_until(if working { Instant::now() } else { last } + IDLE_TIMEOUT).await;
+            sleep_until(if working { Instant::now() } else { last } + idle).await;
         }
     }
 }
@@ -130,7 +159,7 @@ mod tests {
     /// Sends a request whose response has [`LENGTH`] bytes and takes this long.
     async fn send_request(takes: Duration) -> DuplexStream {
         let (mut client, server) = duplex(1024);
-        tokio::spawn(serve(server, move |_| async move {
+        tokio::spawn(serve(server, ADMIN_LIMITS, move |_| async move {
             sleep(takes).await;
             Response::new(Full::new(Bytes::from(vec![b'x'; LENGTH])))
         }));
@@ -164,7 +193,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_reads_nothing_is_cut() {
         let mut client = send_request(Duration::ZERO).await;
-        sleep(IDLE_TIMEOUT * 2).await;
+        sleep(ADMIN_LIMITS.idle * 2).await;
         let mut rest = Vec::new();
         client.read_to_end(&mut rest).await.unwrap();
         assert!(rest.len() <= 1024, "{} bytes were waiting", rest.len());

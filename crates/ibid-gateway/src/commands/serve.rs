@@ -21,7 +21,8 @@ use tokio::{
 use super::{admin::local_address, store};
 use crate::{
     admin::AdminServer,
-    config::{Env, GatewaySettings, SealSettings, ServeArgs},
+    api::ApiServer,
+    config::{ApiListen, Env, GatewaySettings, SealSettings, ServeArgs},
     logs,
     metrics::MetricsObserver,
     reflection,
@@ -62,6 +63,8 @@ pub struct RunningGateway {
     /// Where clients connect.
     pub address: SocketAddr,
     pub admin: Option<SocketAddr>,
+    /// Where apps call the exchange API.
+    pub api: Option<ApiListen>,
     /// The path on the admin port that logs in to the console once.
     pub login_path: Option<String>,
     is_secure: bool,
@@ -72,6 +75,8 @@ pub struct RunningGateway {
     server: tokio::task::JoinHandle<()>,
     /// The admin port's task and its stop signal. It stops last.
     admin_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
+    /// Stops after the server, so that exchanges can end meanwhile.
+    api_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
     /// Holds the journal lock. Two gateways on one directory would each delete the other's pending answers.
     _journal: Option<ProcessLock>,
@@ -100,6 +105,13 @@ impl RunningGateway {
         let (stop, stopping) = watch::channel(false);
         tokio::spawn(watched.recent.clone().save_findings(ibid.engine().store().clone(), stopping.clone()));
         let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
+        let (mut api, mut api_task) = (None, None);
+        if let Some(settings) = &settings.api {
+            let server = ApiServer::bind(settings, live.clone(), ibid.clone(), stopping.clone()).await?;
+            api = Some(server.address().map_or_else(|| settings.listen.clone(), ApiListen::Tcp));
+            let (end, ended) = oneshot::channel();
+            api_task = Some((end, tokio::spawn(server.run(ended))));
+        }
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
         let admin = admin_server.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
@@ -119,6 +131,7 @@ impl RunningGateway {
         Ok(Self {
             address,
             admin,
+            api,
             login_path,
             is_secure,
             is_admin_secure,
@@ -127,6 +140,7 @@ impl RunningGateway {
             stop,
             server,
             admin_task,
+            api_task,
             tracer,
             _journal,
         })
@@ -135,9 +149,9 @@ impl RunningGateway {
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
-        if let Some((end, desk)) = self.admin_task {
+        for (end, task) in self.api_task.into_iter().chain(self.admin_task) {
             let _ = end.send(());
-            let _ = desk.await;
+            let _ = task.await;
         }
         if let Some(tracer) = &self.tracer {
             tracer.flush().await;
@@ -253,6 +267,9 @@ fn print_addresses(gateway: &RunningGateway) {
     let admin_scheme = scheme(gateway.is_admin_secure);
     if let Some(admin) = gateway.admin {
         let _ = writeln!(out, "ibid: admin on {admin_scheme}://{admin}");
+    }
+    if let Some(api) = &gateway.api {
+        let _ = writeln!(out, "ibid: api on {api}");
     }
     let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.is_secure), gateway.address);
     if let (Some(admin), Some(path)) = (gateway.admin, &gateway.login_path)

@@ -23,7 +23,7 @@ use super::{
     schema,
     secret::Collector,
     secret::{Secret, UpstreamUrl},
-    settings::{LimitSettings, LogSettings, PemFile, QuotaSettings, Role},
+    settings::{ApiListen, LimitSettings, LogSettings, PemFile, QuotaSettings, Role},
     store::StoreSettings,
     toml_node::{FromToml, Scalar, TomlNode, tables},
     values::{
@@ -64,6 +64,7 @@ tables! {
         pub(super) log: LogSettings,
         pub(super) trace: RawTrace,
         pub(super) admin: RawAdmin,
+        pub(super) api: RawApi,
         pub(super) store: StoreSettings,
         pub(super) seal: Option<RawSeal>,
         pub(super) policy: Option<RawDials>,
@@ -108,6 +109,11 @@ tables! {
         pub(super) audit: Option<String>,
         pub(super) hosts: Vec<String>,
         pub(super) tls: Option<RawTls>,
+    }
+
+    pub(super) struct RawApi {
+        pub(super) listen: Option<ApiListen>,
+        pub(super) token: Option<Secret>,
     }
 
     pub(super) struct RawToken {

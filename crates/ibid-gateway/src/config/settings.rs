@@ -74,6 +74,8 @@ pub struct GatewaySettings {
     pub trace: Option<TraceSettings>,
     /// `None` if the admin port is off.
     pub admin: Option<AdminSettings>,
+    /// `None` if the exchange API is off.
+    pub api: Option<ApiSettings>,
     pub store: StoreSettings,
     pub seal: Option<SealSettings>,
     pub routes: RouteTable,
@@ -225,6 +227,44 @@ pub struct AdminSettings {
     pub tls: Option<TlsSettings>,
 }
 
+/// Where apps beside this process call the exchange API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiSettings {
+    pub listen: ApiListen,
+    /// Always present on TCP.
+    pub token: Option<Secret>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ApiListen {
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+    /// A loopback address.
+    Tcp(SocketAddr),
+}
+
+impl Scalar for ApiListen {
+    const ALLOWED: &'static str = "\"unix:PATH\" or a loopback address and a port such as \"127.0.0.1:8082\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        match (text.strip_prefix("unix:"), text.parse::<SocketAddr>()) {
+            (Some(path), _) if !path.is_empty() => Ok(Self::Unix(path.into())),
+            (None, Ok(address)) if address.ip().is_loopback() => Ok(Self::Tcp(address)),
+            (None, Ok(_)) => Err(format!("{text:?} is no loopback address; allowed is {}", Self::ALLOWED)),
+            _ => Err(format!("{text:?} is no place to listen; allowed is {}", Self::ALLOWED)),
+        }
+    }
+}
+
+impl fmt::Display for ApiListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminToken {
     pub role: Role,
@@ -269,6 +309,7 @@ impl GatewaySettings {
             ("trace", self.trace.is_some() != old.trace.is_some()),
             ("admin", fixed(self) != fixed(old)),
             ("admin.tls", has_admin_tls(self) != has_admin_tls(old)),
+            ("api", self.api != old.api),
             ("store", self.store != old.store),
             ("seal", SealSettings::needs_restart(old.seal.as_ref(), self.seal.as_ref())),
         ];

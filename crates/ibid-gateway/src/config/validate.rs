@@ -20,8 +20,9 @@ use super::{
     raw,
     secret::{Collector, Secret, UpstreamUrl},
     settings::{
-        AdminSettings, AdminToken, AuditDestination, ClientIdentity, ClientTls, GatewaySettings, JwtKeys, JwtSettings,
-        PemFile, REFLECTION_KEYWORD, Role, TlsSettings, TokenSource, TraceSettings,
+        AdminSettings, AdminToken, ApiListen, ApiSettings, AuditDestination, ClientIdentity, ClientTls,
+        GatewaySettings, JwtKeys, JwtSettings, PemFile, REFLECTION_KEYWORD, Role, TlsSettings, TokenSource,
+        TraceSettings,
     },
     store::build_seal,
     toml_node::Scalar,
@@ -101,6 +102,7 @@ pub(super) fn validate(file: raw::RawFile, path: Option<PathBuf>, lookup: &Value
         log: file.log,
         trace: lookup.collect(build_trace(file.trace, lookup)).flatten(),
         admin,
+        api: lookup.collect(build_api(file.api, listen)).flatten(),
         store,
         seal: file.seal.and_then(|written| lookup.collect(build_seal(written, compress))),
         routes: routes.with_quota(file.quota.is_set()).with_unknown_calls(file.grpc_unknown),
@@ -179,6 +181,24 @@ fn build_admin(file: raw::RawAdmin, journal: Option<&Path>, lookup: &ValueResolv
         lookup.collect(Err::<(), _>(wrong(format!("admin.hosts[{}]", at + 1), what)));
     }
     file.listen.map(|listen| AdminSettings { listen, tokens, audit, hosts: file.hosts, tls })
+}
+
+fn build_api(file: raw::RawApi, clients: SocketAddr) -> Result<Option<ApiSettings>, ConfigError> {
+    let Some(listen) = file.listen else {
+        let needless = "it is for api.listen, which is missing; name a place such as \"unix:/run/ibid/api.sock\"";
+        return if file.token.is_some() { Err(wrong("api.token", needless)) } else { Ok(None) };
+    };
+    match &listen {
+        ApiListen::Tcp(address) if *address == clients && clients.port() != 0 => {
+            Err(wrong("api.listen", format!("\"{address}\" is where clients connect already (listen)")))
+        }
+        ApiListen::Tcp(_) if file.token.is_none() => {
+            let what = "missing; every local user can connect to an address, so write a token such as \
+                        \"env:IBID_API_TOKEN\", or listen on \"unix:PATH\"";
+            Err(wrong("api.token", what))
+        }
+        _ => Ok(Some(ApiSettings { listen, token: file.token })),
+    }
 }
 
 /// `place` is the path of the token, and its name unless it has one. `known` are the tokens before it.

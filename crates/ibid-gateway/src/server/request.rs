@@ -237,12 +237,12 @@ fn panic_response(protocol: Protocol) -> ClientResponse {
 }
 
 /// Explains why the app, or a proxy in between, could interpret the request differently.
-fn ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
+pub(crate) fn ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     framing_ambiguity(request).or_else(|| host_ambiguity(request)).or_else(|| target_ambiguity(request))
 }
 
 /// hyper only checks the last transfer coding. The gateway would remove the others without decoding them.
-fn framing_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
+fn framing_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
     let only = codings.next()?;
     let plain = codings.next().is_none() && only.as_bytes().eq_ignore_ascii_case(b"chunked");
@@ -250,7 +250,7 @@ fn framing_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
 }
 
 /// With two hosts, one would decide the scope and the other what the app serves. HTTP/1.1 requires exactly one.
-fn host_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
+fn host_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
     if second.is_some() {
@@ -274,7 +274,7 @@ fn host_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
 
 /// Routes match paths, so a target without a path would escape all of them. A CONNECT tunnel would reach the app
 /// unchecked.
-fn target_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
+fn target_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     if request.method() == Method::CONNECT {
         return Some("there are no tunnels through here");
     }

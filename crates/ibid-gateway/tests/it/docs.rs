@@ -235,7 +235,7 @@ fn documented_keys(page: &str, heading: &str, header: &str, table: &str) -> BTre
     names.map(key).collect()
 }
 
-const SETTINGS_TABLES: [&str; 9] = ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "store", "seal"];
+const SETTINGS_TABLES: [&str; 10] = ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "api", "store", "seal"];
 const SETTINGS_HEADER: &str = "| key | default | meaning |";
 
 #[test]
@@ -298,7 +298,7 @@ fn the_page_of_operating_lists_what_needs_a_restart() {
          credentials = [\"X-Api-Key\"]\ncredential_schemes = [\"Token\"]\nmax_running = 1\nbuffer_memory = \"64MiB\"\n\
          cors = {{ origins = [\"https://shop.example.com\"] }}\njournal = \"elsewhere\"\n[tls]\n{pem}\n\
          [limits]\nmax_headers = 7\n[log]\nlevel = \"warn\"\n[trace]\notlp = \"http://127.0.0.1:4318\"\n\
-         [admin]\nlisten = \"127.0.0.1:2\"\n[admin.tls]\n{pem}\n[store]\nurl = \"memory:\"\n\
+         [admin]\nlisten = \"127.0.0.1:2\"\n[admin.tls]\n{pem}\n[api]\nlisten = \"unix:api.sock\"\n[store]\nurl = \"memory:\"\n\
          [seal]\naddress_secret = \"{secret}\"\n"
     );
     let changed = settings(&everything).settings_needing_restart(&settings("upstream = \"http://127.0.0.1:3000\""));
@@ -452,7 +452,7 @@ fn no_link_is_dead() {
     let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
         .map(|page| root().join(page))
         .into();
-    for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js"] {
+    for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js", "clients/python"] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 mod admin;
+mod api;
 mod app_servers;
 mod bad_input;
 mod chaos;
@@ -27,6 +28,8 @@ mod passthrough;
 mod presets;
 mod quota;
 mod redirects;
+mod scenarios;
+mod sdks;
 mod sealing;
 mod secret_leaks;
 mod store_command;

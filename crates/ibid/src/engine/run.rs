@@ -110,6 +110,12 @@ enum Ending<A> {
 }
 
 impl Engine {
+    /// Continues a run whose claim was granted earlier.
+    pub(crate) fn resume(&self, policy: &Terms, lease: Lease) -> ClaimedRun {
+        let now = Instant::now();
+        ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at: now, granted_at: now }
+    }
+
     /// Starts a run at once, if no quota applies and the claim took little time.
     pub(super) fn try_start_run(
         &self, policy: &Terms, lease: Lease, claimed_at: Instant, granted_at: Instant,

@@ -47,6 +47,9 @@ pub trait App<B>: Clone + Send + 'static {
     /// Whether [`AppCall::claim`] is used. An app that does not use it saves the claim's allocation.
     const USES_CLAIM: bool = false;
 
+    /// Whether [`send`](Self::send) ends by itself in time. The layer then does not apply the policy's `timeout`.
+    const HAS_OWN_DEADLINE: bool = false;
+
     /// Sends a request that no claim protects.
     fn pass(&mut self, request: Request<RequestBody<B>>) -> Self::PassFuture;
 
@@ -83,6 +86,8 @@ pub enum DispatchOutcome {
     NotSent(String),
     /// The request may have been executed.
     ResponseLost(String),
+    /// No response came in time, and none is awaited any more.
+    TimedOut(String),
 }
 
 /// Identifies a run. The layer puts it into the extensions of the handler's request.
@@ -221,6 +226,11 @@ impl HandlerClaim {
     /// The lease of the claim.
     pub fn lease(&self) -> &Lease {
         &self.0.lease
+    }
+
+    /// The route that governs the request.
+    pub fn route(&self) -> &Arc<Route> {
+        &self.0.route
     }
 
     /// How long to remember the answer.

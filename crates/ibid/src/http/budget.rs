@@ -136,6 +136,11 @@ impl MemoryBudget {
         self.0.try_take(bytes).then(|| MemoryReservation { budget: self.0.clone(), bytes })
     }
 
+    /// A reservation that can count bytes later.
+    pub(crate) fn reserve_nothing(&self) -> MemoryReservation {
+        MemoryReservation { budget: self.0.clone(), bytes: 0 }
+    }
+
     /// Starts a request body.
     pub(crate) fn begin_receive(&self, client: &BudgetClient) -> TransferReservation {
         self.begin_transfer(client, false)

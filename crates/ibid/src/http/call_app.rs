@@ -125,7 +125,10 @@ impl Run<'_> {
             app.send(prepare_request(context, call.run, parts, std::mem::take(body)), call).await
         }));
         let deadline = self.started + policy.timeout;
-        let (sent, deadline) = match self.within(Some(deadline), sending.as_mut()).await {
+        let limit = (!A::HAS_OWN_DEADLINE).then_some(deadline);
+        let (sent, deadline) = match self.within(limit, sending.as_mut()).await {
+            // The app's response is whole, so that reading it takes no time.
+            Some(sent) if A::HAS_OWN_DEADLINE => (sent, Instant::now() + policy.timeout),
             Some(sent) => (sent, deadline),
             None if send_state.is_unsent() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
@@ -155,6 +158,10 @@ impl Run<'_> {
                 Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
             }
             Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
+            Some(Err(AppError { outcome: DispatchOutcome::TimedOut(why), .. })) => {
+                let refusal = Refusal::new(RefusalReason::UpstreamTimeout, why);
+                Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::NoLateAnswer))
+            }
             None => Err(RunOutcome::Park(AppAnswer::Panicked, UnknownCause::AppSaidSo)),
         }
     }

@@ -33,7 +33,7 @@ use crate::{
     refusal::Refusal,
     scope::{TokenVerification, TrustedProxies},
     sent_names::SentNames,
-    store::Address,
+    store::{Address, ClaimToken},
     time::now_ms,
 };
 
@@ -53,6 +53,8 @@ pub struct RequestSender {
     pub identity: Option<TokenVerification>,
     /// Polls all work on the request.
     pub poll_hook: Option<PollHook>,
+    /// The token of the claim. A request that is sent again with its token is the same claim. By default a new one.
+    pub claim_token: Option<ClaimToken>,
 }
 
 impl RequestSender {
@@ -63,6 +65,7 @@ impl RequestSender {
             abort: extensions.get().cloned(),
             identity: extensions.get().cloned(),
             poll_hook: extensions.get().cloned(),
+            claim_token: None,
         }
     }
 }
@@ -84,6 +87,7 @@ pub(crate) struct RequestContext {
     /// The masked key; empty without one.
     pub(crate) key: MaskedKey,
     pub(super) address: Option<Address>,
+    pub(super) claim_token: Option<ClaimToken>,
     pub(super) part_digests: Option<PartDigests>,
     pub(super) client: BudgetClient,
     /// The client's address, past trusted proxies.
@@ -127,6 +131,7 @@ impl RequestContext {
             route: route.clone(),
             key: MaskedKey::default(),
             address: None,
+            claim_token: sender.claim_token,
             part_digests: None,
             client: BudgetClient::new(sender),
             client_address: settings

@@ -15,8 +15,8 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
     call_app::{self, AppAnswer},
-    context::{NO_RESPONSE_STATUS, RequestContext},
-    future::WorkState,
+    context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
+    future::{ResponseFuture, WorkState},
     read_body::{ReadBody, overloaded, read_body},
     request::{self, KeyedRequest, RequestIdentity},
     rules,
@@ -30,7 +30,8 @@ use crate::{
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
     scope::{CallerKind, ScopePart},
-    store::{CompletedEntry, Fingerprint},
+    sent_names::SentNames,
+    store::{ClaimOutcome, CompletedEntry, Fingerprint, Lease},
 };
 
 /// Responses up to this size in bytes are not counted: they need less memory than the request's own task.
@@ -129,7 +130,10 @@ impl Exchange {
         if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
             return BegunExchange::Respond(replay(shared, entry, StoredAs::Recorded, context).await);
         }
-        let request = keyed.claim(&identity, context, parts);
+        let mut request = keyed.claim(&identity, context, parts);
+        if let Some(token) = context.claim_token {
+            request.token = token;
+        }
         let secret = shared.settings.address_secret.as_ref();
         *anonymous = AnonymousCaller::of(keyed.caller, &request, context.policy(), secret);
         state.mark_claimed();
@@ -232,6 +236,53 @@ impl Exchange {
         };
         Request::from_parts(parts, body)
     }
+}
+
+/// A run whose claim was granted earlier, to another process or to this one. See
+/// [`Ibid::resume`](super::Ibid::resume).
+#[derive(Debug, Clone)]
+pub struct ResumedRun {
+    /// The route that governed the request.
+    pub route: Arc<Route>,
+    /// The claim.
+    pub lease: Lease,
+    /// When the request arrived, in milliseconds since the Unix epoch.
+    pub requested_at_ms: u64,
+}
+
+/// Continues a run. If it has already completed, the client gets the recorded answer.
+pub(super) fn resume<A, B>(
+    shared: &Arc<LayerState>, mut app: A, parts: Parts, sender: &RequestSender, run: ResumedRun,
+) -> ResponseFuture<A::PassFuture, A::Body>
+where
+    A: App<B>,
+    B: Send + 'static,
+{
+    let ResumedRun { route, lease, requested_at_ms } = run;
+    let names = SentNames::of(&parts.headers);
+    let mut context = RequestContext::new(shared, &route, &parts, sender, names);
+    context.requested_at_ms = requested_at_ms;
+    context.address = Some(lease.request.address);
+    context.key = MaskedKey::of(lease.request.tags.key());
+    let (running, state) = (shared.engine.running().clone(), WorkState::new());
+    state.mark_claimed();
+    let mut exchange = Exchange::new(shared, context, parts, KeyedRequest::resumed(), Vec::new());
+    exchange.buffers = Some(shared.budget.reserve_nothing());
+    exchange.slot = shared.engine.running().try_enter(usize::MAX);
+    let work_state = state.clone();
+    let work = Box::pin(async move {
+        let engine = &exchange.shared.engine;
+        if let Ok(Some(ClaimOutcome::Completed(entry))) = engine.peek(&lease.request.address).await
+            && entry.fence == lease.fence
+        {
+            return Some(replay(&exchange.shared, entry, StoredAs::Recorded, &exchange.context).await);
+        }
+        exchange.run = Some(engine.resume(exchange.context.policy().terms(), lease));
+        let mut reply = None;
+        let (outcome, now) = exchange.run(&mut app, &work_state, &mut reply).await;
+        exchange.end(now, outcome, &mut reply).await
+    });
+    ResponseFuture::covered(work, state, running)
 }
 
 /// Answers the engine's questions about a request.

@@ -42,6 +42,15 @@ pub(super) struct KeyedRequest {
     pub(super) length: Option<u64>,
 }
 
+impl KeyedRequest {
+    /// A request whose claim was granted earlier: nothing of it is needed any more.
+    pub(super) fn resumed() -> Self {
+        let none = || CallerTag::Text(String::new());
+        let (scope, caller) = (Scope::default(), CallerKind::Named);
+        Self { key: None, scope, caller, key_owner: None, tenant: none(), user: none(), length: None }
+    }
+}
+
 /// Whether a request carries a key from one of the policy's sources, in any format. Bodies are not read: a request
 /// whose body may contain a key counts as carrying one.
 pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> bool {

@@ -80,7 +80,7 @@ where
             }
             observation.end(match outcome {
                 DispatchOutcome::NotSent(_) => ShadowRunOutcome::Release,
-                DispatchOutcome::ResponseLost(_) => ShadowRunOutcome::Park,
+                DispatchOutcome::ResponseLost(_) | DispatchOutcome::TimedOut(_) => ShadowRunOutcome::Park,
             });
             return Some(service::pass_through(response.ok_or(()), &context));
         }

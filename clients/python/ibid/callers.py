@@ -1,0 +1,138 @@
+"""The caller's half: sends one operation until it has a final answer, with one key, and keeps the key until then."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+import uuid
+from typing import Any, Callable, Mapping, Optional
+
+KEY_HEADER = "Idempotency-Key"
+OPERATION_HEADER = "X-Ibid-Operation"
+_METHODS = ("POST", "PUT", "PATCH", "DELETE")
+_RETRIED = ("in-progress", "store-unavailable", "overloaded", "upstream-unreachable", "upstream-lost", "upstream-timeout")
+_FINAL = ("outcome-unknown", "key-reused", "quota-exceeded")
+
+
+class KeptKeys:
+    """Keys by the name of their operation, in a file: a restarted program goes on with the same key."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.lock = path, threading.Lock()
+
+    def key(self, operation: str) -> str:
+        with self.lock:
+            keys = self._read()
+            if operation not in keys:
+                keys[operation] = str(uuid.uuid4())
+                self._write(keys)
+            return keys[operation]
+
+    def forget(self, operation: str) -> None:
+        with self.lock:
+            keys = self._read()
+            if keys.pop(operation, None):
+                self._write(keys)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return {}
+
+    def _write(self, keys: dict[str, str]) -> None:
+        with open(self.path + ".new", "w", encoding="utf-8") as file:
+            json.dump(keys, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self.path + ".new", self.path)
+
+
+def retry_delay(attempt: int, status: int, headers: Mapping[str, str], body: bytes) -> Optional[float]:
+    """Seconds until the next attempt, or None if the answer is final."""
+    try:
+        name = str(json.loads(body)["type"]).rpartition("#")[2]
+    except (ValueError, TypeError, KeyError):
+        name = ""
+    if attempt >= 5 or name in _FINAL or not (name in _RETRIED or status in (429, 502, 503, 504)):
+        return None
+    after = str(headers.get("retry-after") or "")
+    return max(0.1 * 2 ** (attempt - 1) * random.uniform(1, 1.25), float(after) if after.isdigit() else 0.0)
+
+
+def send(
+    method: str, headers: Any, keys: Optional[KeptKeys], once: Callable[[], Any], read: Callable[[Any], Any], error: Any
+) -> Any:
+    """Sends with `once` until the answer is final. `error` is what `once` raises if there is no complete answer."""
+    if method.upper() not in _METHODS:
+        return once()
+    operation = headers.get(OPERATION_HEADER)
+    if operation is not None:
+        del headers[OPERATION_HEADER]
+    if KEY_HEADER not in headers:
+        headers[KEY_HEADER] = keys.key(operation) if keys and operation else str(uuid.uuid4())
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            response = once()
+        except error:
+            if attempt >= 5:
+                raise
+            time.sleep(0.1 * 2 ** (attempt - 1) * random.uniform(1, 1.25))
+            continue
+        status, told, body = read(response)
+        delay = retry_delay(attempt, status, told, body)
+        if delay is None:
+            if keys and operation and status < 500 and status != 409:
+                keys.forget(operation)
+            return response
+        time.sleep(delay)
+
+
+def httpx_transport(wrapped: Any = None, keys: Optional[KeptKeys] = None) -> Any:
+    """A transport for `httpx.Client(transport=…)`."""
+    import httpx
+
+    class IdempotentTransport(httpx.BaseTransport):
+        inner = wrapped or httpx.HTTPTransport()
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            request.read()
+
+            def once() -> httpx.Response:
+                response = self.inner.handle_request(request)
+                response.read()
+                return response
+
+            def read(response: httpx.Response) -> Any:
+                return response.status_code, response.headers, response.content
+
+            return send(request.method, request.headers, keys, once, read, httpx.TransportError)
+
+        def close(self) -> None:
+            self.inner.close()
+
+    return IdempotentTransport()
+
+
+def requests_adapter(keys: Optional[KeptKeys] = None) -> Any:
+    """An adapter for `requests.Session().mount("https://", …)`."""
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class IdempotentAdapter(HTTPAdapter):
+        def send(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            def once() -> Any:
+                return HTTPAdapter.send(self, request, *args, **kwargs)
+
+            def read(response: Any) -> Any:
+                return response.status_code, response.headers, response.content
+
+            return send(request.method, request.headers, keys, once, read, requests.exceptions.ConnectionError)
+
+    return IdempotentAdapter()

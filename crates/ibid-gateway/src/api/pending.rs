@@ -1,0 +1,242 @@
+//! The exchanges that this process knows: those that are decided or run now, and those that ended a moment ago.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::Full;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
+
+use super::{
+    handle::ExchangeId,
+    messages::{HandlerFailure, RunGrant},
+};
+
+/// How long a repeated `end` gets the same answer from memory. Later ones get the recorded answer.
+const FINISHED_TTL: Duration = Duration::from_secs(30);
+/// The maximum number of ended exchanges in memory, and of their bytes.
+const MAX_FINISHED: usize = 10_000;
+const MAX_FINISHED_BYTES: usize = 16 << 20;
+
+/// How the handler ended.
+#[derive(Clone)]
+pub(super) enum HandlerReply {
+    Response(Response<Full<Bytes>>),
+    Failed(HandlerFailure),
+}
+
+/// What `begin` answers.
+pub(super) enum BegunCall {
+    /// No policy covers the request.
+    Pass,
+    Run(Arc<RunGrant>),
+    /// The encoded answer for the client.
+    Answer(Bytes),
+}
+
+/// One exchange.
+pub(super) struct PendingExchange {
+    pub(super) id: ExchangeId,
+    state: Mutex<ExchangeState>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct ExchangeState {
+    /// `None` if only the handle of the exchange is known.
+    request_digest: Option<[u8; 32]>,
+    is_passed: bool,
+    /// The `begin` calls that wait for a decision.
+    waiters: usize,
+    grant: Option<Arc<RunGrant>>,
+    /// Present while the handler runs.
+    reply: Option<oneshot::Sender<HandlerReply>>,
+    reply_digest: Option<[u8; 32]>,
+    deadline: Option<Instant>,
+    /// The encoded answer for the client, or `None` if it was dropped at shutdown.
+    answer: Option<Option<Bytes>>,
+}
+
+/// Why a reply is not taken.
+pub(super) enum ReplyError {
+    /// The exchange has ended in another way.
+    EndedOtherwise,
+    /// The exchange never reached a handler, or it has ended without a reply.
+    NotRunning,
+}
+
+#[derive(Default)]
+pub(super) struct ExchangeTable(Mutex<TableState>);
+
+#[derive(Default)]
+struct TableState {
+    exchanges: HashMap<ExchangeId, Arc<PendingExchange>>,
+    finished: VecDeque<(ExchangeId, Instant, usize)>,
+    finished_bytes: usize,
+}
+
+impl ExchangeTable {
+    /// Finds or creates an exchange. The second value is `true` if it is new. Returns `None` if the id belongs to
+    /// another request.
+    pub(super) fn enter(
+        &self, id: ExchangeId, request_digest: Option<[u8; 32]>,
+    ) -> Option<(Arc<PendingExchange>, bool)> {
+        let mut table = self.0.lock();
+        if let Some(known) = table.exchanges.get(&id) {
+            let is_other =
+                known.state.lock().request_digest.zip(request_digest).is_some_and(|(known, own)| known != own);
+            return (!is_other).then(|| (known.clone(), false));
+        }
+        let state = Mutex::new(ExchangeState { request_digest, ..ExchangeState::default() });
+        let exchange = Arc::new(PendingExchange { id, state, changed: Notify::new() });
+        table.exchanges.insert(id, exchange.clone());
+        Some((exchange, true))
+    }
+
+    pub(super) fn get(&self, id: ExchangeId) -> Option<Arc<PendingExchange>> {
+        self.0.lock().exchanges.get(&id).cloned()
+    }
+
+    /// Ends an exchange with this answer. It stays for repeated calls if its handler has replied.
+    pub(super) fn finish(&self, exchange: &PendingExchange, answer: Option<Bytes>) {
+        let bytes = answer.as_ref().map_or(0, Bytes::len);
+        // Locked before anybody is woken, so that they do not find what has ended.
+        let mut table = self.0.lock();
+        if !exchange.finish(answer) {
+            table.exchanges.remove(&exchange.id);
+            return;
+        }
+        table.finished.push_back((exchange.id, Instant::now(), bytes));
+        table.finished_bytes += bytes;
+        while let Some((id, ended_at, bytes)) = table.finished.front().copied() {
+            let is_full = table.finished.len() > MAX_FINISHED || table.finished_bytes > MAX_FINISHED_BYTES;
+            if !is_full && ended_at.elapsed() < FINISHED_TTL {
+                break;
+            }
+            table.finished.pop_front();
+            table.finished_bytes -= bytes;
+            table.exchanges.remove(&id);
+        }
+    }
+}
+
+impl PendingExchange {
+    /// Waits until the request is decided.
+    pub(super) async fn begun(&self) -> Option<BegunCall> {
+        self.state.lock().waiters += 1;
+        let waiter = BeginWaiter(self);
+        let begun = self.wait_for(|state| {
+            if let Some(grant) = &state.grant {
+                return Some(Some(BegunCall::Run(grant.clone())));
+            }
+            if state.is_passed {
+                return Some(Some(BegunCall::Pass));
+            }
+            state.answer.as_ref().map(|answer| answer.clone().map(BegunCall::Answer))
+        });
+        let begun = begun.await;
+        drop(waiter);
+        begun
+    }
+
+    /// Waits for the answer. `None` if ibid stops first.
+    pub(super) async fn answer(&self) -> Option<Bytes> {
+        self.wait_for(|state| state.answer.clone()).await
+    }
+
+    /// Waits until the handler runs or the exchange has ended.
+    pub(super) async fn started(&self) {
+        self.wait_for(|state| (state.reply.is_some() || state.answer.is_some()).then_some(())).await;
+    }
+
+    async fn wait_for<T>(&self, mut find: impl FnMut(&ExchangeState) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // Registers before looking, so that no change in between is missed.
+            changed.as_mut().enable();
+            if let Some(found) = find(&self.state.lock()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    pub(super) fn pass(&self) {
+        self.state.lock().is_passed = true;
+        self.changed.notify_waiters();
+    }
+
+    /// Starts the handler. Returns `None` if nobody waits to run it: it provably did not start.
+    pub(super) fn start(
+        &self, grant: RunGrant, deadline: Instant, needs_waiter: bool,
+    ) -> Option<oneshot::Receiver<HandlerReply>> {
+        let mut state = self.state.lock();
+        if needs_waiter && state.waiters == 0 {
+            return None;
+        }
+        let (reply, replied) = oneshot::channel();
+        (state.reply, state.grant, state.deadline) = (Some(reply), Some(Arc::new(grant)), Some(deadline));
+        drop(state);
+        self.changed.notify_waiters();
+        Some(replied)
+    }
+
+    /// Passes on how the handler ended. The same reply may come again.
+    pub(super) fn reply(&self, reply: HandlerReply, digest: [u8; 32]) -> Result<(), ReplyError> {
+        let mut state = self.state.lock();
+        match (state.reply.take(), state.reply_digest) {
+            (_, Some(earlier)) if earlier == digest => Ok(()),
+            (_, Some(_)) => Err(ReplyError::EndedOtherwise),
+            (Some(waiting), None) => {
+                state.reply_digest = Some(digest);
+                waiting.send(reply).map_err(|_| {
+                    state.reply_digest = None;
+                    ReplyError::NotRunning
+                })
+            }
+            (None, None) => Err(ReplyError::NotRunning),
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.state.lock().deadline
+    }
+
+    /// Returns `false` if the handler does not run.
+    pub(super) fn extend(&self, deadline: Instant) -> bool {
+        let mut state = self.state.lock();
+        let is_running = state.reply.as_ref().is_some_and(|reply| !reply.is_closed());
+        if is_running {
+            state.deadline = state.deadline.max(Some(deadline));
+        }
+        is_running
+    }
+
+    /// Returns whether the handler has replied.
+    fn finish(&self, answer: Option<Bytes>) -> bool {
+        let mut state = self.state.lock();
+        (state.answer, state.reply) = (Some(answer), None);
+        let has_replied = state.reply_digest.is_some();
+        drop(state);
+        self.changed.notify_waiters();
+        has_replied
+    }
+}
+
+/// Counts a `begin` call until it is answered or its connection is closed.
+struct BeginWaiter<'a>(&'a PendingExchange);
+
+impl Drop for BeginWaiter<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().waiters -= 1;
+    }
+}

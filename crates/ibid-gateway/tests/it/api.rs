@@ -1,0 +1,8 @@
+//! The exchange API, seen by an app that calls it.
+
+mod bad_input;
+mod common;
+mod crash;
+mod exchanges;
+mod openapi_document;
+mod sockets;

@@ -1,0 +1,4 @@
+//! The SDKs under `clients/`, each in an app of its own language, run the scenarios that the gateway runs.
+
+mod node;
+mod python;
