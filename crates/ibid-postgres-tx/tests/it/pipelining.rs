@@ -197,7 +197,7 @@ async fn a_call_that_is_dropped_leaves_no_transaction_and_no_lock<D: TestDriver>
             Ok::<_, TestError>(paid_response("never"))
         })
     });
-    drop(tokio::time::timeout(Duration::from_secs(2), stuck).await.unwrap_err());
+    assert!(tokio::time::timeout(Duration::from_secs(2), stuck).await.is_err());
     let mut policy = Policy::ietf();
     policy.on_concurrent = ibid::policy::OnConcurrent::Wait;
     let ran =

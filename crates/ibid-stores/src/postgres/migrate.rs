@@ -299,7 +299,7 @@ async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool;
             .await?;
     }
     if admin {
-        let tables = "ibid.idempotency_keys, ibid.processed_events, ibid.failed_events, ibid.event_horizons";
+        let tables = "ibid.idempotency_keys, ibid.unfinished_keys, ibid.processed_events, ibid.failed_events, ibid.event_horizons";
         script
             .execute(&format!("GRANT USAGE ON SCHEMA ibid TO {ADMIN_ROLE}; GRANT SELECT ON {tables} TO {ADMIN_ROLE};"))
             .await?;
