@@ -74,9 +74,9 @@ pub trait TxConnection: sealed::Sealed + Send + 'static {
 
 /// A connection that is closed when it is dropped, unless it was given back: a future that is dropped, or a panic, may leave
 /// it in the middle of a transaction.
-pub(crate) struct Checkout<C: TxConnection>(Option<C>);
+pub(crate) struct TxCheckout<C: TxConnection>(Option<C>);
 
-impl<C: TxConnection> Checkout<C> {
+impl<C: TxConnection> TxCheckout<C> {
     pub(crate) fn new(connection: C) -> Self {
         Self(Some(connection))
     }
@@ -87,7 +87,7 @@ impl<C: TxConnection> Checkout<C> {
     }
 }
 
-impl<C: TxConnection> Deref for Checkout<C> {
+impl<C: TxConnection> Deref for TxCheckout<C> {
     type Target = C;
 
     fn deref(&self) -> &C {
@@ -95,13 +95,13 @@ impl<C: TxConnection> Deref for Checkout<C> {
     }
 }
 
-impl<C: TxConnection> DerefMut for Checkout<C> {
+impl<C: TxConnection> DerefMut for TxCheckout<C> {
     fn deref_mut(&mut self) -> &mut C {
         self.0.as_mut().expect("it is there until it is given back")
     }
 }
 
-impl<C: TxConnection> Drop for Checkout<C> {
+impl<C: TxConnection> Drop for TxCheckout<C> {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             connection.discard();

@@ -35,7 +35,8 @@ use ibid::inbox::{InboxEvent, RedeliveryBackoff};
 use tokio::time::timeout;
 
 use crate::driver::{
-    Checkout, DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed::TransactionEnd,
+    DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxCheckout, TxConnection, TxPool,
+    sealed::TransactionEnd,
 };
 
 pub use self::handle::{TxEventFailure, TxEventOutcome};
@@ -276,7 +277,7 @@ impl TxInbox {
     ) -> Result<T, TxInboxError> {
         let connected = timeout(self.transaction_timeout, pool.connection()).await;
         let connection = connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection")))?;
-        let mut connection = Checkout::new(connection);
+        let mut connection = TxCheckout::new(connection);
         let done = timeout(self.transaction_timeout, work(&mut connection)).await;
         let done = done.map_err(|_| DriverError::timed_out("a transaction of the inbox"))?;
         if done.is_ok() {

@@ -36,7 +36,7 @@ use crate::{
     claim_outcome::{CLAIM_SQL, LOOK_SQL, TxClaimOutcome},
     complete::{AnswerWrite, clamp_micros, completed_values},
     driver::{
-        Checkout, DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction as _, TxConnection, TxPool, call_sql,
+        DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction as _, TxCheckout, TxConnection, TxPool, call_sql,
         has_transient_sqlstate, sealed::TransactionEnd,
     },
     error::{TxBoxError, TxError},
@@ -302,7 +302,7 @@ impl<P: TxPool> TxRun<'_, P> {
                 Err(fault) => return Ok(TxAttempt::Unreachable(fault)),
             };
         // The connection is closed unless the attempt ends in order: it may be dead, or in an abandoned transaction.
-        let mut connection = Checkout::new(connection);
+        let mut connection = TxCheckout::new(connection);
         let mut ended = self.attempt_vacant(&mut connection, operation).await;
         if let Ok(TxAttempt::NotVacant) = ended {
             ended = match with_statement_timeout("what is there", self.look(&mut connection)).await {
