@@ -274,12 +274,17 @@ impl BenchmarkRun<'_> {
         let mut load = self.warm_up(contender, &server).await?;
         let executed_before = load::executions(app).await.map_err(|error| error.to_string())?;
         let behind_before = backend_cpu_time(behind, backing.as_ref())?;
+        let database = backing.as_ref().and_then(|backing| backing.database().ok());
+        let figures_before = database.map(BenchDatabase::figures).transpose()?;
         let machine_before = cpu::read_machine().map_err(|error| error.to_string())?;
         let run =
             load.run(StopCondition::After(self.args.measure), server.pid()).await.map_err(|error| error.to_string())?;
         let machine = [machine_before, cpu::read_machine().map_err(|error| error.to_string())?];
         let behind = backend_cpu_time(behind, backing.as_ref())?.saturating_sub(behind_before);
         let executed = load::executions(app).await.map_err(|error| error.to_string())? - executed_before;
+        if let Some((database, before)) = database.zip(figures_before) {
+            eprintln!("  {}", database.figures()?.per_request(&before, run.requests));
+        }
         if let Some(problem) = &run.problem {
             return Err(format!("{problem}\nby status: {:?}", run.statuses));
         }

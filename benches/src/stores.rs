@@ -98,7 +98,7 @@ impl BenchDatabase {
     /// # Errors
     /// Why the schema cannot be made.
     pub async fn start() -> Result<Self, String> {
-        let server = TestPostgres::start_with(&["shared_buffers=128MB"]);
+        let server = TestPostgres::start_with(&["shared_buffers=128MB", "track_activity_query_size=16kB"]);
         let name = server.create_database();
         migrate(&server.url("migrator", &name), MigrateAction::Up).await.map_err(|why| format!("the schema: {why}"))?;
         let pid = server.sql("postgres", "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)");
@@ -139,10 +139,48 @@ impl BenchDatabase {
         count.parse().map_err(|_| format!("the number of entries is {count:?}"))
     }
 
+    /// What it has done so far.
+    ///
+    /// # Errors
+    /// If it does not tell.
+    pub fn figures(&self) -> Result<DatabaseFigures, String> {
+        let sql = "SELECT pg_current_wal_insert_lsn() - '0/0', n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
+            WHERE relname = 'idempotency_keys'";
+        let told = self.sql(sql);
+        let numbers: Vec<u64> = told.split('|').filter_map(|number| number.parse().ok()).collect();
+        let cpu = cpu::family_cpu_time(self.pid).map_err(|error| error.to_string())?;
+        match numbers[..] {
+            [wal_bytes, updates, hot_updates] => Ok(DatabaseFigures { cpu, wal_bytes, updates, hot_updates }),
+            _ => Err(format!("the server tells {told:?} of its table")),
+        }
+    }
+
     /// Forgets all entries, and writes what earlier runs left to write.
     fn clear(&self) {
-        let _ = self.sql("TRUNCATE ibid.idempotency_keys");
+        let _ = self.sql("TRUNCATE ibid.idempotency_keys, ibid.unfinished_keys");
         let _ = self.sql("CHECKPOINT");
+    }
+}
+
+/// What a PostgreSQL has done: counts that a loaded machine does not change.
+#[derive(Clone, Copy, Debug)]
+pub struct DatabaseFigures {
+    cpu: Duration,
+    wal_bytes: u64,
+    updates: u64,
+    hot_updates: u64,
+}
+
+impl DatabaseFigures {
+    /// What it did for each of so many requests since `before`. The share of heap-only updates, which touch no index, is that
+    /// of all updates so far: the server counts them late.
+    #[must_use]
+    pub fn per_request(&self, before: &Self, requests: u64) -> String {
+        let each = |total: f64| total / requests.max(1) as f64;
+        let cpu = each(self.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e6);
+        let wal = each(self.wal_bytes.saturating_sub(before.wal_bytes) as f64);
+        let hot = self.hot_updates as f64 / self.updates.max(1) as f64 * 100.0;
+        format!("PostgreSQL per request: CPU {cpu:.1} µs, WAL {wal:.0} bytes; {hot:.1} % of updates heap-only")
     }
 }
 

@@ -96,11 +96,7 @@ async fn run(args: &BenchArgs, backing: &StoreServers<'_>, script: &PgbenchScrip
     let seconds = args.measure.as_secs_f64().ceil() as u64;
     let warming = if args.measure < Duration::from_secs(1) { 0 } else { WARM_UP_SECONDS };
     let mut total = warming + seconds + warming.min(1);
-    // As many clients as callers all extend the table at once, and wait for each other. The store, which has few
-    // connections, asks again; pgbench would give up.
-    set_lock_timeout(backing.database()?, "10s");
     let reached = run_with_retries(backing, script, &file, warming, &mut total).await;
-    set_lock_timeout(backing.database()?, "50ms");
     reached?.ok_or_else(|| format!("pgbench came to nothing in {} seconds", total / 2))
 }
 
@@ -117,13 +113,6 @@ async fn run_with_retries(
     Ok(None)
 }
 
-/// How long the store's statements wait for a lock in this database.
-fn set_lock_timeout(database: &BenchDatabase, limit: &str) {
-    for function in ["_claim_many", "_settle_many"] {
-        let _ = database.sql(&format!("ALTER FUNCTION ibid.{function} SET lock_timeout = '{limit}'"));
-    }
-}
-
 /// None if hardly any of the time counts, or no transaction ended in it.
 async fn attempt(
     backing: &StoreServers<'_>, script: &PgbenchScript, file: &Path, warming: u64, total: u64,
@@ -131,6 +120,8 @@ async fn attempt(
     let database = backing.database()?;
     let before = database.entries()?;
     let mut tool = Command::new(postgres_program("pgbench"));
+    // As the store's own sessions.
+    tool.env("PGOPTIONS", "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off");
     tool.args(["-n", "-M", "prepared", "-h", "127.0.0.1", "-U", "gateway", "-j", "2", "-P", "1"]);
     tool.args(["-p", &database.port().to_string(), "-c", &script.clients.to_string()]);
     tool.args(["-T", &total.to_string(), "-f"]).arg(file).arg(database.name());
@@ -200,20 +191,22 @@ impl StoreStatements {
     async fn recorded(database: &BenchDatabase) -> Result<Self, String> {
         let store = open(database).await?;
         let lease = granted(&store, 0).await?;
-        let shown = |function: &str| {
+        // As many clients as callers all extend the table at once, and wait for each other. The store, which has few
+        // connections, asks again; pgbench would give up.
+        let shown = |begin: &str, end: &str| {
             let statement = database.sql(&format!(
                 "SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'gateway' AND query LIKE \
-                 '%ibid.{function}(%' LIMIT 1"
+                 '{begin}%' LIMIT 1"
             ));
-            match statement.ends_with(") a") {
-                true => Ok(statement),
-                false => Err(format!("the server does not show the whole call of {function}: {statement:?}")),
+            match statement.ends_with(end) {
+                true => Ok(statement.replace("'50ms'", "'10s'")),
+                false => Err(format!("the server does not show the whole statement {begin}: {statement:?}")),
             }
         };
         // A connection shows the last only, and the next may go over the same.
-        let claim = shown("_claim_many")?;
+        let claim = shown("WITH asked AS", "a.is_completed")?;
         complete(&store, &lease).await?;
-        Ok(Self { claim, settle: shown("_settle_many")? })
+        Ok(Self { claim, settle: shown("UPDATE ibid.idempotency_keys", "u.nth::integer")? })
     }
 
     fn claim(&self, rows: u32) -> String {
@@ -223,10 +216,11 @@ impl StoreStatements {
     /// Of the claim whose fence is in the variable of that name.
     fn settle(&self) -> String {
         let record = format!("decode(repeat('72', {RECORD_BYTES}), 'hex')");
+        let [address, token, ..] = claim_values();
         let end = [
+            address,
+            token,
             ":fence::bigint",
-            "1::integer",
-            "0::smallint",
             "false",
             &record,
             "201::integer",
@@ -234,14 +228,13 @@ impl StoreStatements {
             "2000::bigint",
             "1000000::bigint",
             "86400000000::bigint",
-            "0::bigint",
         ];
-        fill_parameters(&self.settle, &[&claim_values()[..], &end].concat(), 1)
+        fill_parameters(&self.settle, &end, 1)
     }
 }
 
 /// The parameters of a claim as expressions in which `i` is the row, in the shape of [`ask`].
-fn claim_values() -> [&'static str; 14] {
+fn claim_values() -> [&'static str; 13] {
     [
         "sha256(int8send(:a::bigint + i))",
         "decode(md5((:b::bigint + i)::text), 'hex')",
@@ -256,7 +249,6 @@ fn claim_values() -> [&'static str; 14] {
         "''::bytea",
         "30000000::bigint",
         "86400000000::bigint",
-        "NULL::bigint",
     ]
 }
 

@@ -1,7 +1,7 @@
 //! What `run_tx` costs: the same business insert in a transaction of its own, and with its claim and its answer.
 //!
 //! `tx-bench [--quick] [ROUNDS] [SECONDS]`. Starts a private PostgreSQL server as it is shipped (every commit is synced); the
-//! contenders take turns within each round, and only ratios within a round count.
+//! contenders take turns within each round, and only ratios within a round count. CPU is the server's, of all its processes.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -28,6 +28,7 @@ struct TxBench {
     sqlx: PgPool,
     deadpool: deadpool_postgres::Pool,
     keys: AtomicU64,
+    server_pid: String,
     policy: Policy,
 }
 
@@ -96,9 +97,9 @@ impl TxBench {
         Ok(())
     }
 
-    /// Operations per second.
-    async fn measure(&self, row: TxBenchRow, span: Duration) -> Result<f64, TxBenchError> {
-        let (began, done) = (Instant::now(), AtomicU64::new(0));
+    /// Operations per second, and microseconds of the server's CPU per operation.
+    async fn measure(&self, row: TxBenchRow, span: Duration) -> Result<[f64; 2], TxBenchError> {
+        let (began, done, cpu) = (Instant::now(), AtomicU64::new(0), server_cpu_us(&self.server_pid)?);
         let callers = (0..CALLERS).map(|_| async {
             while began.elapsed() < span {
                 self.once(row).await?;
@@ -109,8 +110,27 @@ impl TxBench {
         for ended in join_all(callers).await {
             ended?;
         }
-        Ok(done.into_inner() as f64 / began.elapsed().as_secs_f64())
+        let done = done.into_inner() as f64;
+        Ok([done / began.elapsed().as_secs_f64(), (server_cpu_us(&self.server_pid)? - cpu) / done])
     }
+}
+
+/// CPU time of the server's processes in microseconds, with those that have ended.
+fn server_cpu_us(pid: &str) -> Result<f64, TxBenchError> {
+    let mut ticks = 0;
+    for process in std::fs::read_dir("/proc")? {
+        let Ok(stat) = std::fs::read_to_string(process?.path().join("stat")) else { continue };
+        // `pid (name) state ppid …`; user and system time are the 14th and 15th field, those of ended children follow.
+        let Some((head, rest)) = stat.rsplit_once(')') else { continue };
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let is_server = head.split(' ').next() == Some(pid);
+        if is_server || fields.get(1) == Some(&pid) {
+            let times = fields.get(11..if is_server { 15 } else { 13 }).unwrap_or_default();
+            ticks += times.iter().filter_map(|time| time.parse::<u64>().ok()).sum::<u64>();
+        }
+    }
+    // Linux counts 100 ticks per second for programs, whatever its own clock.
+    Ok(ticks as f64 * 10_000.0)
 }
 
 fn call(nth: i64) -> IdempotentCall {
@@ -140,6 +160,7 @@ async fn main() -> Result<(), TxBenchError> {
         sqlx: PgPoolOptions::new().max_connections(CONNECTIONS).connect(&url).await?,
         deadpool: deadpool_postgres::Pool::builder(manager).max_size(CONNECTIONS as usize).build()?,
         keys: AtomicU64::new(0),
+        server_pid: server.sql("postgres", "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)"),
         policy: Policy::ietf(),
     };
     // Whatever is replayed has to be there.
@@ -147,25 +168,33 @@ async fn main() -> Result<(), TxBenchError> {
     for row in ROWS {
         bench.measure(row, span / 4).await?;
     }
-    let mut rates: [Vec<f64>; ROWS.len()] = Default::default();
+    let mut rates: [Vec<[f64; 2]>; ROWS.len()] = Default::default();
     for _ in 0..rounds {
         for (rates, row) in rates.iter_mut().zip(ROWS) {
             rates.push(bench.measure(row, span).await?);
         }
     }
-    let ratio = |of: usize, to: usize| median(rates[of].iter().zip(&rates[to]).map(|(of, to)| of / to).collect());
+    let ratio = |of: usize, to: usize, what: usize| {
+        median(rates[of].iter().zip(&rates[to]).map(|(of, to)| of[what] / to[what]).collect())
+    };
     let replays = bench.keys.load(Relaxed);
     let (effects, remembered) = (
         server.sql(&name, "SELECT count(*) FROM payments").parse::<u64>()?,
         server.sql(&name, "SELECT count(*) FROM ibid.idempotency_keys WHERE state = 'done'").parse::<u64>()?,
     );
     assert!(effects > 0 && effects < replays && remembered <= effects + 1, "{effects} effects, {remembered} records");
-    println!("| operation | median per second | against the same insert alone |");
-    println!("|---|---|---|");
-    println!("| sqlx, insert and commit | {:.0} | 1 |", median(rates[0].clone()));
-    println!("| sqlx, run_tx | {:.0} | {:.2} |", median(rates[1].clone()), ratio(1, 0));
-    println!("| tokio-postgres, insert and commit | {:.0} | 1 |", median(rates[2].clone()));
-    println!("| tokio-postgres, run_tx | {:.0} | {:.2} |", median(rates[3].clone()), ratio(3, 2));
-    println!("| sqlx, run_tx, replay | {:.0} | {:.2} |", median(rates[4].clone()), ratio(4, 0));
+    println!("| operation | median per second | against the same insert alone | server CPU | against it |");
+    println!("|---|---|---|---|---|");
+    for (nth, plain, name) in [
+        (0, 0, "sqlx, insert and commit"),
+        (1, 0, "sqlx, run_tx"),
+        (2, 2, "tokio-postgres, insert and commit"),
+        (3, 2, "tokio-postgres, run_tx"),
+        (4, 0, "sqlx, run_tx, replay"),
+    ] {
+        let [rate, cpu] = [0, 1].map(|what| median(rates[nth].iter().map(|sample| sample[what]).collect()));
+        let [speed, cost] = [0, 1].map(|what| ratio(nth, plain, what));
+        println!("| {name} | {rate:.0} | {speed:.2} | {cpu:.0} µs | {cost:.2} |");
+    }
     Ok(())
 }

@@ -10,17 +10,29 @@ use ibid::{
 
 use crate::driver::{DriverError, SqlRow};
 
+macro_rules! outcome_sql {
+    ($function:literal) => {
+        concat!(
+            "SELECT c.locked, c.is_ours, (c.answer).found, (c.answer).fence, (c.answer).fingerprint_version, ",
+            "(c.answer).fingerprint, (c.answer).takeover_in_us, (c.answer).record, (c.answer).status, ",
+            "(c.answer).header_names, (c.answer).header_values, (c.answer).body, (c.answer).requested_ms, ",
+            "(c.answer).completed_ms FROM ibid.",
+            $function,
+            " c"
+        )
+    };
+}
+
 /// The columns are in the order in which [`TxClaimOutcome::read`] reads them.
-pub(crate) const CLAIM_SQL: &str = "SELECT c.locked, c.xid, (c.answer).found, (c.answer).fence, \
-    (c.answer).fingerprint_version, (c.answer).fingerprint, (c.answer).takeover_in_us, (c.answer).record, \
-    (c.answer).status, (c.answer).header_names, (c.answer).header_values, (c.answer).body, (c.answer).requested_ms, \
-    (c.answer).completed_ms \
-    FROM ibid._run_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) c";
+pub(crate) const CLAIM_SQL: &str = outcome_sql!("_run_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)");
+pub(crate) const LOOK_SQL: &str = outcome_sql!("_run_look($1, $2, $3)");
 
 #[derive(Debug)]
 pub(crate) enum TxClaimOutcome {
     /// This transaction runs the operation.
-    Granted { fence: Fence, xid: i64 },
+    Granted(Fence),
+    /// Nobody is there: a claim would be granted.
+    Vacant,
     /// An unfinished transaction holds the address's lock.
     Locked,
     /// A gateway or layer holds the claim.
@@ -28,7 +40,8 @@ pub(crate) enum TxClaimOutcome {
     /// A holder started, and its outcome is unknown.
     OutcomeUnknown { fence: Fence, fingerprint: Fingerprint, takeover_in: Duration },
     /// Completed, with this answer, unless it cannot be decoded.
-    Done { fence: Fence, fingerprint: Fingerprint, answer: Result<Box<Record>, RecordError> },
+    /// `is_ours`: by this call's token.
+    Done { is_ours: bool, fingerprint: Fingerprint, answer: Result<Box<Record>, RecordError> },
     /// The token was released or forgotten.
     TokenSpent,
 }
@@ -38,14 +51,14 @@ impl TxClaimOutcome {
         if row.boolean(0)?.unwrap_or(false) {
             return Ok(Self::Locked);
         }
-        let found = SqlRow::require(row.smallint(2)?, "what was found")?;
+        let Some(found) = row.smallint(2)? else { return Ok(Self::Vacant) };
         if found == 5 {
             return Ok(Self::TokenSpent);
         }
         let fence = SqlRow::require(row.bigint(3)?, "the fence")?;
         let fence = Fence(u64::try_from(fence).map_err(|_| DriverError::unreadable(format!("the fence is {fence}")))?);
         Ok(match found {
-            1 => Self::Granted { fence, xid: SqlRow::require(row.bigint(1)?, "the transaction's number")? },
+            1 => Self::Granted(fence),
             2 => Self::Busy(read_fingerprint(row)?),
             3 => {
                 let us = row.bigint(6)?.unwrap_or(0).max(0) as u64;
@@ -55,7 +68,11 @@ impl TxClaimOutcome {
                     takeover_in: Duration::from_micros(us),
                 }
             }
-            4 => Self::Done { fence, fingerprint: read_fingerprint(row)?, answer: read_stored_answer(row)? },
+            4 => Self::Done {
+                is_ours: row.boolean(1)?.unwrap_or(false),
+                fingerprint: read_fingerprint(row)?,
+                answer: read_stored_answer(row)?,
+            },
             other => {
                 return Err(DriverError::unreadable(format!("a claim was answered with {other}, which means nothing")));
             }

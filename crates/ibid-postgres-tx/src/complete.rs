@@ -10,7 +10,7 @@ use ibid::{
     store::{Address, ClaimToken, Fence},
 };
 
-use crate::driver::{DriverError, SqlValue, Transaction};
+use crate::driver::{DriverError, SqlValue, Transaction, call_sql, sealed::TransactionEnd};
 
 const COMPLETE_SQL: &str = "SELECT FROM ibid._run_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
@@ -126,22 +126,42 @@ pub enum CompleteError {
 pub async fn complete_in<T: Transaction>(
     tx: &mut T, claimed: &HandlerClaim, response: &Response<Bytes>,
 ) -> Result<(), CompleteError> {
-    let lease = claimed.lease();
     let complete = claimed.delegate(response)?;
-    let written = AnswerWrite {
+    let sent = tx.query_rows(COMPLETE_SQL, &answer_write(claimed, &complete).values()).await;
+    sent.map(drop).map_err(complete_error)
+}
+
+/// As [`complete_in`], and commits, in the same round trip. If it fails, nothing is committed, unless the reply was lost
+/// ([`DriverErrorKind::ConnectionLost`](crate::DriverErrorKind::ConnectionLost)); the layer then looks what became of it.
+///
+/// # Errors
+/// See [`CompleteError`]. After [`NotRemembered`](CompleteError::NotRemembered) the transaction is rolled back.
+pub async fn commit_with<T: Transaction + TransactionEnd>(
+    tx: T, claimed: &HandlerClaim, response: &Response<Bytes>,
+) -> Result<(), CompleteError> {
+    let complete = claimed.delegate(response)?;
+    tx.commit_after(answer_write(claimed, &complete).sql()).await.map_err(complete_error)
+}
+
+fn answer_write<'a>(claimed: &'a HandlerClaim, answer: &'a CompletedAnswer) -> AnswerWrite<'a> {
+    let lease = claimed.lease();
+    AnswerWrite {
         address: &lease.request.address,
         token: &lease.request.token,
         fence: lease.fence,
-        xid: None,
-        answer: &complete,
+        in_run: false,
+        answer,
         ttl: claimed.ttl(),
-    };
-    written.execute(tx).await.map_err(|fault| match fault.code.as_deref() {
+    }
+}
+
+fn complete_error(fault: DriverError) -> CompleteError {
+    match fault.code.as_deref() {
         Some("IB001") => CompleteError::OtherDatabase(fault),
         Some("IB002") => CompleteError::ClaimLost(fault),
         Some("IB004") => CompleteError::AlreadyRecorded(fault),
         _ => CompleteError::Database(fault),
-    })
+    }
 }
 
 /// An answer, and the claim that it completes.
@@ -149,31 +169,43 @@ pub(crate) struct AnswerWrite<'a> {
     pub(crate) address: &'a Address,
     pub(crate) token: &'a ClaimToken,
     pub(crate) fence: Fence,
-    /// The transaction that must write it.
-    pub(crate) xid: Option<i64>,
+    /// Whether the claim was made in this transaction, by `run_tx`.
+    pub(crate) in_run: bool,
     pub(crate) answer: &'a CompletedAnswer,
     pub(crate) ttl: Duration,
 }
 
 impl AnswerWrite<'_> {
-    pub(crate) async fn execute<T: Transaction>(&self, tx: &mut T) -> Result<(), DriverError> {
-        let CompletedAnswer { failed, record, summary: outline } = self.answer;
-        let ms = |ms: u64| SqlValue::Bigint(Some(i64::try_from(ms).unwrap_or(i64::MAX / 1000)));
-        let values = [
+    fn values(&self) -> Vec<SqlValue<'_>> {
+        let mut values = vec![
             SqlValue::Bytea(Some(&self.address.0)),
             SqlValue::Bytea(Some(&self.token.0)),
             SqlValue::Bigint(Some(i64::try_from(self.fence.0).unwrap_or(i64::MAX))),
-            SqlValue::Bigint(self.xid),
-            SqlValue::Boolean(Some(*failed)),
-            SqlValue::Bytea(Some(record)),
-            SqlValue::Integer(Some(outline.status.into())),
-            ms(outline.requested_at_ms),
-            ms(outline.completed_at_ms),
-            SqlValue::Bigint(Some(clamp_micros(outline.took))),
-            SqlValue::Bigint(Some(clamp_micros(self.ttl))),
+            SqlValue::Boolean(Some(self.in_run)),
         ];
-        tx.query_rows(COMPLETE_SQL, &values).await.map(drop)
+        values.extend(completed_values(self.answer));
+        values.push(SqlValue::Bigint(Some(clamp_micros(self.ttl))));
+        values
     }
+
+    /// As a statement that travels with COMMIT.
+    pub(crate) fn sql(&self) -> String {
+        call_sql("_run_complete", &self.values())
+    }
+}
+
+/// What is remembered of an answer, as the SQL functions take it.
+pub(crate) fn completed_values(answer: &CompletedAnswer) -> [SqlValue<'_>; 6] {
+    let CompletedAnswer { failed, record, summary } = answer;
+    let ms = |ms: u64| SqlValue::Bigint(Some(i64::try_from(ms).unwrap_or(i64::MAX / 1000)));
+    [
+        SqlValue::Boolean(Some(*failed)),
+        SqlValue::Bytea(Some(record)),
+        SqlValue::Integer(Some(summary.status.into())),
+        ms(summary.requested_at_ms),
+        ms(summary.completed_at_ms),
+        SqlValue::Bigint(Some(clamp_micros(summary.took))),
+    ]
 }
 
 /// Clamps to ten thousand years, so that sums do not overflow a timestamp.

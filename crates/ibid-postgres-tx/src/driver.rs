@@ -1,16 +1,25 @@
-//! The driver interface: runs one statement at a time, inside a transaction.
+//! The driver interface: runs statements inside a transaction, the first with its BEGIN and the last with its COMMIT.
+//!
+//! Statements that travel with BEGIN or COMMIT are one simple-query message: if one fails, the rest is not run, and there is
+//! one Sync for all. Their arguments are literals: integers, and bytes as `decode('HEX', 'hex')`, so nothing is escaped.
 //!
 //! Invariant: pools, clients and connections do not implement it. Outside a transaction each statement commits by
 //! itself, so nothing would commit together with the business write.
 
+use std::ops::{Deref, DerefMut};
+
 use bytes::Bytes;
+use data_encoding::HEXLOWER;
 
 #[cfg(feature = "sqlx")]
 mod sqlx_driver;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres_driver;
+#[cfg(feature = "tokio-postgres")]
+pub use self::tokio_postgres_driver::PooledTransaction;
 
-/// An open transaction: `sqlx::Transaction<'_, Postgres>`, `tokio_postgres::Transaction<'_>` or deadpool's.
+/// An open transaction: `sqlx::Transaction<'_, Postgres>`, `tokio_postgres::Transaction<'_>`, deadpool's, or the one that
+/// `run_tx` opens on a deadpool connection, `PooledTransaction<'_>`.
 ///
 /// Sealed, and implemented for nothing else: a write through a pool or a bare connection would commit by itself.
 pub trait Transaction: sealed::Sealed + Send {
@@ -36,13 +45,68 @@ pub trait TxConnection: sealed::Sealed + Send + 'static {
     /// The connection's transaction type.
     type Tx<'c>: Transaction + sealed::TransactionEnd + Send;
 
+    /// Begins a transaction.
     #[doc(hidden)]
     fn begin(&mut self, isolation: Option<Isolation>)
     -> impl Future<Output = Result<Self::Tx<'_>, DriverError>> + Send;
 
+    /// Begins a transaction and calls `function` in it, in one round trip. Its last parameter says whether it must raise
+    /// `NOT_CLAIMED` instead of returning false. After that, which is `None`, [`end_unclaimed`](Self::end_unclaimed) makes the
+    /// connection usable again.
+    #[doc(hidden)]
+    fn begin_claimed<'c>(
+        &'c mut self, isolation: Option<Isolation>, function: &'static str, values: &'c [SqlValue<'c>],
+    ) -> impl Future<Output = Result<Option<Self::Tx<'c>>, DriverError>> + Send;
+
+    #[doc(hidden)]
+    fn end_unclaimed(&mut self) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Runs one statement outside a transaction.
+    #[doc(hidden)]
+    fn query_outside<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> impl Future<Output = Result<Vec<SqlRow>, DriverError>> + Send + 'a;
+
     /// Closes the connection instead of returning it to its pool.
     #[doc(hidden)]
     fn discard(self);
+}
+
+/// A connection that is closed when it is dropped, unless it was given back: a future that is dropped, or a panic, may leave
+/// it in the middle of a transaction.
+pub(crate) struct TxCheckout<C: TxConnection>(Option<C>);
+
+impl<C: TxConnection> TxCheckout<C> {
+    pub(crate) fn new(connection: C) -> Self {
+        Self(Some(connection))
+    }
+
+    /// Returns the connection to its pool.
+    pub(crate) fn give_back(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl<C: TxConnection> Deref for TxCheckout<C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        self.0.as_ref().expect("it is there until it is given back")
+    }
+}
+
+impl<C: TxConnection> DerefMut for TxCheckout<C> {
+    fn deref_mut(&mut self) -> &mut C {
+        self.0.as_mut().expect("it is there until it is given back")
+    }
+}
+
+impl<C: TxConnection> Drop for TxCheckout<C> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            connection.discard();
+        }
+    }
 }
 
 /// Isolation level of a transaction: which commits of others it sees.
@@ -67,6 +131,26 @@ pub(crate) mod sealed {
         /// Commits. `Ok` does not prove that there was something left to commit.
         fn commit(self) -> impl Future<Output = Result<(), DriverError>> + Send;
         fn rollback(self) -> impl Future<Output = Result<(), DriverError>> + Send;
+        /// Runs a statement and commits, in one round trip. If the statement fails, so does the whole.
+        fn commit_after(self, sql: String) -> impl Future<Output = Result<(), DriverError>> + Send;
+    }
+}
+
+/// SQLSTATE of a claim that is not granted.
+pub(crate) const NOT_CLAIMED: &str = "IB005";
+
+/// Returns the SQL of a call with literal arguments.
+pub(crate) fn call_sql(function: &str, values: &[SqlValue<'_>]) -> String {
+    let arguments: Vec<String> = values.iter().map(SqlValue::literal).collect();
+    format!("SELECT ibid.{function}({})", arguments.join(", "))
+}
+
+fn begin_sql(isolation: Option<Isolation>) -> &'static str {
+    match isolation {
+        None => "BEGIN",
+        Some(Isolation::ReadCommitted) => "BEGIN ISOLATION LEVEL READ COMMITTED",
+        Some(Isolation::RepeatableRead) => "BEGIN ISOLATION LEVEL REPEATABLE READ",
+        Some(Isolation::Serializable) => "BEGIN ISOLATION LEVEL SERIALIZABLE",
     }
 }
 
@@ -82,6 +166,26 @@ pub enum SqlValue<'a> {
     Byteas(&'a [&'a [u8]]),
     Texts(&'a [&'a str]),
     Bigints(&'a [i64]),
+}
+
+impl SqlValue<'_> {
+    /// Integers, truth values, and bytes in hexadecimal digits: nothing that would have to be escaped.
+    fn literal(&self) -> String {
+        let bytes = |value: &[u8]| format!("decode('{}', 'hex')", HEXLOWER.encode(value));
+        let text = |value: &str| format!("convert_from({}, 'UTF8')", bytes(value.as_bytes()));
+        let list = |values: Vec<String>, of: &str| format!("ARRAY[{}]::{of}[]", values.join(", "));
+        match *self {
+            Self::Bytea(value) => value.map_or_else(|| "NULL::bytea".into(), bytes),
+            Self::Text(value) => value.map_or_else(|| "NULL::text".into(), text),
+            Self::Bigint(value) => value.map_or_else(|| "NULL::bigint".into(), |n| format!("({n})::bigint")),
+            Self::Integer(value) => value.map_or_else(|| "NULL::integer".into(), |n| format!("({n})::integer")),
+            Self::Smallint(value) => value.map_or_else(|| "NULL::smallint".into(), |n| format!("({n})::smallint")),
+            Self::Boolean(value) => value.map_or_else(|| "NULL::boolean".into(), |is_so| is_so.to_string()),
+            Self::Byteas(values) => list(values.iter().map(|value| bytes(value)).collect(), "bytea"),
+            Self::Texts(values) => list(values.iter().map(|value| text(value)).collect(), "text"),
+            Self::Bigints(values) => list(values.iter().map(|n| format!("({n})")).collect(), "bigint"),
+        }
+    }
 }
 
 /// A row of either driver. Columns count from 0; NULL is `None`.

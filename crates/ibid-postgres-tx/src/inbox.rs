@@ -35,7 +35,8 @@ use ibid::inbox::{InboxEvent, RedeliveryBackoff};
 use tokio::time::timeout;
 
 use crate::driver::{
-    DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed::TransactionEnd,
+    DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxCheckout, TxConnection, TxPool,
+    sealed::TransactionEnd,
 };
 
 pub use self::handle::{TxEventFailure, TxEventOutcome};
@@ -181,7 +182,7 @@ impl TxInbox {
         let consumers: Vec<&str> = events.iter().map(InboxEvent::consumer).collect();
         let sources: Vec<&str> = events.iter().map(InboxEvent::source).collect();
         let ids: Vec<&str> = events.iter().map(InboxEvent::id).collect();
-        let ats: Vec<i64> = events.iter().map(|event| event.at().map_or(NO_TIMESTAMP, clamp_timestamp_us)).collect();
+        let ats: Vec<i64> = events.iter().map(event_time).collect();
         let values = [
             SqlValue::Texts(&consumers),
             SqlValue::Texts(&sources),
@@ -269,24 +270,29 @@ impl TxInbox {
         self.on_connection(pool, work).await
     }
 
-    /// Runs `work` on a connection of the pool. If that takes too long, the connection is closed: it may be dead, or
-    /// busy with an abandoned statement.
+    /// Runs `work` on a connection of the pool. If it fails or takes too long, the connection is closed: it may be dead, or
+    /// in an abandoned transaction.
     async fn on_connection<P: TxPool, T>(
         &self, pool: &P, work: impl AsyncFnOnce(&mut P::Conn) -> Result<T, TxInboxError>,
     ) -> Result<T, TxInboxError> {
         let connected = timeout(self.transaction_timeout, pool.connection()).await;
-        let mut connection =
-            connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection")))?;
+        let connection = connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection")))?;
+        let mut connection = TxCheckout::new(connection);
         let done = timeout(self.transaction_timeout, work(&mut connection)).await;
-        done.unwrap_or_else(|_| {
-            connection.discard();
-            Err(DriverError::timed_out("a transaction of the inbox").into())
-        })
+        let done = done.map_err(|_| DriverError::timed_out("a transaction of the inbox"))?;
+        if done.is_ok() {
+            connection.give_back();
+        }
+        done
     }
 
     fn ttl_us(&self) -> i64 {
         i64::try_from(self.ttl.min(MAX_TTL).as_micros()).unwrap_or(i64::MAX)
     }
+}
+
+fn event_time(event: &InboxEvent) -> i64 {
+    event.at().map_or(NO_TIMESTAMP, clamp_timestamp_us)
 }
 
 fn event_params(event: &InboxEvent) -> [SqlValue<'_>; 3] {

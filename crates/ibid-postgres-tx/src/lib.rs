@@ -38,11 +38,14 @@ compile_error!("ibid-postgres-tx needs a driver: turn on its feature \"sqlx\" or
 
 pub use self::{
     call::IdempotentCall,
-    complete::{CompleteError, complete_in},
+    complete::{CompleteError, commit_with, complete_in},
     driver::{DriverError, DriverErrorKind, Isolation, Transaction, TxConnection, TxPool},
     error::TxError,
     run::{Tx, TxFuture, TxOutcome, run_tx},
 };
+
+#[cfg(feature = "tokio-postgres")]
+pub use self::driver::PooledTransaction;
 
 mod call;
 mod claim_outcome;

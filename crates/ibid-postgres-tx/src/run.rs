@@ -1,5 +1,8 @@
 //! Runs claim, business write and answer as one transaction. Start with [`run_tx`], then `TxRun::next_action`.
 //!
+//! Where nothing is there, BEGIN and the claim are one message, and the answer and COMMIT are one: no round trip more than
+//! the same transaction alone. The claim is then an advisory lock, and the row is written once, with its answer.
+//!
 //! Invariants:
 //!
 //! - A running operation holds the advisory lock of its address until its transaction ends. Duplicates do not wait for
@@ -19,6 +22,7 @@ use data_encoding::HEXLOWER;
 use http::{Response, header};
 use ibid::{
     Policy,
+    engine::CompletedAnswer,
     fingerprint::FingerprintComparison,
     http::completed_answer_of,
     policy::{OnConcurrent, OnMismatch, OnUnknown},
@@ -29,11 +33,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::{
     call::IdempotentCall,
-    claim_outcome::{CLAIM_SQL, TxClaimOutcome},
-    complete::{AnswerWrite, clamp_micros},
+    claim_outcome::{CLAIM_SQL, LOOK_SQL, TxClaimOutcome},
+    complete::{AnswerWrite, clamp_micros, completed_values},
     driver::{
-        DriverError, DriverErrorKind, SqlValue, Transaction as _, TxConnection, TxPool, has_transient_sqlstate,
-        sealed::TransactionEnd as _,
+        DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction as _, TxCheckout, TxConnection, TxPool, call_sql,
+        has_transient_sqlstate, sealed::TransactionEnd,
     },
     error::{TxBoxError, TxError},
 };
@@ -46,6 +50,8 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 const MIN_COMMIT_LOOKUP_TIME: Duration = Duration::from_secs(10);
 /// Upper limit of a wait, so that adding it does not overflow the clock.
 const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Remembers an operation that committed its transaction itself.
+const LOST_SQL: &str = "SELECT FROM ibid._run_lost($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 const INITIAL_BACKOFF: Duration = Duration::from_millis(5);
 const MAX_BACKOFF: Duration = Duration::from_millis(250);
 
@@ -166,6 +172,8 @@ struct TxRun<'a, P> {
 
 enum TxAttempt {
     Committed(Response<Bytes>),
+    /// The operation did not run, because somebody is or was there.
+    NotVacant,
     /// The operation did not run, because of this entry.
     NotGranted(TxClaimOutcome),
     /// The database could not be used.
@@ -184,7 +192,6 @@ enum TxNextAction {
 
 /// A COMMIT without a reply.
 struct UncertainCommit {
-    fence: Fence,
     response: Response<Bytes>,
     error: DriverError,
 }
@@ -209,8 +216,8 @@ impl<P: TxPool> TxRun<'_, P> {
             TxAttempt::Unreachable(fault) => {
                 self.count_failed_attempt().map_err(|tries| attempts_exhausted(tries, fault))
             }
-            TxAttempt::NotGranted(TxClaimOutcome::Done { fence, fingerprint, answer }) => {
-                if let Some(doubt) = self.uncertain_commit.take_if(|doubt| doubt.fence == fence) {
+            TxAttempt::NotGranted(TxClaimOutcome::Done { is_ours, fingerprint, answer }) => {
+                if let Some(doubt) = self.uncertain_commit.take_if(|_| is_ours) {
                     return Ok(TxNextAction::Finish(Box::new(TxOutcome::Executed(doubt.response))));
                 }
                 self.check_fingerprint(fingerprint)?;
@@ -234,8 +241,12 @@ impl<P: TxPool> TxRun<'_, P> {
                     }
                 }
             }
+            // The holder ended between two looks.
+            TxAttempt::NotVacant | TxAttempt::NotGranted(TxClaimOutcome::Vacant) => {
+                self.count_failed_attempt().map_err(|_| TxError::InProgress)
+            }
             // An operator forgot the claim meanwhile: use a new token. `Granted` does not occur here.
-            TxAttempt::NotGranted(TxClaimOutcome::TokenSpent | TxClaimOutcome::Granted { .. }) => {
+            TxAttempt::NotGranted(TxClaimOutcome::TokenSpent | TxClaimOutcome::Granted(_)) => {
                 (self.token, self.take_over) = (ClaimToken::mint(), None);
                 self.count_failed_attempt().map(|_| TxNextAction::RetryNow).map_err(|_| TxError::InProgress)
             }
@@ -285,27 +296,64 @@ impl<P: TxPool> TxRun<'_, P> {
             Some(_) => timeout_at(self.wait_deadline, connecting).await,
             None => Ok(connecting.await),
         };
-        let mut connection =
+        let connection =
             match connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection"))) {
                 Ok(connection) => connection,
                 Err(fault) => return Ok(TxAttempt::Unreachable(fault)),
             };
-        let ended = self.attempt_on(&mut connection, operation).await;
+        // The connection is closed unless the attempt ends in order: it may be dead, or in an abandoned transaction.
+        let mut connection = TxCheckout::new(connection);
+        let mut ended = self.attempt_vacant(&mut connection, operation).await;
+        if let Ok(TxAttempt::NotVacant) = ended {
+            ended = match with_statement_timeout("what is there", self.look(&mut connection)).await {
+                Ok(TxClaimOutcome::Vacant | TxClaimOutcome::Granted(_)) => {
+                    self.attempt_occupied(&mut connection, operation).await
+                }
+                found => found.map_or_else(claim_failed, |found| Ok(TxAttempt::NotGranted(found))),
+            };
+        }
         let is_suspect = match &ended {
-            Ok(TxAttempt::CommitUncertain(_)) | Err(TxError::TimedOut(_)) => true,
+            Ok(TxAttempt::CommitUncertain(_)) | Err(TxError::TimedOut(_) | TxError::Database(_)) => true,
             Ok(TxAttempt::Unreachable(fault) | TxAttempt::RolledBack(fault)) => {
                 fault.kind == DriverErrorKind::ConnectionLost
             }
             _ => false,
         };
-        if is_suspect {
-            // The connection may be dead, or busy with an abandoned statement.
-            connection.discard();
+        if !is_suspect {
+            connection.give_back();
         }
         ended
     }
 
-    async fn attempt_on<F, E>(&self, connection: &mut P::Conn, operation: &mut F) -> Result<TxAttempt, TxError>
+    /// Runs the operation if nothing is there.
+    async fn attempt_vacant<F, E>(&self, connection: &mut P::Conn, operation: &mut F) -> Result<TxAttempt, TxError>
+    where
+        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+        E: Into<TxBoxError> + Send,
+    {
+        let values =
+            [SqlValue::Bytea(Some(&self.address.0)), SqlValue::Bytea(Some(&self.token.0)), self.idle_timeout()];
+        let beginning = connection.begin_claimed(self.call.isolation, "_run_begin", &values);
+        let mut tx = match with_statement_timeout("BEGIN", beginning).await {
+            Ok(Some(tx)) => tx,
+            Ok(None) => return Ok(TxAttempt::NotVacant),
+            Err(fault) => return claim_failed(fault),
+        };
+        let (response, complete) = match self.run_operation(&mut tx, operation).await {
+            Ok(ran) => ran,
+            Err(ended) => return roll_back(tx, ended).await,
+        };
+        let mut values = self.request_values();
+        values.extend(completed_values(&complete));
+        let ended = commit(tx, call_sql("_run_finish", &values), response).await;
+        if matches!(&ended, Err(TxError::RolledBack(fault)) if fault.code.as_deref() == Some("IB003")) {
+            drop(with_statement_timeout("a claim", connection.query_outside(LOST_SQL, &self.request_values())).await);
+        }
+        ended
+    }
+
+    /// Runs the operation if the entry that is there allows it: it has expired, was released, or may be taken over.
+    async fn attempt_occupied<F, E>(&self, connection: &mut P::Conn, operation: &mut F) -> Result<TxAttempt, TxError>
     where
         F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
         E: Into<TxBoxError> + Send,
@@ -315,51 +363,69 @@ impl<P: TxPool> TxRun<'_, P> {
             Err(fault) => return claim_failed(fault),
         };
         let claim = with_statement_timeout("the claim", self.claim(&mut tx)).await;
-        let Ok(TxClaimOutcome::Granted { fence, xid }) = claim else {
-            // Nothing was changed: if the rollback fails, only the connection is lost.
-            drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
-            return claim.map_or_else(claim_failed, |found| Ok(TxAttempt::NotGranted(found)));
+        let Ok(TxClaimOutcome::Granted(fence)) = claim else {
+            let found = claim.map_or_else(claim_failed, |found| Ok(TxAttempt::NotGranted(found)));
+            return roll_back(tx, found).await;
         };
-        let (started, requested_at_ms) = (Instant::now(), unix_now_ms());
-        let response = match timeout(self.policy.timeout, operation(&mut tx)).await {
-            Err(_) => return Err(TxError::TimedOut(self.policy.timeout)),
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => {
-                drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
-                let error = error.into();
-                if has_transient_sqlstate(&*error) {
-                    return Ok(TxAttempt::RolledBack(DriverError::from_operation(error)));
-                }
-                return Err(TxError::Failed(error));
-            }
+        let (response, complete) = match self.run_operation(&mut tx, operation).await {
+            Ok(ran) => ran,
+            Err(ended) => return roll_back(tx, ended).await,
         };
-        let complete = completed_answer_of(self.policy, &response, requested_at_ms, started);
         let written = AnswerWrite {
             address: &self.address,
             token: &self.token,
             fence,
-            xid: Some(xid),
+            in_run: true,
             answer: &complete,
             ttl: self.policy.ttl,
         };
-        if let Err(fault) = with_statement_timeout("the answer", written.execute(&mut tx)).await {
-            drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
-            return recording_failed(fault);
-        }
-        // No statement failed: recording the answer would have failed, too, and a COMMIT that rolls back reports it.
-        match with_statement_timeout("COMMIT", tx.commit()).await {
-            Ok(()) => Ok(TxAttempt::Committed(response)),
-            Err(fault) if fault.is_transient() => Ok(TxAttempt::RolledBack(fault)),
-            Err(fault) if fault.kind == DriverErrorKind::RolledBack => Err(TxError::RolledBack(fault)),
-            Err(fault) => Ok(TxAttempt::CommitUncertain(UncertainCommit { fence, response, error: fault })),
+        commit(tx, written.sql(), response).await
+    }
+
+    /// Returns the operation's response and what is remembered of it, or how the attempt ends without it.
+    async fn run_operation<F, E>(
+        &self, tx: &mut Tx<'_, P>, operation: &mut F,
+    ) -> Result<(Response<Bytes>, CompletedAnswer), Result<TxAttempt, TxError>>
+    where
+        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+        E: Into<TxBoxError> + Send,
+    {
+        let (started, requested_at_ms) = (Instant::now(), unix_now_ms());
+        match timeout(self.policy.timeout, operation(tx)).await {
+            Err(_) => Err(Err(TxError::TimedOut(self.policy.timeout))),
+            Ok(Ok(response)) => {
+                let complete = completed_answer_of(self.policy, &response, requested_at_ms, started);
+                Ok((response, complete))
+            }
+            Ok(Err(error)) => {
+                let error = error.into();
+                Err(if has_transient_sqlstate(&*error) {
+                    Ok(TxAttempt::RolledBack(DriverError::from_operation(error)))
+                } else {
+                    Err(TxError::Failed(error))
+                })
+            }
         }
     }
 
-    async fn claim(&self, tx: &mut Tx<'_, P>) -> Result<TxClaimOutcome, DriverError> {
-        let policy = self.policy;
-        // A little longer than the operation's timeout.
-        let idle = policy.timeout.saturating_add(Duration::from_secs(5)).as_millis();
+    async fn look(&self, connection: &mut P::Conn) -> Result<TxClaimOutcome, DriverError> {
+        connection.end_unclaimed().await?;
         let values = [
+            SqlValue::Bytea(Some(&self.address.0)),
+            SqlValue::Bytea(Some(&self.token.0)),
+            SqlValue::Bigint(self.take_over.map(fence_value)),
+        ];
+        read_outcome(&connection.query_outside(LOOK_SQL, &values).await?)
+    }
+
+    async fn claim(&self, tx: &mut Tx<'_, P>) -> Result<TxClaimOutcome, DriverError> {
+        let mut values = self.request_values();
+        values.extend([SqlValue::Bigint(self.take_over.map(fence_value)), self.idle_timeout()]);
+        read_outcome(&tx.query_rows(CLAIM_SQL, &values).await?)
+    }
+
+    fn request_values(&self) -> Vec<SqlValue<'_>> {
+        vec![
             SqlValue::Bytea(Some(&self.address.0)),
             SqlValue::Bytea(Some(&self.token.0)),
             SqlValue::Smallint(Some(self.call.fingerprint.version.into())),
@@ -369,14 +435,43 @@ impl<P: TxPool> TxRun<'_, P> {
             SqlValue::Text(Some(&self.call.endpoint)),
             SqlValue::Text(Some(&self.displayed_key)),
             SqlValue::Text(Some(&self.key_hash)),
-            SqlValue::Bigint(Some(clamp_micros(policy.lease))),
-            SqlValue::Bigint(Some(clamp_micros(policy.ttl))),
-            SqlValue::Bigint(self.take_over.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
-            SqlValue::Bigint(Some(i64::try_from(idle).unwrap_or(i64::MAX))),
-        ];
-        let rows = tx.query_rows(CLAIM_SQL, &values).await?;
-        TxClaimOutcome::read(rows.first().ok_or_else(|| DriverError::unreadable("a claim was answered with no row"))?)
+            SqlValue::Bigint(Some(clamp_micros(self.policy.lease))),
+            SqlValue::Bigint(Some(clamp_micros(self.policy.ttl))),
+        ]
     }
+
+    /// A little longer than the operation's timeout.
+    fn idle_timeout(&self) -> SqlValue<'static> {
+        let idle = self.policy.timeout.saturating_add(Duration::from_secs(5)).as_millis();
+        SqlValue::Bigint(Some(i64::try_from(idle).unwrap_or(i64::MAX)))
+    }
+}
+
+fn fence_value(fence: Fence) -> i64 {
+    i64::try_from(fence.0).unwrap_or(i64::MAX)
+}
+
+fn read_outcome(rows: &[SqlRow]) -> Result<TxClaimOutcome, DriverError> {
+    TxClaimOutcome::read(rows.first().ok_or_else(|| DriverError::unreadable("a claim was answered with no row"))?)
+}
+
+/// Records the answer and commits, in one message. The answer is not recorded if a statement has failed, and if it is not,
+/// nothing is committed.
+async fn commit<T: TransactionEnd>(tx: T, sql: String, response: Response<Bytes>) -> Result<TxAttempt, TxError> {
+    match with_statement_timeout("COMMIT", tx.commit_after(sql)).await {
+        Ok(()) => Ok(TxAttempt::Committed(response)),
+        Err(fault) if fault.is_transient() => Ok(TxAttempt::RolledBack(fault)),
+        Err(fault) if fault.kind == DriverErrorKind::RolledBack => Err(commit_refused(fault)),
+        Err(fault) => Ok(TxAttempt::CommitUncertain(UncertainCommit { response, error: fault })),
+    }
+}
+
+async fn roll_back<T: TransactionEnd>(tx: T, ended: Result<TxAttempt, TxError>) -> Result<TxAttempt, TxError> {
+    // After a timeout a statement may still run: the connection is closed instead.
+    if !matches!(ended, Err(TxError::TimedOut(_))) {
+        drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
+    }
+    ended
 }
 
 /// Classifies an error before the operation ran.
@@ -392,13 +487,13 @@ fn claim_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
     }
 }
 
-/// Classifies an error after the operation ran, which prevents the commit.
-fn recording_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
+/// Classifies an error after the operation ran, with which the server refused to record its answer or to commit.
+fn commit_refused(fault: DriverError) -> TxError {
     match fault.code.as_deref() {
-        // in_failed_sql_transaction; or the operation ended its transaction or removed its claim.
-        Some("25P02" | "IB001" | "IB002" | "IB003" | "IB004") => Err(TxError::RolledBack(fault)),
-        _ if fault.is_transient() || fault.kind == DriverErrorKind::ConnectionLost => Ok(TxAttempt::RolledBack(fault)),
-        _ => Err(TxError::Database(fault)),
+        // in_failed_sql_transaction; the operation ended its transaction or removed its claim; a deferred constraint.
+        Some("25P02" | "IB001" | "IB002" | "IB003" | "IB004") => TxError::RolledBack(fault),
+        Some(code) if code.starts_with("23") => TxError::RolledBack(fault),
+        _ => TxError::Database(fault),
     }
 }
 

@@ -1,8 +1,9 @@
 //! The PostgreSQL store: shared by many gateways. The database's clock and transactions decide.
 //!
-//! Each address is one row in `ibid.idempotency_keys`; each call is one statement, and so one transaction. The
-//! decisions are PL/pgSQL functions (`postgres/migrations/`) beside the data: atomic, in one round trip. A claim that
-//! finds a completed answer writes nothing.
+//! Each address is one row in `ibid.idempotency_keys`. Calls that gather are one statement, and so one transaction:
+//! claims one INSERT, completions one UPDATE (`statements`). What those leave, because something else is there, is decided
+//! by PL/pgSQL functions beside the data (`postgres/migrations/`), row by row. A claim that finds a completed answer
+//! writes nothing.
 //!
 //! ```text
 //! url         parses URLs        pool, connection  connections      batcher  many calls as one statement
@@ -51,7 +52,7 @@ use crate::{
     StoreSetupError, certificates::ReloadingTlsConfig, notifications::ServerNotifications, remote::RemoteOptions,
 };
 
-pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
+pub use self::migrate::{MigrateAction, MigrateOptions, migrate, migrate_with};
 
 mod admin;
 mod batcher;
@@ -100,8 +101,8 @@ impl Postgres {
         background.spawn(waiters.clone().run_poller(awaited));
         background.spawn(waiters.clone().run_listener());
         Ok(Self {
-            claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
-            settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
+            claim_batcher: Batcher::new(pool.clone()),
+            settle_batcher: Batcher::new(pool.clone()),
             waiters,
             _background: background,
             pool,

@@ -21,7 +21,7 @@ use ibid::{
 use ibid_stores::{
     OpenedStore, StoreUrl,
     embedded::{self, OpenError},
-    postgres::{self, MigrateAction},
+    postgres::{self, MigrateAction, MigrateOptions},
     seal::Sealer,
 };
 use ibid_tools::CommandError;
@@ -149,6 +149,9 @@ pub struct MigrateArgs {
     /// Remove everything that ibid has created there, including records
     #[arg(long, conflicts_with = "dry_run")]
     down: bool,
+    /// Do without the indexes for searches by tenant, user and key, which every first request pays for
+    #[arg(long, conflicts_with = "down")]
+    no_search_indexes: bool,
 }
 
 pub fn migrate(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
@@ -165,7 +168,9 @@ pub fn migrate(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Re
         _ => MigrateAction::Up,
     };
     let lines = block_on(async {
-        let done = postgres::migrate_with_rls_user(server.expose(), how, settings.rls_user.as_deref()).await;
+        let rls_user = settings.rls_user.as_deref();
+        let options = MigrateOptions { rls_user, no_search_indexes: args.no_search_indexes };
+        let done = postgres::migrate_with(server.expose(), how, options).await;
         done.map_err(|why| CommandError::Unavailable(format!("{url} was not migrated: {why}")))
     })?;
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;

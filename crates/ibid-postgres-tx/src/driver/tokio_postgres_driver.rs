@@ -2,20 +2,114 @@
 //!
 //! Statements are unnamed and sent with their types: one round trip, and compatible with a pooler in transaction mode.
 
+use std::{
+    ops::Deref,
+    pin::pin,
+    task::{Context, Waker},
+};
+
 use tokio_postgres::{
-    Error, IsolationLevel,
+    Error, SimpleQueryMessage,
     error::{DbError, Severity},
     types::{FromSql, ToSql, Type},
 };
 
 use super::{
-    DriverError, DriverErrorKind, DriverRow, Isolation, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed,
+    DriverError, DriverErrorKind, DriverRow, Isolation, SqlRow, SqlValue, Transaction, TxConnection, TxPool, begin_sql,
+    call_sql, sealed,
 };
 
 impl sealed::Sealed for deadpool_postgres::Pool {}
 impl sealed::Sealed for deadpool_postgres::Client {}
 impl sealed::Sealed for deadpool_postgres::Transaction<'_> {}
 impl sealed::Sealed for tokio_postgres::Transaction<'_> {}
+impl sealed::Sealed for PooledTransaction<'_> {}
+
+/// A transaction, or a savepoint in one, on a connection of a deadpool pool: what `run_tx` and the inbox give to operations.
+///
+/// Dereferences to the client, whose statements run in the transaction. (tokio-postgres has a type of its own for this, which
+/// always waits for its BEGIN before anything else can be sent.)
+#[derive(Debug)]
+pub struct PooledTransaction<'c> {
+    client: &'c mut deadpool_postgres::Client,
+    /// Nested so deep: 0 is the transaction itself.
+    depth: u32,
+    is_ended: bool,
+}
+
+impl<'c> PooledTransaction<'c> {
+    fn new(client: &'c mut deadpool_postgres::Client) -> Self {
+        Self { client, depth: 0, is_ended: false }
+    }
+
+    /// Begins a savepoint, which is rolled back if it is dropped.
+    ///
+    /// # Errors
+    /// Returns an error if the server does not begin it.
+    pub async fn savepoint(&mut self) -> Result<PooledTransaction<'_>, Error> {
+        let depth = self.depth + 1;
+        self.client.batch_execute(&format!("SAVEPOINT ibid_{depth}")).await?;
+        Ok(PooledTransaction { client: self.client, depth, is_ended: false })
+    }
+
+    /// Keeps what was done since the savepoint. Only savepoints are yours to end.
+    ///
+    /// # Errors
+    /// Returns an error if a statement has failed since.
+    pub async fn commit(mut self) -> Result<(), Error> {
+        let sql = if self.depth == 0 { "COMMIT".into() } else { format!("RELEASE SAVEPOINT ibid_{}", self.depth) };
+        self.is_ended = true;
+        self.client.batch_execute(&sql).await
+    }
+
+    /// Undoes what was done since the savepoint.
+    ///
+    /// # Errors
+    /// Returns an error if the connection is lost.
+    pub async fn rollback(mut self) -> Result<(), Error> {
+        self.is_ended = true;
+        self.client.batch_execute(&self.rollback_sql()).await
+    }
+
+    fn rollback_sql(&self) -> String {
+        if self.depth == 0 { "ROLLBACK".into() } else { format!("ROLLBACK TO SAVEPOINT ibid_{}", self.depth) }
+    }
+}
+
+impl Deref for PooledTransaction<'_> {
+    type Target = deadpool_postgres::ClientWrapper;
+
+    fn deref(&self) -> &Self::Target {
+        self.client
+    }
+}
+
+impl Drop for PooledTransaction<'_> {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            // The first poll sends it; the reply is nobody's.
+            let rollback = self.rollback_sql();
+            let rollback = pin!(self.client.batch_execute(&rollback));
+            let _ = rollback.poll(&mut Context::from_waker(Waker::noop()));
+        }
+    }
+}
+
+async fn query_rows(
+    client: &tokio_postgres::Client, sql: &'static str, values: &[SqlValue<'_>],
+) -> Result<Vec<SqlRow>, DriverError> {
+    let params: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().map(typed_param).collect();
+    let rows = client.query_typed(sql, &params).await.map_err(driver_error)?;
+    Ok(rows.into_iter().map(|row| SqlRow(DriverRow::TokioPostgres(row))).collect())
+}
+
+impl Transaction for PooledTransaction<'_> {
+    async fn query_rows<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> Result<Vec<SqlRow>, DriverError> {
+        query_rows(self.client, sql, values).await
+    }
+}
 
 impl Transaction for tokio_postgres::Transaction<'_> {
     async fn query_rows<'a>(
@@ -49,14 +143,44 @@ fn typed_param<'a>(value: &'a SqlValue<'a>) -> (&'a (dyn ToSql + Sync), Type) {
     }
 }
 
-impl sealed::TransactionEnd for deadpool_postgres::Transaction<'_> {
+impl sealed::TransactionEnd for PooledTransaction<'_> {
     async fn commit(self) -> Result<(), DriverError> {
-        deadpool_postgres::Transaction::commit(self).await.map_err(driver_error)
+        Self::commit(self).await.map_err(driver_error)
     }
 
     async fn rollback(self) -> Result<(), DriverError> {
-        deadpool_postgres::Transaction::rollback(self).await.map_err(driver_error)
+        Self::rollback(self).await.map_err(driver_error)
     }
+
+    async fn commit_after(mut self, sql: String) -> Result<(), DriverError> {
+        self.client.batch_execute(&(sql + "; COMMIT")).await.map_err(driver_error)?;
+        self.is_ended = true;
+        Ok(())
+    }
+}
+
+/// These end their transaction when they are dropped, and know nothing of our COMMIT: an empty one is left to them.
+macro_rules! end_of_driver_transaction {
+    ($($transaction:ty)*) => {
+        $(impl sealed::TransactionEnd for $transaction {
+            async fn commit(self) -> Result<(), DriverError> {
+                <$transaction>::commit(self).await.map_err(driver_error)
+            }
+
+            async fn rollback(self) -> Result<(), DriverError> {
+                <$transaction>::rollback(self).await.map_err(driver_error)
+            }
+
+            async fn commit_after(self, sql: String) -> Result<(), DriverError> {
+                self.batch_execute(&(sql + "; COMMIT AND CHAIN")).await.map_err(driver_error)
+            }
+        })*
+    };
+}
+
+end_of_driver_transaction! {
+    tokio_postgres::Transaction<'_>
+    deadpool_postgres::Transaction<'_>
 }
 
 impl TxPool for deadpool_postgres::Pool {
@@ -71,18 +195,33 @@ impl TxPool for deadpool_postgres::Pool {
 }
 
 impl TxConnection for deadpool_postgres::Client {
-    type Tx<'c> = deadpool_postgres::Transaction<'c>;
+    type Tx<'c> = PooledTransaction<'c>;
 
     async fn begin(&mut self, isolation: Option<Isolation>) -> Result<Self::Tx<'_>, DriverError> {
-        let mut builder = self.build_transaction();
-        if let Some(isolation) = isolation {
-            builder = builder.isolation_level(match isolation {
-                Isolation::ReadCommitted => IsolationLevel::ReadCommitted,
-                Isolation::RepeatableRead => IsolationLevel::RepeatableRead,
-                Isolation::Serializable => IsolationLevel::Serializable,
-            });
-        }
-        builder.start().await.map_err(driver_error)
+        self.batch_execute(begin_sql(isolation)).await.map_err(driver_error)?;
+        Ok(PooledTransaction::new(self))
+    }
+
+    async fn begin_claimed<'c>(
+        &'c mut self, isolation: Option<Isolation>, function: &'static str, values: &'c [SqlValue<'c>],
+    ) -> Result<Option<Self::Tx<'c>>, DriverError> {
+        let raises = [SqlValue::Boolean(Some(false))];
+        let sql = format!("{}; {}", begin_sql(isolation), call_sql(function, &[values, &raises].concat()));
+        let messages = self.simple_query(&sql).await.map_err(driver_error)?;
+        let is_claimed = messages.iter().any(|message| {
+            matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).is_ok_and(|value| value == Some("t")))
+        });
+        Ok(if is_claimed { Some(PooledTransaction::new(self)) } else { None })
+    }
+
+    async fn end_unclaimed(&mut self) -> Result<(), DriverError> {
+        self.batch_execute("ROLLBACK").await.map_err(driver_error)
+    }
+
+    async fn query_outside<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> Result<Vec<SqlRow>, DriverError> {
+        query_rows(self, sql, values).await
     }
 
     fn discard(self) {

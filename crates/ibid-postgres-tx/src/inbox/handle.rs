@@ -2,7 +2,10 @@ use std::{fmt, time::Duration};
 
 use ibid::inbox::{BrokerReply, InboxEvent};
 
-use super::{DriverErrorKind, Transaction, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool};
+use super::{
+    DriverErrorKind, SqlValue, Transaction, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool,
+    event_params, event_time,
+};
 use crate::run::{Tx, TxFuture};
 
 /// Redelivery delay after a database error, which is not the event's fault.
@@ -66,21 +69,19 @@ impl TxInbox {
         H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<(), E>> + Send,
     {
         let alone = async |connection: &mut P::Conn| {
+            let mut handler = Some(handler);
+            if let Some(handled) = self.handle_unknown::<P, E, H>(connection, event, &mut handler).await? {
+                return Ok(handled);
+            }
+            connection.end_unclaimed().await?;
             let mut tx = connection.begin(None).await?;
             let claim = self.claim(&mut tx, event).await?;
-            if claim != TxEventClaim::New {
-                tx.rollback().await?;
-                return Ok(Ok(skipped_outcome(claim)));
-            }
-            match handler(&mut tx).await {
-                Err(error) => {
+            match handler {
+                Some(handler) if claim == TxEventClaim::New => run_handler::<P, E, H>(tx, handler).await,
+                _ => {
                     tx.rollback().await?;
-                    Ok(Err(TxEventFailure::Handler(error)))
+                    Ok(Ok(skipped_outcome(claim)))
                 }
-                Ok(()) => match commit_checked(tx).await {
-                    Ok(()) => Ok(Ok(TxEventOutcome::Done)),
-                    Err(why) => why.map(Err),
-                },
             }
         };
         // The connection is back in the pool by then: counting a failure needs one.
@@ -88,6 +89,23 @@ impl TxInbox {
             Ok(handled) => Ok(handled),
             Err(why) => self.count_failure(pool, event, why).await,
         }
+    }
+
+    /// Handles an event of which nothing is known: BEGIN and the claim are one message. Returns `None` for any other.
+    async fn handle_unknown<P, E, H>(
+        &self, connection: &mut P::Conn, event: &InboxEvent, handler: &mut Option<H>,
+    ) -> Result<Option<Result<TxEventOutcome<E>, TxEventFailure<E>>>, TxInboxError>
+    where
+        P: TxPool,
+        E: fmt::Display + Send,
+        H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<(), E>> + Send,
+    {
+        let [consumer, source, id] = event_params(event);
+        let (at, keep) = (SqlValue::Bigint(Some(event_time(event))), SqlValue::Bigint(Some(self.ttl_us())));
+        let values = [consumer, source, id, at, keep];
+        let Some(tx) = connection.begin_claimed(None, "_begin_event", &values).await? else { return Ok(None) };
+        let handler = handler.take().expect("it is called once");
+        run_handler::<P, E, H>(tx, handler).await.map(Some)
     }
 
     /// Claims many events in one statement, runs the handler for each new one, and commits them together. A failed
@@ -196,21 +214,35 @@ impl TxInbox {
     }
 }
 
+async fn run_handler<P, E, H>(
+    mut tx: Tx<'_, P>, handler: H,
+) -> Result<Result<TxEventOutcome<E>, TxEventFailure<E>>, TxInboxError>
+where
+    P: TxPool,
+    E: fmt::Display + Send,
+    H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<(), E>> + Send,
+{
+    match handler(&mut tx).await {
+        Err(error) => {
+            tx.rollback().await?;
+            Ok(Err(TxEventFailure::Handler(error)))
+        }
+        Ok(()) => match commit_checked(tx).await {
+            Ok(()) => Ok(Ok(TxEventOutcome::Done)),
+            Err(why) => why.map(Err),
+        },
+    }
+}
+
 /// Commits, unless a statement failed. The error is either the event's fault or the database's.
 async fn commit_checked<T: Transaction + TransactionEnd, E>(
-    mut tx: T,
+    tx: T,
 ) -> Result<(), Result<TxEventFailure<E>, TxInboxError>> {
-    // COMMIT of a failed transaction would roll back without an error.
-    match tx.query_rows("SELECT 1", &[]).await {
-        Ok(_) => {}
-        Err(fault) if fault.kind == DriverErrorKind::RolledBack => {
-            let _ = tx.rollback().await;
-            return Err(Ok(TxEventFailure::Spoilt));
-        }
-        Err(fault) => return Err(Err(fault.into())),
-    }
-    match tx.commit().await {
+    // COMMIT of a failed transaction would roll back without an error: a statement that goes with it fails.
+    match tx.commit_after("SELECT 1".into()).await {
         Ok(()) => Ok(()),
+        // in_failed_sql_transaction
+        Err(fault) if fault.code.as_deref() == Some("25P02") => Err(Ok(TxEventFailure::Spoilt)),
         Err(fault) if fault.kind == DriverErrorKind::RolledBack && !fault.is_transient() => {
             Err(Ok(TxEventFailure::CommitFailed(fault.into())))
         }

@@ -91,7 +91,7 @@ impl InboxDriver for InboxDeadpool {
         let mut tx = client.transaction().await.unwrap();
         let claims = inbox.claim_batch(&mut tx, events).await?;
         for (event, _) in events.iter().zip(&claims).filter(|(_, claim)| **claim == New) {
-            Self::write(&mut tx, effect(event)).await.unwrap();
+            tx.batch_execute(&effect(event)).await.unwrap();
         }
         if commit {
             tx.commit().await.unwrap()

@@ -18,13 +18,14 @@ use ibid::{
     http::HandlerClaim,
     store::{Memory, Store},
 };
-use ibid_postgres_tx::complete_in;
+use ibid_postgres_tx::{commit_with, complete_in};
 use tower::ServiceExt as _;
 
 use crate::support::{TestDriver, TestError, TxDatabase, paid_response, with_both_drivers};
 
 with_both_drivers! {
     what_is_committed_is_answered_and_replayed
+    an_answer_that_travels_with_commit_is_committed_or_nothing_is
     what_is_rolled_back_is_not_answered_as_success
     a_commit_that_silently_rolls_back_is_not_answered_as_success
     what_was_committed_is_answered_even_if_the_handler_does_not_know
@@ -45,6 +46,10 @@ enum HandlerBehaviour {
     /// A statement fails after the answer was recorded, and is ignored.
     IgnoreFailedStatement,
     CompleteTwice,
+    /// The answer travels with COMMIT.
+    CommitWith,
+    /// The same, after a statement that fails and is ignored.
+    CommitWithFailed,
     Slow,
     ForgottenBefore,
 }
@@ -71,6 +76,8 @@ async fn pay<D: TestDriver + CompletingDriver>(
         "rollback" => HandlerBehaviour::Rollback,
         "swallow" => HandlerBehaviour::IgnoreFailedStatement,
         "twice" => HandlerBehaviour::CompleteTwice,
+        "together" => HandlerBehaviour::CommitWith,
+        "together, failed" => HandlerBehaviour::CommitWithFailed,
         "slow" => HandlerBehaviour::Slow,
         "forgotten" => HandlerBehaviour::ForgottenBefore,
         _ => HandlerBehaviour::Commit,
@@ -112,13 +119,19 @@ impl CompletingDriver for crate::support::SqlxDriver {
     ) -> Result<(), TestError> {
         let mut tx = pool.begin().await?;
         Self::execute(&mut tx, sql).await?;
+        if matches!(how, HandlerBehaviour::CommitWith | HandlerBehaviour::CommitWithFailed) {
+            if how == HandlerBehaviour::CommitWithFailed {
+                drop(Self::execute(&mut tx, "SELECT 1 / 0").await);
+            }
+            return Ok(commit_with(tx, claimed, answer).await?);
+        }
         complete_in(&mut tx, claimed, answer).await?;
         match how {
             HandlerBehaviour::Rollback => return Ok(tx.rollback().await?),
             HandlerBehaviour::CompleteTwice => complete_in(&mut tx, claimed, answer).await?,
             HandlerBehaviour::IgnoreFailedStatement => drop(Self::execute(&mut tx, "SELECT 1 / 0").await),
             HandlerBehaviour::Slow => tokio::time::sleep(Duration::from_millis(1500)).await,
-            HandlerBehaviour::Commit | HandlerBehaviour::ForgottenBefore => {}
+            _ => {}
         }
         Ok(tx.commit().await?)
     }
@@ -132,13 +145,19 @@ impl CompletingDriver for crate::support::TokioPostgresDriver {
         // The bare driver's, not the pool's.
         let mut tx = tokio_postgres::Client::transaction(&mut client).await?;
         tx.batch_execute(sql).await?;
+        if matches!(how, HandlerBehaviour::CommitWith | HandlerBehaviour::CommitWithFailed) {
+            if how == HandlerBehaviour::CommitWithFailed {
+                drop(tx.batch_execute("SELECT 1 / 0").await);
+            }
+            return Ok(commit_with(tx, claimed, answer).await?);
+        }
         complete_in(&mut tx, claimed, answer).await?;
         match how {
             HandlerBehaviour::Rollback => return Ok(tx.rollback().await?),
             HandlerBehaviour::CompleteTwice => complete_in(&mut tx, claimed, answer).await?,
             HandlerBehaviour::IgnoreFailedStatement => drop(tx.batch_execute("SELECT 1 / 0").await),
             HandlerBehaviour::Slow => tokio::time::sleep(Duration::from_millis(1500)).await,
-            HandlerBehaviour::Commit | HandlerBehaviour::ForgottenBefore => {}
+            _ => {}
         }
         Ok(tx.commit().await?)
     }
@@ -214,6 +233,20 @@ async fn what_is_committed_is_answered_and_replayed<D: CompletingDriver>() {
     let again = stage.send_request("k-1", &[]).await;
     assert!(again.is_replay() && again.status == first.status && again.body == first.body, "{again:?}");
     assert_eq!((stage.runs(), stage.scene.effects()), (1, 1));
+}
+
+async fn an_answer_that_travels_with_commit_is_committed_or_nothing_is<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    for key in ["k-1", "k-2"] {
+        let failed = stage.send_request(key, &[("x-how", "together, failed")]).await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR, "{failed:?}");
+        assert!(failed.is_not_stored() && failed.error().contains("25P02"), "{failed:?}");
+        let first = stage.send_request(key, &[("x-how", "together")]).await;
+        assert!(first.status == StatusCode::CREATED && !first.is_replay(), "{first:?}");
+        let again = stage.send_request(key, &[("x-how", "together")]).await;
+        assert!(again.is_replay() && again.body == first.body, "{again:?}");
+    }
+    assert_eq!((stage.runs(), stage.scene.effects()), (4, 2));
 }
 
 async fn what_is_rolled_back_is_not_answered_as_success<D: CompletingDriver>() {

@@ -68,7 +68,8 @@ fn pay_with_policy<D: TestDriver>(pool: &D::Pool, policy: Policy) -> PaymentRun 
 /// The backend that is committing, once it is.
 async fn wait_for_commit(server: &TestPostgres, name: &str) -> String {
     let query = format!(
-        "SELECT pid FROM pg_stat_activity WHERE datname = '{name}' AND state = 'active' AND query ILIKE 'COMMIT%'"
+        "SELECT pid FROM pg_stat_activity WHERE datname = '{name}' AND state = 'active' \
+         AND query LIKE '%; COMMIT%' AND pid <> pg_backend_pid()"
     );
     let mut pid = String::new();
     wait_until("a commit at the gate", || {

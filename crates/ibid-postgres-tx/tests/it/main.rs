@@ -6,6 +6,7 @@ mod inbox;
 mod layer;
 mod lost_commits;
 mod operation_transactions;
+mod pipelining;
 mod run_tx;
 mod sql;
 mod support;

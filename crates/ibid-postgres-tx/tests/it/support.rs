@@ -87,7 +87,7 @@ impl TestDriver for TokioPostgresDriver {
 
     fn execute_and_roll_back<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         Box::pin(async move {
-            let inner = tx.savepoint("undone").await?;
+            let inner = tx.savepoint().await?;
             drop(inner.batch_execute(sql).await);
             Ok(inner.rollback().await?)
         })

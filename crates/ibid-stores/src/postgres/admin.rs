@@ -35,9 +35,13 @@ impl Postgres {
         let mut params: Vec<(&(dyn ToSql + Sync), Type)> = Vec::new();
         sql += match filter.state {
             None => "",
-            Some(EntryState::Processing) => " AND k.state = 'processing' AND k.lease_until > statement_timestamp()",
+            Some(EntryState::Processing) => {
+                " AND k.state = 'processing' AND k.lease_until > statement_timestamp() \
+                 AND k.address IN (SELECT ibid._unfinished())"
+            }
             Some(EntryState::Unknown) => {
-                " AND k.state IN ('processing', 'unknown') AND (k.state = 'unknown' OR k.lease_until <= statement_timestamp())"
+                " AND k.state IN ('processing', 'unknown') AND (k.state = 'unknown' OR k.lease_until <= statement_timestamp()) \
+                 AND k.address IN (SELECT ibid._unfinished())"
             }
             Some(EntryState::Done) => " AND k.state = 'done'",
             Some(EntryState::Failed) => " AND k.state = 'failed'",

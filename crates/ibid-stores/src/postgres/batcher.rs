@@ -1,16 +1,20 @@
 //! Batches the calls of many callers into one statement.
 //!
 //! While a batch is in flight on every connection, further calls queue up and are sent together. A single call is sent
-//! at once. Invariants: every job is answered exactly once; a job that queued until its deadline is near is not sent; a
-//! batch that the server rolled back is sent again one job at a time, so no job fails because of another; a job whose
-//! row is locked by another transaction is retried until its deadline, without delaying others.
+//! at once. Claims and completions are one set-based statement per batch; what it leaves goes on to the functions that
+//! decide row by row, and so do releases, parks and extensions.
+//!
+//! Invariants: every job is answered exactly once; a job that queued until its deadline is near is not sent; a batch is
+//! sorted by address, so that batches do not deadlock; a batch that the server rolled back is sent again one job at a time,
+//! so no job fails because of another; a job whose row is locked by another transaction is retried until its deadline,
+//! without delaying others.
 
 use std::collections::VecDeque;
 
 use tokio::sync::oneshot;
 
 use super::{
-    rows::{LeaseColumns, SettlementColumns},
+    rows::{ClaimedRow, CompleteColumns, LeaseColumns, SettlementColumns},
     *,
 };
 
@@ -24,7 +28,6 @@ const MAX_BACKOFF: Duration = Duration::from_millis(100);
 
 pub(super) struct Batcher {
     pool: Arc<PostgresPool>,
-    statement: Statement,
     queue: Mutex<BatchQueue>,
 }
 
@@ -34,17 +37,19 @@ struct BatchQueue {
     worker_count: usize,
 }
 
+type JobOutcome = Result<RowOutcome, StoreError>;
+
 #[derive(Debug)]
 struct BatchJob {
     lease: Lease,
     operation: RowOperation,
     deadline: Instant,
-    reply: oneshot::Sender<Result<RowOutcome, StoreError>>,
+    reply: oneshot::Sender<JobOutcome>,
 }
 
 impl Batcher {
-    pub(super) fn new(pool: Arc<PostgresPool>, what: Statement) -> Arc<Self> {
-        Arc::new(Self { pool, statement: what, queue: Mutex::default() })
+    pub(super) fn new(pool: Arc<PostgresPool>) -> Arc<Self> {
+        Arc::new(Self { pool, queue: Mutex::default() })
     }
 
     /// Queues a call, and waits for its result.
@@ -77,12 +82,45 @@ impl Batcher {
                 }
                 batch
             };
-            self.send_batch(batch).await;
+            let (together, special): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_set_based);
+            tokio::join!(self.send_together(together), self.send_one_by_one(special));
         }
     }
 
-    async fn send_batch(self: &Arc<Self>, batch: Vec<BatchJob>) {
-        match self.try_send_batch(&batch).await {
+    /// Sends claims, or completions, as one statement, and what it leaves row by row.
+    async fn send_together(self: &Arc<Self>, batch: Vec<BatchJob>) {
+        if batch.is_empty() {
+            return;
+        }
+        let sent = match batch[0].operation {
+            RowOperation::Claim => self.claim_together(&batch).await,
+            _ => self.complete_together(&batch).await,
+        };
+        match sent {
+            Ok(outcomes) => {
+                let mut special = Vec::new();
+                for (job, outcome) in batch.into_iter().zip(outcomes) {
+                    match outcome {
+                        Some(outcome) => drop(job.reply.send(outcome)),
+                        None => special.push(job),
+                    }
+                }
+                self.send_one_by_one(special).await;
+            }
+            Err(failed) if failed.was_rolled_back => {
+                for job in batch {
+                    self.send_one_by_one(vec![job]).await;
+                }
+            }
+            Err(failed) => fail_all(batch, &failed.error),
+        }
+    }
+
+    async fn send_one_by_one(self: &Arc<Self>, batch: Vec<BatchJob>) {
+        if batch.is_empty() {
+            return;
+        }
+        match self.try_one_by_one(&batch).await {
             Ok(answers) => {
                 for (job, answer) in batch.into_iter().zip(answers) {
                     drop(job.reply.send(answer));
@@ -90,7 +128,7 @@ impl Batcher {
             }
             Err(failed) if failed.was_rolled_back && batch.len() > 1 => {
                 for job in batch {
-                    Box::pin(self.send_batch(vec![job])).await;
+                    Box::pin(self.send_one_by_one(vec![job])).await;
                 }
             }
             Err(failed) if failed.is_row_conflict => {
@@ -98,11 +136,7 @@ impl Batcher {
                     tokio::spawn(self.clone().retry_until_deadline(job));
                 }
             }
-            Err(CallFailure { error, .. }) => {
-                for job in batch {
-                    drop(job.reply.send(Err(store_error(error.kind, error.source.to_string()))));
-                }
-            }
+            Err(failed) => fail_all(batch, &failed.error),
         }
     }
 
@@ -112,7 +146,7 @@ impl Batcher {
         loop {
             sleep(with_jitter(pause)).await;
             pause = (pause * 2).min(MAX_BACKOFF);
-            let answered = self.try_send_batch(std::slice::from_ref(&job)).await;
+            let answered = self.try_one_by_one(std::slice::from_ref(&job)).await;
             let has_time = job.deadline > Instant::now() + self.pool.timeout / 4;
             let answer = match answered {
                 Err(failed) if failed.is_row_conflict && has_time && !job.reply.is_closed() => continue,
@@ -123,32 +157,98 @@ impl Batcher {
         }
     }
 
-    /// Returns the results in the order of the jobs.
-    async fn try_send_batch(&self, batch: &[BatchJob]) -> Result<Vec<Result<RowOutcome, StoreError>>, CallFailure> {
+    /// Returns the outcomes in the order of the jobs; `None` for those that the statement left, or that cannot be read.
+    async fn complete_together(&self, batch: &[BatchJob]) -> Result<Vec<Option<JobOutcome>>, CallFailure> {
+        let mut outcomes: Vec<Option<JobOutcome>> = batch.iter().map(|_| None).collect();
+        let mut columns = CompleteColumns::default();
+        for job in batch {
+            if let RowOperation::Settle(end) = &job.operation {
+                columns.push((&job.lease, SettlementParams::new(end)));
+            }
+        }
+        for row in self.pool.call(Statement::Complete, &columns.params(), deadline_of(batch)).await? {
+            if let Some(outcome) = rows::nth_at(&row).ok().and_then(|nth| outcomes.get_mut(nth)) {
+                *outcome = Some(Ok(RowOutcome { settle_code: 0, outcome: None }));
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// As [`complete_together`](Self::complete_together), for claims.
+    async fn claim_together(&self, batch: &[BatchJob]) -> Result<Vec<Option<JobOutcome>>, CallFailure> {
+        let mut outcomes: Vec<Option<JobOutcome>> = batch.iter().map(|_| None).collect();
+        let mut leases = LeaseColumns::default();
+        batch.iter().for_each(|job| leases.push(&job.lease));
+        let params = &leases.params()[..Statement::Claim.param_types().len()];
+        for row in &self.pool.call(Statement::Claim, params, deadline_of(batch)).await? {
+            let mut answer = |nth: usize, found| {
+                if let Some(outcome) = outcomes.get_mut(nth) {
+                    *outcome = Some(Ok(RowOutcome { settle_code: -1, outcome: Some(found) }));
+                }
+            };
+            match rows::read_claimed(row) {
+                Ok(ClaimedRow::Completed(nth, completed)) => answer(nth, ClaimOutcome::Completed(completed)),
+                Ok(ClaimedRow::New(token, fence)) => {
+                    // The same call may be there twice.
+                    for (nth, job) in batch.iter().enumerate().filter(|(_, job)| job.lease.request.token.0 == *token) {
+                        answer(nth, ClaimOutcome::Granted(Lease { fence, attempt: 1, ..job.lease.clone() }));
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Returns the outcomes in the order of the jobs.
+    async fn try_one_by_one(&self, batch: &[BatchJob]) -> Result<Vec<JobOutcome>, CallFailure> {
         let (mut leases, mut settlements) = (LeaseColumns::default(), SettlementColumns::default());
+        let mut statement = Statement::ClaimOneByOne;
         for job in batch {
             leases.push(&job.lease);
             match &job.operation {
-                RowOperation::Claim => {}
+                RowOperation::Claim => continue,
                 RowOperation::Extend(hold) => settlements.push(SettlementParams::extend(*hold)),
                 RowOperation::Settle(end) => settlements.push(SettlementParams::new(end)),
             }
+            statement = Statement::SettleOneByOne;
         }
-        let deadline = batch.iter().map(|job| job.deadline).min().expect("no batch is empty");
         let mut params = leases.params();
         params.extend(settlements.params());
-        params.truncate(self.statement.param_types().len());
-        let sent = self.pool.call(self.statement, &params, deadline).await?;
+        params.truncate(statement.param_types().len());
+        let sent = self.pool.call(statement, &params, deadline_of(batch)).await?;
         let missing = || Err(store_error(ErrorKind::Corrupt, "a row of a batch was not answered"));
         let mut answers: Vec<_> = batch.iter().map(|_| missing()).collect();
         for row in &sent {
-            let nth: Result<i32, _> = rows::column(row, 0);
-            let nth = nth.ok().and_then(|nth| usize::try_from(nth - 1).ok());
+            let nth = rows::nth_at(row).ok();
             if let Some((job, answer)) = nth.and_then(|nth| Some((batch.get(nth)?, answers.get_mut(nth)?))) {
                 *answer = rows::read_outcome(row, Some(&job.lease.request));
             }
         }
         Ok(answers)
+    }
+}
+
+fn deadline_of(batch: &[BatchJob]) -> Instant {
+    batch.iter().map(|job| job.deadline).min().expect("no batch is empty")
+}
+
+fn fail_all(batch: Vec<BatchJob>, error: &StoreError) {
+    for job in batch {
+        drop(job.reply.send(Err(store_error(error.kind, error.source.to_string()))));
+    }
+}
+
+impl BatchJob {
+    /// Whether almost every such job needs no more than the set-based statement.
+    fn is_set_based(&self) -> bool {
+        match &self.operation {
+            RowOperation::Claim => self.lease.request.take_over.is_none(),
+            RowOperation::Settle(end) => {
+                matches!(end, Settlement::Complete { .. }) && self.lease.fence != Fence::UNSEEN
+            }
+            RowOperation::Extend(_) => false,
+        }
     }
 }
 
@@ -179,6 +279,7 @@ impl BatchQueue {
         if self.jobs.is_empty() && self.jobs.capacity() > 4 * MAX_BATCH_ROWS {
             drop(mem::take(&mut self.jobs));
         }
+        batch.sort_by_key(|job: &BatchJob| job.lease.request.address);
         batch
     }
 }

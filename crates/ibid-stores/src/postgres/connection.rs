@@ -39,8 +39,11 @@ impl PostgresConnection {
     async fn set_up(mut self, place: &PostgresUrl) -> Result<(Self, PostgresFindings), (ErrorKind, String)> {
         let failed = |error: Error| error::connect_error(&error);
         if !place.unnamed_statements {
-            // The functions read again after a race, and must see the other transaction's write.
-            let set = "SET default_transaction_isolation = 'read committed'";
+            // Functions read again after a race, and must see the other transaction's write. A plan that was made while
+            // the table was small must not read all of it later; without a pooler plans are made once.
+            let set = "SET default_transaction_isolation = 'read committed'; SET plan_cache_mode = force_generic_plan; \
+                SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off; \
+                SET statement_timeout = '60s'";
             self.client.batch_execute(set).await.map_err(failed)?;
         }
         let findings = checks::run_checks(&self.client, place).await.map_err(failed)?;

@@ -50,6 +50,8 @@ static MIGRATIONS: [Migration; 6] = [
 /// The schema version that the store needs.
 pub(super) const SCHEMA_VERSION: i32 = 6;
 
+/// What people search by. No end changes them.
+const SEARCH_COLUMNS: [&str; 4] = ["tenant", "user_id", "key", "key_hash"];
 const SERVICE_ROLE: &str = "ibid_service";
 const ADMIN_ROLE: &str = "ibid_admin";
 /// Comment that identifies our function outside our schema.
@@ -67,16 +69,26 @@ COMMENT ON TABLE ibid.migrations IS 'made by ibid migrate';
 /// # Errors
 /// Returns why the migration failed; nothing was changed then.
 pub async fn migrate(url: &str, how: MigrateAction) -> Result<Vec<String>, StoreSetupError> {
-    migrate_with_rls_user(url, how, None).await
+    migrate_with(url, how, MigrateOptions::default()).await
 }
 
-/// As [`migrate`]. `rls_user` is the SQL expression for the user whose rows row-level security shows. `None` keeps the
-/// current one, initially `current_setting('ibid.user_id', true)`.
+/// Choices about the schema.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MigrateOptions<'a> {
+    /// The SQL expression for the user whose rows row-level security shows. `None` keeps the current one, initially
+    /// `current_setting('ibid.user_id', true)`.
+    pub rls_user: Option<&'a str>,
+    /// Does without the indexes for searches by tenant, user and key, and removes them if they are there. Each costs a
+    /// first request an index entry.
+    pub no_search_indexes: bool,
+}
+
+/// As [`migrate`], with these choices.
 ///
 /// # Errors
 /// As [`migrate`].
-pub async fn migrate_with_rls_user(
-    url: &str, how: MigrateAction, rls_user: Option<&str>,
+pub async fn migrate_with(
+    url: &str, how: MigrateAction, options: MigrateOptions<'_>,
 ) -> Result<Vec<String>, StoreSetupError> {
     let place = PostgresUrl::parse(url)?;
     let connecting = place.config.connect(place.tls.connector()?);
@@ -85,13 +97,15 @@ pub async fn migrate_with_rls_user(
     let (mut client, connection) =
         connected.map_err(|error| format!("no connection to {place}: {}", error_text(&error)))?;
     let driver = tokio::spawn(async move { drop(connection.await) });
-    let migrated = timeout(MIGRATION_TIMEOUT, run_migration(&mut client, how, rls_user)).await;
+    let migrated = timeout(MIGRATION_TIMEOUT, run_migration(&mut client, how, options)).await;
     driver.abort();
     let migrated = migrated.map_err(|_| format!("{place} did not finish within {} s", MIGRATION_TIMEOUT.as_secs()))?;
     Ok(migrated.map_err(|why| format!("{place}: {why}; nothing was changed"))?)
 }
 
-async fn run_migration(client: &mut Client, how: MigrateAction, rls_user: Option<&str>) -> Result<Vec<String>, String> {
+async fn run_migration(
+    client: &mut Client, how: MigrateAction, options: MigrateOptions<'_>,
+) -> Result<Vec<String>, String> {
     let tx = client.transaction().await.map_err(|error| error_text(&error))?;
     let mut script = MigrationScript { tx: &tx, statements: Vec::new(), report: Vec::new() };
     // A concurrent migration waits here, and then finds nothing to do.
@@ -100,7 +114,7 @@ async fn run_migration(client: &mut Client, how: MigrateAction, rls_user: Option
     match (how, version) {
         (MigrateAction::Down, None) => script.report.push("there is no schema ibid".into()),
         (MigrateAction::Down, Some(version)) => migrate_down(&mut script, version).await?,
-        (MigrateAction::Up | MigrateAction::DryRun, version) => migrate_up(&mut script, version, rls_user).await?,
+        (MigrateAction::Up | MigrateAction::DryRun, version) => migrate_up(&mut script, version, options).await?,
     }
     let MigrationScript { statements, mut report, .. } = script;
     if how == MigrateAction::DryRun {
@@ -188,7 +202,7 @@ async fn schema_version(tx: &Transaction<'_>) -> Result<Option<i32>, String> {
 }
 
 async fn migrate_up(
-    script: &mut MigrationScript<'_>, version: Option<i32>, rls_user: Option<&str>,
+    script: &mut MigrationScript<'_>, version: Option<i32>, options: MigrateOptions<'_>,
 ) -> Result<(), String> {
     if version.is_none() {
         script.execute("CREATE SCHEMA ibid").await?;
@@ -203,11 +217,33 @@ async fn migrate_up(
         script.execute(&format!("INSERT INTO ibid.migrations (version, name) VALUES ({version}, '{name}')")).await?;
         script.report.push(format!("applied {name}"));
     }
+    set_search_indexes(script, version == 0, options.no_search_indexes).await?;
     grant_access(script, roles).await?;
-    if let Some(user) = rls_user {
+    if let Some(user) = options.rls_user {
         set_rls_user(script, user).await?;
     }
     create_cleanup_alias(script).await
+}
+
+/// Creates the indexes for searches in a new schema, or removes them. A table that has none for long stays so: building
+/// them would block its writers.
+async fn set_search_indexes(script: &mut MigrationScript<'_>, is_new: bool, are_unwanted: bool) -> Result<(), String> {
+    if is_new && !are_unwanted {
+        for column in SEARCH_COLUMNS {
+            let index = format!(
+                "CREATE INDEX idempotency_keys_{column} ON ibid.idempotency_keys ({column}) WHERE {column} <> ''"
+            );
+            script.execute(&index).await?;
+        }
+    }
+    let there = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'ibid' AND indexname = 'idempotency_keys_tenant'";
+    if are_unwanted && exists(script.tx, there).await? {
+        for column in SEARCH_COLUMNS {
+            script.execute(&format!("DROP INDEX IF EXISTS ibid.idempotency_keys_{column}")).await?;
+        }
+        script.report.push("removed the indexes for searches".into());
+    }
+    Ok(())
 }
 
 /// Creates a server role if permitted. Returns whether the role exists.
@@ -252,18 +288,18 @@ async fn grant_access(script: &mut MigrationScript<'_>, [service, admin]: [bool;
         script
             .execute(&format!(
                 "GRANT USAGE ON SCHEMA ibid TO {SERVICE_ROLE};
-                 GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.idempotency_keys TO {SERVICE_ROLE};
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.idempotency_keys, ibid.unfinished_keys TO {SERVICE_ROLE};
                  GRANT SELECT, INSERT, UPDATE, DELETE
                      ON ibid.processed_events, ibid.failed_events, ibid.event_horizons TO {SERVICE_ROLE};
                  GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.quota TO {SERVICE_ROLE};
-                 GRANT SELECT, UPDATE ON ibid.fences, ibid.meta TO {SERVICE_ROLE};
+                 GRANT SELECT, UPDATE ON ibid.meta TO {SERVICE_ROLE};
                  GRANT SELECT ON ibid.migrations TO {SERVICE_ROLE};
                  GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ibid TO {SERVICE_ROLE};"
             ))
             .await?;
     }
     if admin {
-        let tables = "ibid.idempotency_keys, ibid.processed_events, ibid.failed_events, ibid.event_horizons";
+        let tables = "ibid.idempotency_keys, ibid.unfinished_keys, ibid.processed_events, ibid.failed_events, ibid.event_horizons";
         script
             .execute(&format!("GRANT USAGE ON SCHEMA ibid TO {ADMIN_ROLE}; GRANT SELECT ON {tables} TO {ADMIN_ROLE};"))
             .await?;

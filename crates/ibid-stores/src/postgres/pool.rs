@@ -5,6 +5,7 @@
 //! sent at most once (the caller decides whether to repeat an ambiguous call); a connection with an overdue reply is
 //! closed.
 
+use parking_lot::RwLock;
 use tokio::time::timeout_at;
 
 use super::{connection::PostgresConnection, *};
@@ -20,8 +21,9 @@ pub(super) struct PostgresPool {
     pub(super) certificates: Arc<ReloadingTlsConfig>,
     pub(super) timeout: Duration,
     breaker: CircuitBreaker,
-    connections: Vec<Mutex<Option<Arc<PostgresConnection>>>>,
-    /// Number of slots with a running connection task.
+    /// The open connections.
+    connections: RwLock<Vec<Arc<PostgresConnection>>>,
+    /// Number of running connection tasks, of which each keeps one connection.
     started_count: AtomicUsize,
     /// Why the last connection failed, while there is none.
     pub(super) last_error: Mutex<Option<(ErrorKind, String)>>,
@@ -34,13 +36,12 @@ pub(super) struct PostgresPool {
 
 impl PostgresPool {
     pub(super) fn new(place: PostgresUrl, certificates: Arc<ReloadingTlsConfig>, timeout: Duration) -> Arc<Self> {
-        let slots = (0..place.pool_size).map(|_| Mutex::new(None)).collect();
         let pool = Arc::new(Self {
             url: place,
             certificates,
             timeout,
             breaker: CircuitBreaker::default(),
-            connections: slots,
+            connections: RwLock::default(),
             started_count: AtomicUsize::new(0),
             last_error: Mutex::new(None),
             changed: Notify::new(),
@@ -106,10 +107,12 @@ impl PostgresPool {
                 } else {
                     pass.failed()
                 }
-                if !was_rolled_back || error::is_read_only(&error) {
+                let is_discarded = !was_rolled_back || error::is_read_only(&error);
+                if is_discarded {
                     connection.discard();
                 }
-                Err(CallFailure { error: error::statement_error(&error, reads), was_rolled_back, is_row_conflict })
+                let error = error::statement_error(&error, reads);
+                Err(CallFailure { error, was_rolled_back: !is_discarded, is_row_conflict })
             }
             Err(_) => {
                 pass.failed();
@@ -122,14 +125,22 @@ impl PostgresPool {
 
     /// Returns a connection to send on. If it fails, nothing was sent.
     async fn connection(self: &Arc<Self>, deadline: Instant) -> Result<Arc<PostgresConnection>, CallFailure> {
+        if let Some(connection) = self.least_busy() {
+            if connection.in_flight() > 0 {
+                self.start_connection();
+            }
+            return Ok(connection);
+        }
+        self.wait_for_connection(deadline).await
+    }
+
+    #[cold]
+    async fn wait_for_connection(&self, deadline: Instant) -> Result<Arc<PostgresConnection>, CallFailure> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             if let Some(connection) = self.least_busy() {
-                if connection.in_flight() > 0 {
-                    self.start_connection();
-                }
                 return Ok(connection);
             }
             if let Some((kind, why)) = self.last_error.lock().clone() {
@@ -143,30 +154,34 @@ impl PostgresPool {
     }
 
     fn least_busy(&self) -> Option<Arc<PostgresConnection>> {
-        let started = self.started_count.load(Relaxed).min(self.connections.len());
-        let live = self.connections[..started].iter().filter_map(|slot| slot.lock().clone());
-        live.filter(|connection| !connection.is_closed()).min_by_key(|connection| connection.in_flight())
+        let connections = self.connections.read();
+        let live = connections.iter().filter(|connection| !connection.is_closed());
+        live.min_by_key(|connection| connection.in_flight()).cloned()
     }
 
     fn start_connection(self: &Arc<Self>) {
-        let next = self
-            .started_count
-            .fetch_update(Relaxed, Relaxed, |started| (started < self.connections.len()).then_some(started + 1));
-        if let Ok(slot) = next {
-            self.connection_tasks.lock().spawn(self.clone().keep_connected(slot));
+        let limit = self.url.pool_size;
+        if self.started_count.load(Relaxed) >= limit {
+            return;
+        }
+        let next =
+            self.started_count.fetch_update(Relaxed, Relaxed, |started| (started < limit).then_some(started + 1));
+        if next.is_ok() {
+            self.connection_tasks.lock().spawn(self.clone().keep_connected());
         }
     }
 
     /// Opens a connection, and reopens it whenever it is lost, until the store is dropped.
-    async fn keep_connected(self: Arc<Self>, slot: usize) {
+    async fn keep_connected(self: Arc<Self>) {
         let mut pause = INITIAL_BACKOFF;
         loop {
             match PostgresConnection::open(&self.url, &self.certificates, self.connect_timeout()).await {
                 Ok((connection, findings, driver)) => {
                     pause = INITIAL_BACKOFF;
-                    self.on_connected(slot, connection, findings);
+                    let connection = Arc::new(connection);
+                    self.on_connected(connection.clone(), findings);
                     drop(driver.await);
-                    *self.connections[slot].lock() = None;
+                    self.connections.write().retain(|other| !Arc::ptr_eq(other, &connection));
                     self.changed.notify_waiters();
                 }
                 Err((kind, why)) => {
@@ -185,8 +200,8 @@ impl PostgresPool {
         }
     }
 
-    fn on_connected(&self, slot: usize, connection: PostgresConnection, findings: PostgresFindings) {
-        *self.connections[slot].lock() = Some(Arc::new(connection));
+    fn on_connected(&self, connection: Arc<PostgresConnection>, findings: PostgresFindings) {
+        self.connections.write().push(connection);
         if self.last_error.lock().take().is_some() {
             tracing::info!(store = error::STORE_NAME, at = %self.url, "connected");
         }
@@ -202,7 +217,7 @@ impl PostgresPool {
 
     pub(super) fn close(&self) {
         self.connection_tasks.lock().abort_all();
-        self.connections.iter().for_each(|slot| drop(slot.lock().take()));
+        self.connections.write().clear();
     }
 }
 
@@ -210,7 +225,7 @@ impl PostgresPool {
 #[derive(Debug)]
 pub(super) struct CallFailure {
     pub(super) error: StoreError,
-    /// The server reported the rollback: the call can be sent again in another form.
+    /// The server reported the rollback, and is used further: the call can be sent again in another form.
     pub(super) was_rolled_back: bool,
     /// The rollback was caused by a concurrent change of the same row.
     pub(super) is_row_conflict: bool,

@@ -88,6 +88,19 @@ parameters!(LEASE_TYPES, LeaseColumns(lease: &'a Lease) {
     attempts: i32, INT4 = i32::try_from(lease.attempt).unwrap_or(i32::MAX);
 });
 
+parameters!(COMPLETE_TYPES, CompleteColumns(completed: (&'a Lease, SettlementParams<'a>)) {
+    addresses: &'a [u8], BYTEA = &completed.0.request.address.0;
+    tokens: &'a [u8], BYTEA = &completed.0.request.token.0;
+    fences: i64, INT8 = fence_param(completed.0.fence);
+    failed: bool, BOOL = completed.1.failed;
+    records: Option<&'a [u8]>, BYTEA = completed.1.record;
+    statuses: i32, INT4 = completed.1.status;
+    requested_ms: i64, INT8 = completed.1.requested_ms;
+    completed_ms: i64, INT8 = completed.1.completed_ms;
+    durations: i64, INT8 = completed.1.duration;
+    ttls: i64, INT8 = completed.1.ttl;
+});
+
 /// Defines the parameters of a settlement likewise. They are also those of a call for one entry.
 macro_rules! settlement_parameters {
     ($($name:ident: $type:ty, $sql:ident;)*) => {
@@ -147,6 +160,33 @@ impl<'a> SettlementParams<'a> {
     }
 }
 
+/// A row of `Statement::Claim`: the token of a new row with its fence, or the number of a completed one.
+pub(super) enum ClaimedRow<'a> {
+    New(&'a [u8], Fence),
+    Completed(usize, CompletedEntry),
+}
+
+pub(super) fn read_claimed(row: &Row) -> Result<ClaimedRow<'_>, StoreError> {
+    if column::<Option<i32>>(row, 0)?.is_none() {
+        return Ok(ClaimedRow::New(column(row, 1)?, fence_at(row, 2)?));
+    }
+    let completed = CompletedEntry {
+        fence: fence_at(row, 2)?,
+        attempt: attempt_at(row, 3)?,
+        fingerprint: fingerprint_at(row, 4)?,
+        failed: column(row, 7)?,
+        record: column::<Blob>(row, 8)?.0,
+        expires_in: duration_at(row, 6)?,
+    };
+    Ok(ClaimedRow::Completed(nth_at(row)?, completed))
+}
+
+/// The number of a row of a batch, which counts from 1 in the first column.
+pub(super) fn nth_at(row: &Row) -> Result<usize, StoreError> {
+    let nth: i32 = column(row, 0)?;
+    usize::try_from(nth - 1).map_err(|_| corrupt_row(format!("a row of a batch has the number {nth}")))
+}
+
 /// Reads a `bytea` column with a single copy.
 struct Blob(Bytes);
 
@@ -159,7 +199,7 @@ impl<'a> FromSql<'a> for Blob {
     }
 }
 
-/// Reads a result row with the columns of `statements::answer!`. `ask` becomes the request of a granted lease.
+/// Reads a result row with the columns of `statements::answer_columns`. `ask` becomes the request of a granted lease.
 pub(super) fn read_outcome(row: &Row, ask: Option<&Arc<ClaimRequest>>) -> Result<RowOutcome, StoreError> {
     let held: Option<i16> = column(row, 1)?;
     let found: Option<i16> = column(row, 2)?;

@@ -1,35 +1,97 @@
 //! The frequent statements: prepared once per connection, or sent with their parameter types each time.
+//!
+//! Almost every call is one of a batch in [`Statement::Claim`] or [`Statement::Complete`]: plain SQL over arrays, always by
+//! the primary key, in the order of the addresses. Those leave what is special to the functions of the schema.
 
 use std::sync::LazyLock;
 
 use tokio_postgres::types::Type;
 
-use super::rows::{LEASE_TYPES, SETTLEMENT_TYPES};
+use super::rows::{COMPLETE_TYPES, LEASE_TYPES, SETTLEMENT_TYPES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Statement {
     Claim,
-    Settle,
+    Complete,
+    ClaimOneByOne,
+    SettleOneByOne,
     Get,
     Change,
     Watch,
     Sweep,
 }
 
-pub(super) const ALL_STATEMENTS: [Statement; 6] =
-    [Statement::Claim, Statement::Settle, Statement::Get, Statement::Change, Statement::Watch, Statement::Sweep];
+pub(super) const ALL_STATEMENTS: [Statement; 8] = [
+    Statement::Claim,
+    Statement::Complete,
+    Statement::ClaimOneByOne,
+    Statement::SettleOneByOne,
+    Statement::Get,
+    Statement::Change,
+    Statement::Watch,
+    Statement::Sweep,
+];
+
+/// Makes the rows of new addresses, and returns their tokens and fences; returns the number and the answer of those that
+/// are completed. A row that another transaction is about to make is waited for, not for long. All fences are the same:
+/// they must be unique per address only. `meta` is read once, at the snapshot in which the addresses were looked up.
+const CLAIM_SQL: &str = "WITH asked AS MATERIALIZED (
+    SELECT u.*, k.fence AS found, k.attempt AS found_attempt, k.fingerprint_version AS found_version,
+        k.fingerprint AS found_fingerprint, k.expires_at, k.state = 'failed' AS failed, k.record,
+        k.state IN ('done', 'failed') AND k.expires_at > statement_timestamp() AND k.record IS NOT NULL
+            AND k.spent IS NULL AS is_completed
+    FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) WITH ORDINALITY AS u(address, token, version,
+        fingerprint, tenant, user_id, endpoint, key, key_hash, tags, label, hold, keep, nth)
+    LEFT JOIN ibid.idempotency_keys k ON k.address = u.address
+), new AS (
+    INSERT INTO ibid.idempotency_keys (address, state, tenant, user_id, endpoint, key, key_hash, tags, label, attempt,
+        fence, token, fingerprint_version, fingerprint, claimed_at, lease_until, expires_at, sweep_at, hold_us, keep_us)
+    SELECT a.address, 'processing', a.tenant, a.user_id, a.endpoint, a.key, a.key_hash, a.tags, a.label, 1, m.fence,
+        a.token, a.version, a.fingerprint, m.at, m.at + a.hold * interval '1 microsecond',
+        m.at + (a.hold + a.keep) * interval '1 microsecond', m.at + (a.hold + a.keep) * interval '1 microsecond', a.hold,
+        a.keep
+    FROM (SELECT statement_timestamp() AS at, set_config('lock_timeout', '50ms', true),
+              greatest((extract(epoch FROM statement_timestamp()) * 1000000)::bigint, m.fence_high + 1) AS fence
+          FROM ibid.meta m OFFSET 0) m, asked a
+    WHERE a.found IS NULL
+    ON CONFLICT DO NOTHING
+    RETURNING token, fence
+)
+SELECT NULL::integer, n.token, n.fence, NULL::integer, NULL::smallint, NULL::bytea, NULL::bigint, NULL::boolean, NULL::bytea
+FROM new n
+UNION ALL
+SELECT a.nth::integer, NULL, a.found, a.found_attempt, a.found_version, a.found_fingerprint,
+    (extract(epoch FROM a.expires_at - statement_timestamp()) * 1000000)::bigint, a.failed, a.record
+FROM asked a WHERE a.is_completed";
+
+/// Completes claims that run, and that nobody waits for. Returns their numbers.
+const COMPLETE_SQL: &str = "UPDATE ibid.idempotency_keys k SET
+    state = CASE WHEN u.failed THEN 'failed' ELSE 'done' END, record = u.record, status = u.status,
+    requested_at = timestamptz 'epoch' + u.requested_ms * interval '1 millisecond',
+    completed_at = timestamptz 'epoch' + u.completed_ms * interval '1 millisecond',
+    took = u.took * interval '1 microsecond',
+    expires_at = statement_timestamp() + u.keep * interval '1 microsecond',
+    sweep_at = CASE WHEN statement_timestamp() + (u.keep + u.keep / 8) * interval '1 microsecond' < k.sweep_at
+        THEN statement_timestamp() + u.keep * interval '1 microsecond' ELSE k.sweep_at END
+FROM set_config('lock_timeout', '50ms', true),
+    unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY
+        AS u(address, token, fence, failed, record, status, requested_ms, completed_ms, took, keep, nth)
+WHERE k.address = u.address AND k.token = u.token AND k.fence = u.fence AND k.state = 'processing'
+    AND k.expires_at > statement_timestamp() AND k.spent IS NULL AND NOT k.waited
+RETURNING u.nth::integer";
 
 /// Text and parameter types, in the order of [`ALL_STATEMENTS`].
-static STATEMENTS: LazyLock<[(String, Vec<Type>); 6]> = LazyLock::new(|| {
+static STATEMENTS: LazyLock<[(String, Vec<Type>); 8]> = LazyLock::new(|| {
     ALL_STATEMENTS.map(|statement| {
         let one = format!("1, {}", answer_columns("a"));
         let many = format!("a.nth, {}", answer_columns("a.answer"));
+        let arrays = |types: &[Type]| types.iter().map(array_of).collect();
         let (types, columns, function): (Vec<Type>, _, _) = match statement {
-            // A claim has no fence and no attempt yet.
-            Statement::Claim => (LEASE_TYPES[..14].iter().map(array_of).collect(), many, "_claim_many"),
-            Statement::Settle => {
-                (LEASE_TYPES.iter().chain(SETTLEMENT_TYPES).map(array_of).collect(), many, "_settle_many")
-            }
+            // A claim has no fence and no attempt yet, and one that takes over finds a row.
+            Statement::Claim => return (CLAIM_SQL.into(), arrays(&LEASE_TYPES[..13])),
+            Statement::Complete => return (COMPLETE_SQL.into(), arrays(COMPLETE_TYPES)),
+            Statement::ClaimOneByOne => (arrays(&LEASE_TYPES[..14]), many, "_claim_many"),
+            Statement::SettleOneByOne => (arrays(&[LEASE_TYPES, SETTLEMENT_TYPES].concat()), many, "_settle_many"),
             Statement::Get => (vec![Type::BYTEA], one, "_get"),
             Statement::Change => ([&[Type::BYTEA, Type::INT8], SETTLEMENT_TYPES].concat(), one, "_change"),
             Statement::Watch => {

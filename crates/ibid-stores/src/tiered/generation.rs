@@ -17,7 +17,9 @@ use tokio::sync::{Mutex, MutexGuard};
 use super::*;
 
 /// How long a generation is trusted before it is read again.
-const GENERATION_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+const GENERATION_TRUST: Duration = Duration::from_secs(5);
+/// How often it is read. More often than it must be: replays then never wait for it.
+const GENERATION_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Persists the generation: the number under which the front stores all entries.
 pub trait GenerationCounter: Send + Sync + 'static {
@@ -37,6 +39,9 @@ pub(super) struct GenerationTracker {
     is_front_unconfirmed: AtomicBool,
     /// Time and value of the last read. Locked during a read, so that only one runs at a time.
     last_read: Mutex<Option<(Instant, u64)>>,
+    /// When that read began, in milliseconds since `opened_at`; 0 before the first. Replays look here, without a lock.
+    last_read_ms: AtomicU64,
+    opened_at: Instant,
     /// Number of generation changes applied.
     epoch: AtomicU64,
 }
@@ -47,6 +52,8 @@ impl GenerationTracker {
             counter,
             is_front_unconfirmed: AtomicBool::new(true),
             last_read: Mutex::const_new(None),
+            last_read_ms: AtomicU64::new(0),
+            opened_at: Instant::now(),
             epoch: AtomicU64::new(0),
         }
     }
@@ -59,12 +66,24 @@ impl GenerationTracker {
     /// uses the current generation by then, unless that could not be read.
     pub(super) async fn is_front_current(&self, parts: &TieredInner) -> bool {
         let Some(generations) = &self.counter else { return true };
-        let mut read = self.last_read.lock().await;
-        let is_fresh = read.is_some_and(|(at, _)| at.elapsed() < GENERATION_REFRESH_INTERVAL);
-        if is_fresh && !self.is_front_unconfirmed.load(SeqCst) {
+        if self.is_confirmed() {
             return true;
         }
-        self.reload(parts, &**generations, &mut read).await
+        let mut read = self.last_read.lock().await;
+        // Another call may have read it meanwhile.
+        self.is_confirmed() || self.reload(parts, &**generations, &mut read).await
+    }
+
+    fn is_confirmed(&self) -> bool {
+        let last_read = Duration::from_millis(self.last_read_ms.load(SeqCst));
+        let is_fresh = !last_read.is_zero() && self.opened_at.elapsed() < last_read + GENERATION_TRUST;
+        is_fresh && !self.is_front_unconfirmed.load(SeqCst)
+    }
+
+    fn set_last_read(&self, read: &mut Option<(Instant, u64)>, began: Instant, generation: u64) {
+        *read = Some((began, generation));
+        let since_opened = began.saturating_duration_since(self.opened_at).as_millis() as u64;
+        self.last_read_ms.store(since_opened.max(1), SeqCst);
     }
 
     /// Reads the generation, even if no call needs it now.
@@ -85,7 +104,12 @@ impl GenerationTracker {
         &self, parts: &TieredInner, generations: &dyn GenerationCounter,
         read: &mut MutexGuard<'_, Option<(Instant, u64)>>,
     ) -> bool {
-        let was_blind = self.is_front_unconfirmed.swap(false, SeqCst);
+        // An error during the read sets the flag again. Until the read has ended, other calls wait for it.
+        let was_blind = self.is_front_unconfirmed.load(SeqCst);
+        if was_blind {
+            self.last_read_ms.store(0, SeqCst);
+            self.is_front_unconfirmed.store(false, SeqCst);
+        }
         let before = Instant::now();
         match generations.read().await {
             Ok(generation) => {
@@ -93,7 +117,7 @@ impl GenerationTracker {
                 if !is_same {
                     self.apply(generations, generation);
                 }
-                **read = Some((before, generation));
+                self.set_last_read(read, before, generation);
                 is_same
             }
             Err(error) => {
@@ -118,7 +142,7 @@ impl GenerationTracker {
         let before = Instant::now();
         let generation = generations.raise().await?;
         self.apply(&**generations, generation);
-        *read = Some((before, generation));
+        self.set_last_read(&mut read, before, generation);
         Ok(())
     }
 

@@ -1,3 +1,3 @@
 DROP TABLE ibid.meta;
-DROP TABLE ibid.fences;
+DROP TABLE ibid.unfinished_keys;
 DROP TABLE ibid.idempotency_keys;

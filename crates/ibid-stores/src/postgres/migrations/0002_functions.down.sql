@@ -1,6 +1,8 @@
 DROP FUNCTION ibid.cleanup_old_idempotency_keys(integer);
 DROP FUNCTION ibid._counts();
 DROP FUNCTION ibid._sweep(integer);
+DROP FUNCTION ibid._unfinished();
+DROP FUNCTION ibid._index_unfinished(timestamptz);
 DROP FUNCTION ibid._watch_many(bytea[], bigint[], boolean);
 DROP FUNCTION ibid._change(bytea, bigint, smallint, boolean, bytea, integer, bigint, bigint, bigint, bigint, bigint);
 DROP FUNCTION ibid._get(bytea);
@@ -14,8 +16,8 @@ DROP FUNCTION ibid._refused(ibid.idempotency_keys, ibid.idempotency_keys, bigint
 DROP FUNCTION ibid._begin(ibid.idempotency_keys, ibid.idempotency_keys, timestamptz);
 DROP FUNCTION ibid._put(ibid.idempotency_keys, boolean);
 DROP FUNCTION ibid._wake(ibid.idempotency_keys);
-DROP FUNCTION ibid._remember_fence(integer, bigint);
-DROP FUNCTION ibid._next_fence(bytea, bigint, timestamptz);
+DROP FUNCTION ibid._remember_fence(bigint);
+DROP FUNCTION ibid._next_fence(bigint, timestamptz);
 DROP FUNCTION ibid._view(ibid.idempotency_keys, timestamptz);
 DROP FUNCTION ibid._delete_after(ibid.idempotency_keys);
 DROP FUNCTION ibid._hand_on_spent(ibid.idempotency_keys, timestamptz);

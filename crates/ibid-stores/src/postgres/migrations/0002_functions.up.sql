@@ -28,11 +28,11 @@ CREATE TYPE ibid._answer AS (
 CREATE FUNCTION ibid._us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
 AS $$ SELECT (extract(epoch FROM span) * 1000000)::bigint $$;
 
--- Microseconds since the epoch.
-CREATE FUNCTION ibid._clock_us(at timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE
+-- Microseconds since the epoch. (Stable, as what it calls: otherwise it is not inlined.)
+CREATE FUNCTION ibid._clock_us(at timestamptz) RETURNS bigint LANGUAGE sql STABLE
 AS $$ SELECT (extract(epoch FROM at) * 1000000)::bigint $$;
 
-CREATE FUNCTION ibid._after(at timestamptz, us bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE
+CREATE FUNCTION ibid._after(at timestamptz, us bigint) RETURNS timestamptz LANGUAGE sql STABLE
 AS $$ SELECT at + us * interval '1 microsecond' $$;
 
 -- How long a released token is remembered: a minute, or as long as its holder might have been silent.
@@ -114,19 +114,18 @@ BEGIN
 END $$;
 
 -- A fence above all that were ever given here.
-CREATE FUNCTION ibid._next_fence(address bytea, before bigint, at timestamptz) RETURNS bigint
+CREATE FUNCTION ibid._next_fence(before bigint, at timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN greatest(ibid._clock_us(at), before + 1,
-                    (SELECT f.high + 1 FROM ibid.fences f WHERE f.bucket = get_byte(address, 0)));
+    RETURN greatest(ibid._clock_us(at), before + 1, (SELECT m.fence_high + 1 FROM ibid.meta m));
 END $$;
 
--- A row's fence will not be seen in the table any more. (Bounded, so that a wrong one cannot use up a bucket.)
-CREATE FUNCTION ibid._remember_fence(of_bucket integer, fence bigint) RETURNS void
+-- A row's fence will not be seen in the table any more. (Bounded, so that a wrong one cannot use up all fences.)
+CREATE FUNCTION ibid._remember_fence(fence bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE ibid.fences f SET high = least(fence, 4611686018427387904)
-    WHERE f.bucket = of_bucket AND f.high < least(fence, 4611686018427387904);
+    UPDATE ibid.meta m SET fence_high = least(fence, 4611686018427387904)
+    WHERE m.fence_high < least(fence, 4611686018427387904);
 END $$;
 
 CREATE FUNCTION ibid._wake(r ibid.idempotency_keys) RETURNS void
@@ -140,8 +139,12 @@ END $$;
 -- Writes a row that is locked, or makes it. False if somebody else made it meanwhile.
 CREATE FUNCTION ibid._put(r ibid.idempotency_keys, is_there boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
+DECLARE
+    due timestamptz := ibid._delete_after(r);
 BEGIN
-    r.delete_after := ibid._delete_after(r);
+    IF r.sweep_at IS NULL OR due + (due - clock_timestamp()) / 8 < r.sweep_at THEN
+        r.sweep_at := due;
+    END IF;
     IF NOT is_there THEN
         INSERT INTO ibid.idempotency_keys SELECT r.* ON CONFLICT DO NOTHING;
         RETURN FOUND;
@@ -151,7 +154,7 @@ BEGIN
         key_hash = r.key_hash, tags = r.tags, label = r.label, attempt = r.attempt, fence = r.fence, token = r.token,
         fingerprint_version = r.fingerprint_version, fingerprint = r.fingerprint, claimed_at = r.claimed_at,
         lease_until = r.lease_until, takeover_at = r.takeover_at, expires_at = r.expires_at,
-        delete_after = r.delete_after, hold_us = r.hold_us, keep_us = r.keep_us, took_over = r.took_over,
+        sweep_at = r.sweep_at, hold_us = r.hold_us, keep_us = r.keep_us, took_over = r.took_over,
         lapsed = r.lapsed, released = r.released, resolved = r.resolved, waited = r.waited, spent = r.spent,
         spent_until = r.spent_until, record = r.record, status = r.status, headers = r.headers, body = r.body,
         requested_at = r.requested_at, completed_at = r.completed_at, took = r.took
@@ -243,7 +246,7 @@ BEGIN
                 RETURN a;
             END IF;
             granted := ibid._begin(ask, r, at);
-            granted.fence := ibid._next_fence(ask.address, r.fence, at);
+            granted.fence := ibid._next_fence(r.fence, at);
             PERFORM ibid._put(granted, true);
             PERFORM ibid._wake(r);
         ELSE
@@ -252,7 +255,7 @@ BEGIN
             granted.fence := ibid._clock_us(at);
             CONTINUE WHEN NOT ibid._put(granted, false);
             -- Only now, when the row is ours: what was there before may have been swept while we waited for it.
-            fence := ibid._next_fence(ask.address, 0, at);
+            fence := ibid._next_fence(0, at);
             IF fence > granted.fence THEN
                 granted.fence := fence;
                 UPDATE ibid.idempotency_keys k SET fence = granted.fence WHERE k.address = ask.address;
@@ -358,7 +361,7 @@ BEGIN
                 fresh.spent := r.spent;
                 fresh.spent_until := r.spent_until;
                 IF r.fence > fresh.fence THEN
-                    PERFORM ibid._remember_fence(get_byte(r.address, 0), r.fence);
+                    PERFORM ibid._remember_fence(r.fence);
                 END IF;
                 PERFORM ibid._wake(r);
             END IF;
@@ -383,6 +386,9 @@ BEGIN
         ELSIF how = 3 THEN
             IF NOT running THEN
                 RETURN ibid._view(r, at);
+            END IF;
+            IF r.lapsed THEN
+                UPDATE ibid.unfinished_keys u SET check_at = ibid._after(at, keep_us) WHERE u.address = r.address;
             END IF;
             r.state := 'processing';
             r.lapsed := false;
@@ -449,83 +455,17 @@ BEGIN
     END LOOP;
 END $$;
 
--- Claims, most of them in two statements for all: what is finished is answered, what is not there is made. Whatever else
--- there is goes one by one. Always by the primary key: a plan made while the table was small would read all of it.
+-- Claims and ends that the store's own statements left: somebody is there, or was. One by one.
 CREATE FUNCTION ibid._claim_many(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
     endpoints text[], keys text[], key_hashes text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
     OUT nth integer, OUT answer ibid._answer) RETURNS SETOF record
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
-    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
     asked record;
-    made record;
-    at timestamptz := clock_timestamp();
-    answered integer[] := '{}';
 BEGIN
-    FOR asked IN
-        SELECT u.nth, ROW(2, 4, k.fence, k.attempt, k.fingerprint_version, k.fingerprint, NULL, NULL,
-                          ibid._us(k.expires_at - at), k.state = 'failed', k.record,
-                          NULL, NULL, NULL, NULL, NULL, NULL)::ibid._answer AS answer
-        FROM unnest(addresses) WITH ORDINALITY AS u(address, nth)
-        JOIN ibid.idempotency_keys k ON k.address = u.address
-        WHERE k.state IN ('done', 'failed') AND at < k.expires_at AND k.record IS NOT NULL AND k.spent IS NULL
-    LOOP
-        nth := asked.nth;
-        answer := asked.answer;
-        answered := answered || nth;
-        RETURN NEXT;
-    END LOOP;
-    IF cardinality(answered) = cardinality(addresses) THEN
-        RETURN;
-    END IF;
-
-    WITH new AS (
-        INSERT INTO ibid.idempotency_keys (
-            address, state, tenant, user_id, endpoint, key, key_hash, tags, label, attempt, fence, token, fingerprint_version,
-            fingerprint, claimed_at, lease_until, expires_at, delete_after, hold_us, keep_us)
-        SELECT u.address, 'processing', u.tenant, u.user_id, u.endpoint, u.key, u.key_hash, u.tags, u.label, 1,
-               greatest(ibid._clock_us(at), f.high + 1), u.token, u.version, u.fingerprint, at, ibid._after(at, u.hold),
-               ibid._after(ibid._after(at, u.hold), u.keep), ibid._after(ibid._after(at, u.hold), u.keep), u.hold, u.keep
-        FROM unnest(addresses, tokens, versions, fingerprints, tenants, users, endpoints, keys, key_hashes, tags,
-                    labels, holds, keeps)
-             WITH ORDINALITY AS u(address, token, version, fingerprint, tenant, user_id, endpoint, key, key_hash, tags,
-                                  label, hold, keep, nth)
-        JOIN ibid.fences f ON f.bucket = get_byte(u.address, 0)
-        WHERE u.nth <> ALL (answered)
-            AND NOT EXISTS (SELECT FROM ibid.idempotency_keys k WHERE k.address = u.address)
-        ORDER BY u.address, u.nth
-        ON CONFLICT DO NOTHING
-        RETURNING address, token, fence)
-    SELECT array_agg(u.nth) AS nths, array_agg(u.address) AS addresses, array_agg(new.fence) AS fences INTO made
-    FROM new JOIN unnest(addresses, tokens) WITH ORDINALITY AS u(address, token, nth)
-        ON u.address = new.address AND u.token = new.token;
-    IF made.nths IS NOT NULL THEN
-        -- Only now, when the rows are ours: what was there before may have been swept while we waited for it.
-        PERFORM FROM unnest(made.addresses, made.fences) AS m(address, fence)
-            JOIN ibid.fences f ON f.bucket = get_byte(m.address, 0) WHERE m.fence <= f.high;
-        IF FOUND THEN
-            WITH higher AS (
-                UPDATE ibid.idempotency_keys k SET fence = greatest(k.fence, f.high + 1) FROM ibid.fences f
-                WHERE k.address = ANY (made.addresses) AND f.bucket = get_byte(k.address, 0)
-                RETURNING k.address, k.fence)
-            SELECT made.nths, array_agg(m.address ORDER BY m.nth), array_agg(higher.fence ORDER BY m.nth) INTO made
-            FROM unnest(made.addresses) WITH ORDINALITY AS m(address, nth) JOIN higher ON higher.address = m.address;
-        END IF;
-        FOR i IN 1..cardinality(made.nths) LOOP
-            nth := made.nths[i];
-            answer := ROW(NULL, 1, made.fences[i], 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                          NULL, NULL)::ibid._answer;
-            RETURN NEXT;
-        END LOOP;
-        answered := answered || made.nths;
-        IF cardinality(answered) = cardinality(addresses) THEN
-            RETURN;
-        END IF;
-    END IF;
-
     FOR asked IN SELECT a.nth, a.ask FROM ibid._asks(addresses, tokens, versions, fingerprints, tenants, users,
-        endpoints, keys, key_hashes, tags, labels, holds, keeps, NULL, NULL) a WHERE a.nth <> ALL (answered)
+        endpoints, keys, key_hashes, tags, labels, holds, keeps, NULL, NULL) a
     LOOP
         nth := asked.nth;
         answer := ibid._claim(asked.ask, overs[nth]);
@@ -533,45 +473,18 @@ BEGIN
     END LOOP;
 END $$;
 
--- Ends, most of them in one statement for all: running claims of which nothing else is to be remembered, completed.
--- Whatever else there is goes one by one.
 CREATE FUNCTION ibid._settle_many(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
     endpoints text[], keys text[], key_hashes text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
     fences bigint[], attempts integer[], hows smallint[], faileds boolean[], records bytea[], statuses integer[],
     requested bigint[], completed bigint[], tooks bigint[], end_keeps bigint[], retries bigint[],
     OUT nth integer, OUT answer ibid._answer) RETURNS SETOF record
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
-    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
     asked record;
-    answered integer[] := '{}';
 BEGIN
-    FOR nth IN
-        UPDATE ibid.idempotency_keys k SET
-            state = CASE WHEN u.failed THEN 'failed' ELSE 'done' END, record = u.record, status = u.status,
-            headers = NULL, body = NULL, takeover_at = NULL,
-            requested_at = ibid._after('epoch', u.requested_ms * 1000),
-            completed_at = ibid._after('epoch', u.completed_ms * 1000), took = u.took_us * interval '1 microsecond',
-            expires_at = ibid._after(clock_timestamp(), u.keep_us), delete_after = ibid._after(clock_timestamp(), u.keep_us)
-        FROM (SELECT * FROM unnest(addresses, tokens, fences, hows, faileds, records, statuses, requested, completed, tooks,
-                                   end_keeps) WITH ORDINALITY
-              AS u(address, token, fence, how, failed, record, status, requested_ms, completed_ms, took_us, keep_us, nth)
-              ORDER BY u.address) u
-        WHERE u.how = 0 AND k.address = u.address AND k.token = u.token AND k.fence = u.fence
-            AND k.state = 'processing' AND clock_timestamp() < k.expires_at AND k.spent IS NULL AND NOT k.waited
-        RETURNING u.nth
-    LOOP
-        answered := answered || nth;
-        answer := NULL;
-        answer.held := 0;
-        RETURN NEXT;
-    END LOOP;
-    IF cardinality(answered) = cardinality(addresses) THEN
-        RETURN;
-    END IF;
     FOR asked IN SELECT a.nth, a.ask FROM ibid._asks(addresses, tokens, versions, fingerprints, tenants, users,
-        endpoints, keys, key_hashes, tags, labels, holds, keeps, fences, attempts) a WHERE a.nth <> ALL (answered)
+        endpoints, keys, key_hashes, tags, labels, holds, keeps, fences, attempts) a
     LOOP
         nth := asked.nth;
         answer := ibid._settle(asked.ask, overs[nth], hows[nth], faileds[nth], records[nth], statuses[nth], requested[nth],
@@ -671,12 +584,47 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Names in `unfinished_keys` what was claimed since the last time and has not ended. Nothing older than `next_until` can
+-- appear any more when all transactions of then have ended.
+CREATE FUNCTION ibid._index_unfinished(at timestamptz) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    mark record;
+    is_due boolean;
+BEGIN
+    -- A clock that was set back: all are looked through, once.
+    SELECT CASE WHEN m.indexed_until > at THEN '-infinity' ELSE m.indexed_until END AS since, m.next_until, m.next_xid
+    INTO mark FROM ibid.meta m;
+    IF NOT EXISTS (SELECT FROM ibid.idempotency_keys k WHERE k.claimed_at > mark.since) THEN
+        RETURN;
+    END IF;
+    is_due := pg_snapshot_xmin(pg_current_snapshot()) >= mark.next_xid;
+    INSERT INTO ibid.unfinished_keys (address, check_at)
+    SELECT k.address, k.lease_until FROM ibid.idempotency_keys k
+    WHERE k.claimed_at > mark.since AND k.state IN ('processing', 'unknown')
+        AND ((is_due AND k.claimed_at <= mark.next_until) OR k.lease_until <= at)
+    ON CONFLICT DO NOTHING;
+    IF is_due THEN
+        UPDATE ibid.meta m SET indexed_until = least(mark.next_until, at), next_until = at - interval '2 seconds',
+                               next_xid = pg_snapshot_xmax(pg_current_snapshot());
+    END IF;
+END $$;
+
+-- What has not ended, and some that has.
+CREATE FUNCTION ibid._unfinished() RETURNS SETOF bytea
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY SELECT u.address FROM ibid.unfinished_keys u UNION
+        SELECT k.address FROM ibid.idempotency_keys k
+        WHERE k.claimed_at > (SELECT m.indexed_until FROM ibid.meta m) AND k.state IN ('processing', 'unknown');
+END $$;
+
 -- Removes what may go, at most so many rows, and says `unknown` of what has lapsed. One at a time.
 CREATE FUNCTION ibid._sweep(at_most integer, OUT removed integer, OUT lapsed integer, OUT more boolean)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at timestamptz := clock_timestamp();
-    gone record;
+    highest bigint;
 BEGIN
     removed := 0;
     lapsed := 0;
@@ -684,34 +632,48 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1768057188, 1) THEN
         RETURN;
     END IF;
-    FOR gone IN
-        WITH old AS (
-            SELECT k.address FROM ibid.idempotency_keys k WHERE k.delete_after <= at
-            ORDER BY k.delete_after LIMIT at_most FOR UPDATE SKIP LOCKED
-        ), deleted AS (
-            DELETE FROM ibid.idempotency_keys k USING old WHERE k.address = old.address RETURNING k.address, k.fence
-        )
-        SELECT get_byte(d.address, 0) AS bucket, max(d.fence) AS fence, count(*)::integer AS rows
-        FROM deleted d GROUP BY 1 ORDER BY 1
-    LOOP
-        removed := removed + gone.rows;
-        PERFORM ibid._remember_fence(gone.bucket, gone.fence);
-    END LOOP;
-    WITH silent AS (
-        SELECT k.address FROM ibid.idempotency_keys k
-        WHERE k.state = 'processing' AND k.lease_until <= at AND k.expires_at > at
-        ORDER BY k.lease_until LIMIT at_most FOR UPDATE SKIP LOCKED
+    WITH due AS (
+        SELECT k.address, CASE WHEN k.spent IS NULL THEN k.expires_at ELSE ibid._delete_after(k) END AS delete_after
+        FROM ibid.idempotency_keys k WHERE k.sweep_at <= at ORDER BY k.sweep_at LIMIT at_most FOR UPDATE SKIP LOCKED
+    ), later AS (
+        UPDATE ibid.idempotency_keys k SET sweep_at = due.delete_after FROM due
+        WHERE k.address = due.address AND due.delete_after > at
+    ), gone AS (
+        DELETE FROM ibid.idempotency_keys k USING due WHERE k.address = due.address AND due.delete_after <= at
+        RETURNING k.fence
     )
-    UPDATE ibid.idempotency_keys k SET state = 'unknown', lapsed = true FROM silent WHERE k.address = silent.address;
-    GET DIAGNOSTICS lapsed = ROW_COUNT;
-    more := EXISTS (SELECT FROM ibid.idempotency_keys k WHERE k.delete_after <= at)
-        OR EXISTS (SELECT FROM ibid.idempotency_keys k
-                   WHERE k.state = 'processing' AND k.lease_until <= at AND k.expires_at > at);
+    SELECT count(*), max(g.fence) INTO removed, highest FROM gone g;
+    IF highest IS NOT NULL THEN
+        PERFORM ibid._remember_fence(highest);
+    END IF;
+    PERFORM ibid._index_unfinished(at);
+    WITH due AS MATERIALIZED (
+        SELECT u.address FROM ibid.unfinished_keys u WHERE u.check_at <= at ORDER BY u.check_at LIMIT at_most
+        FOR UPDATE SKIP LOCKED
+    ), unfinished AS MATERIALIZED (
+        SELECT k.address, k.state = 'processing' AND k.lease_until <= at AS is_silent,
+               CASE WHEN k.state = 'processing' AND k.lease_until > at THEN k.lease_until ELSE k.expires_at END AS check_at
+        FROM due JOIN ibid.idempotency_keys k ON k.address = due.address
+        WHERE k.state IN ('processing', 'unknown') AND k.expires_at > at FOR UPDATE OF k SKIP LOCKED
+    ), later AS (
+        UPDATE ibid.unfinished_keys u SET check_at = f.check_at FROM unfinished f WHERE u.address = f.address
+    ), ended AS (
+        DELETE FROM ibid.unfinished_keys u USING due WHERE u.address = due.address AND NOT EXISTS (
+            SELECT FROM ibid.idempotency_keys k
+            WHERE k.address = due.address AND k.state IN ('processing', 'unknown') AND k.expires_at > at)
+    ), silent AS (
+        UPDATE ibid.idempotency_keys k SET state = 'unknown', lapsed = true FROM unfinished f
+        WHERE k.address = f.address AND f.is_silent
+        RETURNING 1
+    )
+    SELECT count(*) INTO lapsed FROM silent;
+    more := EXISTS (SELECT FROM ibid.idempotency_keys k WHERE k.sweep_at <= at)
+        OR EXISTS (SELECT FROM ibid.unfinished_keys u WHERE u.check_at <= at);
 END $$;
 
 -- Exact, except for what is finished in a large table: that is the planner's estimate.
 CREATE FUNCTION ibid._counts(OUT processing bigint, OUT unknown bigint, OUT finished bigint, OUT bytes bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = on AS $$
 DECLARE
     at timestamptz := clock_timestamp();
     estimate double precision;
@@ -719,7 +681,8 @@ BEGIN
     SELECT count(*) FILTER (WHERE k.state = 'processing' AND k.lease_until > at),
            count(*) FILTER (WHERE k.state = 'unknown' OR k.lease_until <= at)
     INTO processing, unknown
-    FROM ibid.idempotency_keys k WHERE k.state IN ('processing', 'unknown') AND k.expires_at > at;
+    FROM ibid._unfinished() AS u(address) JOIN ibid.idempotency_keys k ON k.address = u.address
+    WHERE k.state IN ('processing', 'unknown') AND k.expires_at > at;
     SELECT c.reltuples INTO estimate FROM pg_class c WHERE c.oid = 'ibid.idempotency_keys'::regclass;
     IF estimate > 1000000 THEN
         finished := greatest(0, estimate::bigint - processing - unknown);

@@ -5,7 +5,7 @@
 -- nobody waits for that lock; an end that does not hold raises an error, so that the transaction cannot be committed.
 --
 -- SQLSTATEs: IB001 the claim is not here, IB002 it is somebody else's by now, IB003 the claim was made in another
--- transaction, IB004 it is complete already.
+-- transaction, IB004 it is complete already, IB005 somebody else is or was there (run_tx looks what that is).
 
 -- What a claim found. outcome:
 --   run      go on: do the work, then ibid.complete() with this token
@@ -178,7 +178,7 @@ BEGIN
         at := clock_timestamp();
         INSERT INTO ibid.idempotency_keys (
             address, state, tenant, user_id, endpoint, key, key_hash, label, attempt, fence, token, fingerprint_version,
-            fingerprint, claimed_at, lease_until, expires_at, delete_after, hold_us, keep_us)
+            fingerprint, claimed_at, lease_until, expires_at, sweep_at, hold_us, keep_us)
         VALUES (
             ask.address, 'processing', ask.tenant, ask.user_id, ask.endpoint, ask.key, ask.key_hash, ask.label, 1,
             ibid._clock_us(at), ask.token, ask.fingerprint_version, ask.fingerprint, at, ibid._after(at, ask.hold_us),
@@ -188,7 +188,7 @@ BEGIN
         RETURNING fence INTO given;
         IF FOUND THEN
             -- Only now, when the row is ours: what was there before may have been swept while we waited for it.
-            SELECT f.high + 1 INTO higher FROM ibid.fences f WHERE f.bucket = get_byte(ask.address, 0);
+            SELECT m.fence_high + 1 INTO higher FROM ibid.meta m;
             IF higher > given THEN
                 given := higher;
                 UPDATE ibid.idempotency_keys k SET fence = given WHERE k.address = ask.address;
@@ -221,7 +221,8 @@ BEGIN
                             ELSE ibid._after('epoch', completed_ms * 1000) END,
         took = coalesce(took_us, ibid._us(clock_timestamp() - k.claimed_at)) * interval '1 microsecond',
         expires_at = ibid._after(clock_timestamp(), coalesce(_tx_complete.keep_us, k.keep_us)),
-        delete_after = ibid._after(clock_timestamp(), coalesce(_tx_complete.keep_us, k.keep_us))
+        sweep_at = CASE WHEN ibid._after(clock_timestamp(), coalesce(_tx_complete.keep_us, k.keep_us) * 9 / 8) < k.sweep_at
+                        THEN ibid._after(clock_timestamp(), coalesce(_tx_complete.keep_us, k.keep_us)) ELSE k.sweep_at END
     WHERE k.address = at_address AND k.token = of_token AND (of_fence = 0 OR k.fence = of_fence)
         AND k.state = 'processing' AND clock_timestamp() < k.expires_at AND k.spent IS NULL AND NOT k.waited;
     IF FOUND THEN
@@ -254,42 +255,140 @@ BEGIN
     PERFORM ibid._put(r, true);
 END $$;
 
--- For run_tx. `idle_ms`: after so much silence inside the transaction the server ends it, and with it the lock; a
--- caller whose machine is gone would otherwise keep its key until TCP gives up.
+-- The transaction runs this claim from here on. `idle_ms`: after so much silence inside the transaction the server ends it,
+-- and with it the lock; a caller whose machine is gone would otherwise keep its key until TCP gives up.
+CREATE FUNCTION ibid._mark_run(token bytea, idle_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    -- As people write it: '0', '90s', '2min'.
+    idle text := current_setting('idle_in_transaction_session_timeout');
+BEGIN
+    -- The first ends with this transaction. The second stays if it is committed.
+    PERFORM set_config('ibid.run', encode(token, 'hex'), true), set_config('ibid.last_run', encode(token, 'hex'), false);
+    IF idle = '0' OR extract(epoch FROM idle::interval) * 1000 > idle_ms THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', least(idle_ms, 2147483647)::text, true);
+    END IF;
+END $$;
+
+-- Raises unless this is the transaction in which the claim was made.
+CREATE FUNCTION ibid._check_run(token bytea) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('ibid.run', true) IS DISTINCT FROM encode(token, 'hex') THEN
+        RAISE EXCEPTION 'the transaction of the claim was ended before its answer was recorded' USING ERRCODE = 'IB003',
+            HINT = 'neither COMMIT nor ROLLBACK inside: the transaction is ended by who began it';
+    END IF;
+END $$;
+
+-- Begins a run of run_tx where nothing is there, which is by far the most frequent case. It writes nothing: the row is made
+-- by _run_finish, in the same transaction. Otherwise it is false, or raises IB005 for drivers that cannot read the result of
+-- a statement that travels with BEGIN.
+CREATE FUNCTION ibid._run_begin(at_address bytea, token bytea, idle_ms bigint, raises boolean) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- The lock first: who held it has committed by then, and only a later look sees that.
+    IF pg_try_advisory_xact_lock(ibid._lock(at_address)) THEN
+        PERFORM FROM ibid.idempotency_keys k WHERE k.address = at_address;
+        IF NOT FOUND THEN
+            PERFORM ibid._mark_run(token, idle_ms);
+            RETURN true;
+        END IF;
+    END IF;
+    IF raises THEN
+        RAISE EXCEPTION 'the key is in use or was used before' USING ERRCODE = 'IB005';
+    END IF;
+    RETURN false;
+END $$;
+
+-- The row of a run of _run_begin, with its answer. Raises if a gateway has made one meanwhile.
+CREATE FUNCTION ibid._run_finish(
+    address bytea, token bytea, version smallint, fingerprint bytea, tenant text, user_id text, endpoint text, key text,
+    key_hash text, hold_us bigint, keep_us bigint, failed boolean, record bytea, status integer, requested_ms bigint,
+    completed_ms bigint, took_us bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
+    ends timestamptz := at + keep_us * interval '1 microsecond';
+BEGIN
+    PERFORM ibid._check_run(token);
+    INSERT INTO ibid.idempotency_keys (
+        address, state, tenant, user_id, endpoint, key, key_hash, label, attempt, fence, token, fingerprint_version,
+        fingerprint, claimed_at, lease_until, expires_at, sweep_at, hold_us, keep_us, record, status, requested_at,
+        completed_at, took)
+    SELECT _run_finish.address, CASE WHEN failed THEN 'failed' ELSE 'done' END, left(tenant, 1024), left(user_id, 1024),
+        left(endpoint, 1024), left(key, 1024), key_hash, '', 1,
+        greatest((extract(epoch FROM at) * 1000000)::bigint, m.fence_high + 1), token, version, fingerprint, at,
+        at + hold_us * interval '1 microsecond', ends, ends, hold_us, keep_us, record, status,
+        timestamptz 'epoch' + requested_ms * interval '1 millisecond',
+        timestamptz 'epoch' + completed_ms * interval '1 millisecond', took_us * interval '1 microsecond'
+    FROM ibid.meta m
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'a gateway has claimed this key while the transaction ran' USING
+            ERRCODE = 'serialization_failure', HINT = 'roll back, and run it again';
+    END IF;
+END $$;
+
+-- After IB003: if the operation has committed the transaction of _run_begin itself, what it did is there without an answer. The
+-- claim is then made belatedly, so that it is not run again: its lease lapses, and nobody knows how it ended.
+CREATE FUNCTION ibid._run_lost(
+    address bytea, token bytea, version smallint, fingerprint bytea, tenant text, user_id text, endpoint text, key text,
+    key_hash text, hold_us bigint, keep_us bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('ibid.last_run', true) = encode(token, 'hex') THEN
+        PERFORM ibid._tx_claim(
+            ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, key_hash, hold_us, keep_us),
+            NULL);
+    END IF;
+END $$;
+
+-- What a run finds. Nothing: it may begin. `is_ours`: the row is of this token.
+CREATE FUNCTION ibid._run_look(
+    at_address bytea, of_token bytea, over bigint, OUT locked boolean, OUT is_ours boolean, OUT answer ibid._answer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    r ibid.idempotency_keys;
+    ask ibid.idempotency_keys;
+BEGIN
+    SELECT * INTO r FROM ibid.idempotency_keys k WHERE k.address = at_address;
+    IF FOUND THEN
+        ask.token := of_token;
+        is_ours := r.token = of_token;
+        answer := ibid._refused(r, ask, over, clock_timestamp());
+    END IF;
+    locked := answer.found IS NULL AND NOT pg_try_advisory_xact_lock(ibid._lock(at_address));
+END $$;
+
+-- Claims for a run of run_tx where somebody was before: the row is changed at once.
 CREATE FUNCTION ibid._run_claim(
     address bytea, token bytea, version smallint, fingerprint bytea, tenant text, user_id text, endpoint text, key text,
-    key_hash text, hold_us bigint, keep_us bigint, over bigint, idle_ms bigint, OUT locked boolean, OUT xid bigint,
+    key_hash text, hold_us bigint, keep_us bigint, over bigint, idle_ms bigint, OUT locked boolean, OUT is_ours boolean,
     OUT answer ibid._answer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     claimed record;
-    idle bigint;
 BEGIN
     SELECT * INTO claimed FROM ibid._tx_claim(
         ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, key_hash, hold_us, keep_us), over);
     locked := claimed.locked;
     answer := claimed.answer;
+    is_ours := false;
     IF answer.found = 1 THEN
-        xid := txid_current();
-        -- As people write it: '0', '90s', '2min'. (The view of all settings takes as long as all the rest.)
-        idle := extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000;
-        IF idle = 0 OR idle > idle_ms THEN
-            PERFORM set_config('idle_in_transaction_session_timeout', least(idle_ms, 2147483647)::text, true);
-        END IF;
+        PERFORM ibid._mark_run(token, idle_ms);
     END IF;
 END $$;
 
--- For run_tx, with the transaction of its claim; and for complete_in, whose claim is the layer's.
+-- Completes a claim of _run_claim, in its transaction, or a layer's for complete_in (then `in_run` is false).
 CREATE FUNCTION ibid._run_complete(
-    address bytea, token bytea, fence bigint, xid bigint, failed boolean, record bytea, status integer,
+    address bytea, token bytea, fence bigint, in_run boolean, failed boolean, record bytea, status integer,
     requested_ms bigint, completed_ms bigint, took_us bigint, keep_us bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    IF xid <> txid_current() THEN
-        RAISE EXCEPTION 'the transaction of the claim was ended before its answer was recorded' USING ERRCODE = 'IB003',
-            HINT = 'neither COMMIT nor ROLLBACK inside: the transaction is ended by who began it';
+    IF in_run THEN
+        PERFORM ibid._check_run(token);
     END IF;
     PERFORM ibid._tx_complete(address, token, fence, failed, record, status, NULL, NULL, requested_ms, completed_ms,
                               took_us, keep_us, false);
@@ -413,7 +512,7 @@ CREATE FUNCTION ibid.claim(
     take_over boolean DEFAULT false, tenant text DEFAULT '', user_id text DEFAULT '', endpoint text DEFAULT '',
     key text DEFAULT '', token bytea DEFAULT NULL) RETURNS ibid.answer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     ask ibid.idempotency_keys;
     claimed record;
@@ -451,7 +550,7 @@ END $$;
 CREATE FUNCTION ibid.complete(
     address bytea, token bytea, status integer, headers jsonb DEFAULT '{}', body bytea DEFAULT '') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     h record;
     kept jsonb := '{}';
@@ -487,7 +586,7 @@ END $$;
 -- Gives a claim back that was committed without an answer. In one transaction with its claim, ROLLBACK does.
 CREATE FUNCTION ibid.release(address bytea, token bytea) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     a ibid._answer;
 BEGIN

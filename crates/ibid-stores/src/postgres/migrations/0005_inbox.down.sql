@@ -5,6 +5,7 @@ DROP FUNCTION ibid._sweep_all(integer);
 DROP FUNCTION ibid._sweep_events(integer);
 DROP FUNCTION ibid._forget_event(text, text, text, bigint);
 DROP FUNCTION ibid._event_failed(text, text, text, text, bigint);
+DROP FUNCTION ibid._begin_event(text, text, text, bigint, bigint, boolean);
 DROP FUNCTION ibid._unclaim_event(text, text, text);
 DROP FUNCTION ibid._claim_events(text[], text[], text[], bigint[], bigint, integer);
 DROP TYPE ibid._claimed_event;

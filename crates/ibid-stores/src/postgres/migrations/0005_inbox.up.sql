@@ -105,6 +105,35 @@ BEGIN
         a.event_at, a.redriven FROM unnest(answers) a ORDER BY a.nth;
 END $$;
 
+-- Marks one event of which nothing is known, which is by far the most frequent case, in a transaction that this begins.
+-- Otherwise it is false, or raises IB005 for drivers that cannot read the result of a statement that travels with BEGIN.
+CREATE FUNCTION ibid._begin_event(of_consumer text, of_source text, id text, at_us bigint, keep_us bigint, raises boolean)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    now timestamptz := clock_timestamp();
+    happened timestamptz := CASE WHEN at_us > -9223372036854775808 THEN ibid._after('epoch', at_us) END;
+BEGIN
+    PERFORM FROM ibid.failed_events f
+    WHERE f.consumer = of_consumer COLLATE "C" AND f.source = of_source COLLATE "C" AND f.event_id = id COLLATE "C";
+    IF NOT FOUND AND (happened > ibid._after(now, -keep_us)) IS NOT FALSE THEN
+        INSERT INTO ibid.processed_events (consumer, source, event_id, event_at, processed_at, forget_after)
+        VALUES (of_consumer, of_source, id, happened, now, ibid._after(now, keep_us))
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            -- Only now: a sweep may have removed the mark that made room for this one.
+            PERFORM FROM ibid.event_horizons h WHERE h.consumer = of_consumer COLLATE "C" AND h.until >= happened;
+            IF NOT FOUND THEN
+                RETURN true;
+            END IF;
+        END IF;
+    END IF;
+    IF raises THEN
+        RAISE EXCEPTION 'the event was handled before, has failed, or is too old' USING ERRCODE = 'IB005';
+    END IF;
+    RETURN false;
+END $$;
+
 -- Takes back the mark of an event that failed, in the transaction that made it: the others of its batch keep theirs.
 CREATE FUNCTION ibid._unclaim_event(of_consumer text, of_source text, id text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

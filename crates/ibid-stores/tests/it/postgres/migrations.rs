@@ -1,7 +1,10 @@
 //! The schema: made once, removed whole, and never over what somebody else made.
 
 use ibid::store::{ClaimOutcome, ClaimRequest, ErrorKind, Store, Tags};
-use ibid_stores::postgres::{MigrateAction, migrate, migrate_with_rls_user};
+use ibid_stores::{
+    StoreSetupError,
+    postgres::{MigrateAction, MigrateOptions, migrate, migrate_with},
+};
 use testbed::TestPostgres;
 
 use super::common::{claim_granted, claim_request, competing_request, database, open};
@@ -9,6 +12,10 @@ use super::common::{claim_granted, claim_request, competing_request, database, o
 const SCHEMA_OBJECTS_SQL: &str = "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid') \
     + (SELECT count(*) FROM pg_proc WHERE proname LIKE '%idempotency_keys%') \
     + (SELECT count(*) FROM pg_class WHERE relname LIKE '%idempotency_keys%')";
+
+async fn migrate_as(url: &str, how: MigrateAction, rls_user: Option<&str>) -> Result<Vec<String>, StoreSetupError> {
+    migrate_with(url, how, MigrateOptions { rls_user, ..MigrateOptions::default() }).await
+}
 
 #[tokio::test]
 async fn the_second_time_there_is_nothing_to_do() {
@@ -37,10 +44,8 @@ async fn what_a_dry_run_prints_is_a_file_that_psql_runs() {
     server.sql("postgres", "DROP ROLE gateway, auditor, ibid_service, ibid_admin");
     let name = server.create_database();
     let url = server.url("migrator", &name);
-    let file = migrate_with_rls_user(&url, MigrateAction::DryRun, Some("current_setting('app.user', true)"))
-        .await
-        .unwrap()
-        .join("\n");
+    let file =
+        migrate_as(&url, MigrateAction::DryRun, Some("current_setting('app.user', true)")).await.unwrap().join("\n");
     assert_eq!(server.sql(&name, SCHEMA_OBJECTS_SQL), "0");
     let sql = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(sql.path(), &file).unwrap();
@@ -53,13 +58,9 @@ async fn what_a_dry_run_prints_is_a_file_that_psql_runs() {
     claim_granted(&open(&server.url("gateway", &name)).await, &claim_request()).await;
     // What it makes is what a migration makes.
     let other = server.create_database();
-    migrate_with_rls_user(
-        &server.url("migrator", &other),
-        MigrateAction::Up,
-        Some("current_setting('app.user', true)"),
-    )
-    .await
-    .unwrap();
+    migrate_as(&server.url("migrator", &other), MigrateAction::Up, Some("current_setting('app.user', true)"))
+        .await
+        .unwrap();
     let made = "SELECT string_agg(d, E'\\n' ORDER BY d) FROM (
         SELECT polname || pg_get_expr(polqual, polrelid) || polroles::regrole[]::text FROM pg_policy
         UNION ALL SELECT relname || coalesce(relacl::text, '') || coalesce(obj_description(oid, 'pg_class'), '')
@@ -87,11 +88,11 @@ async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
             ClaimRequest { tags: Tags::new("acme", of, "POST /pay", "k"), ..ClaimRequest::clone(&claim_request()) };
         claim_granted(&store, &ask.into()).await;
     }
-    let changed = migrate_with_rls_user(&url, MigrateAction::Up, Some("auth.uid()")).await.unwrap();
+    let changed = migrate_as(&url, MigrateAction::Up, Some("auth.uid()")).await.unwrap();
     assert_eq!(changed, ["users_own_idempotency_keys shows the rows of auth.uid()"]);
     for how in [None, Some("auth.uid()")] {
         assert_eq!(
-            migrate_with_rls_user(&url, MigrateAction::Up, how).await.unwrap(),
+            migrate_as(&url, MigrateAction::Up, how).await.unwrap(),
             ["the schema is of version 6: nothing to do"],
             "{how:?}"
         );
@@ -104,7 +105,7 @@ async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
     };
     assert_eq!(seen(user), user);
     assert_ne!(seen(""), user);
-    let why = migrate_with_rls_user(&url, MigrateAction::Up, Some("no_such()")).await.unwrap_err().to_string();
+    let why = migrate_as(&url, MigrateAction::Up, Some("no_such()")).await.unwrap_err().to_string();
     assert!(why.contains("store.rls_user") && why.contains("nothing was changed"), "{why}");
 }
 
@@ -196,4 +197,25 @@ async fn roles_are_made_where_that_is_allowed_and_asked_for_where_not() {
     server.sql("postgres", "DROP ROLE gateway, ibid_service, ibid_admin");
     let report = migrate(&server.url("migrator", &other), MigrateAction::Up).await.unwrap();
     assert!(report.iter().any(|line| line == "made the role ibid_service"), "{report:?}");
+}
+
+#[tokio::test]
+async fn indexes_for_searches_are_optional() {
+    let server = TestPostgres::shared();
+    let indexes = |name: &str| server.sql(name, "SELECT count(*) FROM pg_indexes WHERE tablename = 'idempotency_keys'");
+    let without = MigrateOptions { no_search_indexes: true, ..MigrateOptions::default() };
+    let (one, other) = (database(server), server.create_database());
+    assert_eq!(indexes(&one), "7", "the address, two times, and four for searches");
+    migrate_with(&server.url("migrator", &other), MigrateAction::Up, without).await.unwrap();
+    assert_eq!(indexes(&other), "3");
+    let removed = migrate_with(&server.url("migrator", &one), MigrateAction::Up, without).await.unwrap();
+    assert_eq!((removed, indexes(&one).as_str()), (vec!["removed the indexes for searches".to_owned()], "3"));
+    // Later migrations leave it so.
+    let again = migrate(&server.url("migrator", &one), MigrateAction::Up).await.unwrap();
+    assert_eq!(again, ["the schema is of version 6: nothing to do"]);
+    let store = open(&server.url("gateway", &one)).await;
+    claim_granted(&store, &claim_request()).await;
+    let filter = ibid::store::EntryFilter { tenant: Some("acme".into()), ..Default::default() };
+    let found = store.admin().list(&filter, Default::default(), 10).await.unwrap();
+    assert_eq!(found.entries.len(), 1, "searches still work");
 }

@@ -102,7 +102,7 @@ async fn a_replay_writes_nothing() {
 async fn fences_grow_although_the_clock_is_set_back() {
     let (server, name, store) = fresh().await;
     // As if all that is gone had been claimed in the far future.
-    server.sql(&name, "UPDATE ibid.fences SET high = 5000000000000000");
+    server.sql(&name, "UPDATE ibid.meta SET fence_high = 5000000000000000");
     let one = short_lease_request();
     let first = claim_granted(&store, &one).await;
     assert_eq!(first.fence.0, 5_000_000_000_000_001, "above what is gone");
@@ -222,4 +222,154 @@ async fn a_statement_whose_plan_has_become_stale_is_prepared_again() {
     );
     assert_eq!(store.sweep(10).await.unwrap().removed, 7);
     assert_eq!(store.sweep(10).await.unwrap().removed, 7);
+}
+
+/// The share of updates that touched no index.
+async fn hot_share(server: &TestPostgres, name: &str) -> f64 {
+    let read = "SELECT pg_stat_clear_snapshot(); SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
+        WHERE relname = 'idempotency_keys'";
+    for _ in 0..100 {
+        let found = server.sql(name, read);
+        let (all, hot) = found.lines().last().and_then(|line| line.split_once('|')).unwrap();
+        let (all, hot): (f64, f64) = (all.parse().unwrap(), hot.parse().unwrap());
+        if all >= 2000.0 {
+            return hot / all;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("the statistics never came");
+}
+
+#[tokio::test]
+async fn completing_records_of_600_bytes_touches_no_index() {
+    let server = TestPostgres::shared();
+    let name = database(server);
+    let store = open(&server.url("gateway", &name)).await;
+    let mut end = complete(&[b'r'; 600]);
+    if let ibid::store::Settlement::Complete { ttl, .. } = &mut end {
+        *ttl = Duration::from_secs(86400);
+    }
+    let ask = || ClaimRequest {
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(86400),
+        ..ClaimRequest::clone(&claim_request())
+    };
+    for _ in 0..20 {
+        let asks: Vec<_> = (0..100).map(|_| Arc::new(ask())).collect();
+        let leases = join_all(asks.iter().map(|ask| claim_granted(&store, ask))).await;
+        for held in join_all(leases.iter().map(|lease| store.settle(lease, &end))).await {
+            assert_eq!(held.unwrap(), SettleOutcome::Applied);
+        }
+    }
+    // A session that stays open reports what it did when it is idle for a while.
+    drop(store);
+    let share = hot_share(server, &name).await;
+    assert!(share >= 0.95, "{share}");
+}
+
+#[tokio::test]
+async fn batches_of_the_same_rows_in_other_orders_do_not_deadlock() {
+    let (server, name, store) = fresh().await;
+    let other = open(&(server.url("gateway", &name) + "?pool=1")).await;
+    let deadlocks = format!("SELECT deadlocks FROM pg_stat_database WHERE datname = '{name}'");
+    let end = complete(b"done");
+    for _ in 0..40 {
+        let asks: Vec<_> = (0..32).map(|_| claim_request()).collect();
+        let rivals: Vec<_> = asks.iter().rev().map(|ask| competing_request(ask)).collect();
+        let (ours, theirs) = tokio::join!(
+            join_all(asks.iter().map(|ask| store.claim(ask))),
+            join_all(rivals.iter().map(|ask| other.claim(ask)))
+        );
+        let granted = |found: Vec<Result<ClaimOutcome, _>>| -> Vec<_> {
+            let granted = found.into_iter().map(Result::unwrap);
+            granted
+                .filter_map(|found| if let ClaimOutcome::Granted(lease) = found { Some(lease) } else { None })
+                .collect()
+        };
+        let mut leases = granted(ours);
+        leases.extend(granted(theirs));
+        assert_eq!(leases.len(), 32, "each address is granted once");
+        // Both say the same, as after a lost answer.
+        let settle = async |store: &ibid_stores::postgres::Postgres, leases: Vec<&ibid::store::Lease>| {
+            for held in join_all(leases.into_iter().map(|lease| store.settle(lease, &end))).await {
+                assert_eq!(held.unwrap(), SettleOutcome::Applied);
+            }
+        };
+        tokio::join!(settle(&store, leases.iter().collect()), settle(&other, leases.iter().rev().collect()));
+    }
+    drop((store, other));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(server.sql("postgres", &deadlocks), "0");
+}
+
+#[tokio::test]
+async fn what_has_not_ended_is_found_without_an_index_on_the_state() {
+    use ibid::store::EntryFilter;
+    let (server, name, store) = fresh().await;
+    let unfinished = "SELECT count(*) FROM ibid.unfinished_keys";
+    let listed = async |state| {
+        let filter = EntryFilter { state: Some(state), ..EntryFilter::default() };
+        store.admin().list(&filter, Default::default(), 100).await.unwrap().entries.len()
+    };
+    let (slow, quick) = (claim_request(), claim_request());
+    let lease = claim_granted(&store, &slow).await;
+    let _ = store.settle(&claim_granted(&store, &quick).await, &complete(b"done")).await.unwrap();
+    let look = async || {
+        let counts = store.admin().counts().await.unwrap();
+        (counts.processing, counts.unknown, counts.finished, listed(EntryState::Processing).await)
+    };
+    assert_eq!(look().await, (1, 0, 1, 1), "by the time of the claim");
+    // What other tests do on this server may be under way when a sweep looks.
+    for _ in 0..200 {
+        store.sweep(100).await.unwrap();
+        if server.sql(&name, unfinished) == "1" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(server.sql(&name, unfinished), "1", "only what has not ended is named");
+    server.sql(&name, "UPDATE ibid.meta SET indexed_until = now()");
+    assert_eq!(look().await, (1, 0, 1, 1), "by its name");
+    let park = ibid::store::Settlement::Park { ttl: Duration::from_secs(600), retry_in: Duration::ZERO };
+    let _ = store.settle(&lease, &park).await.unwrap();
+    assert_eq!((look().await, listed(EntryState::Unknown).await), ((0, 1, 1, 0), 1));
+    let _ = store.settle(&lease, &complete(b"late")).await.unwrap();
+    assert_eq!(look().await, (0, 0, 2, 0), "although it is still named");
+    server.sql(&name, "UPDATE ibid.unfinished_keys SET check_at = now()");
+    assert_eq!(store.sweep(100).await.unwrap().removed, 0);
+    assert_eq!(server.sql(&name, unfinished), "0");
+}
+
+#[tokio::test]
+async fn a_row_lives_as_long_as_its_answer_whatever_was_planned_when_it_was_claimed() {
+    let (server, name, store) = fresh().await;
+    let rows = "SELECT count(*) FROM ibid.idempotency_keys";
+    let long = ibid::store::Settlement::Complete {
+        failed: false,
+        record: "long".into(),
+        summary: ibid::store::RecordSummary {
+            status: 201,
+            requested_at_ms: 1,
+            completed_at_ms: 2,
+            took: Duration::from_millis(1),
+        },
+        ttl: Duration::from_secs(600),
+    };
+    // Completed for longer than it was claimed for, and for less.
+    let brief = Arc::new(ClaimRequest {
+        lease: Duration::from_secs(1),
+        ttl: Duration::from_millis(1),
+        ..ClaimRequest::clone(&claim_request())
+    });
+    let _ = store.settle(&claim_granted(&store, &brief).await, &long).await.unwrap();
+    let ask = claim_request();
+    let mut short = complete(b"short");
+    if let ibid::store::Settlement::Complete { ttl, .. } = &mut short {
+        *ttl = Duration::from_millis(1);
+    }
+    let _ = store.settle(&claim_granted(&store, &ask).await, &short).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    let swept = store.sweep(10).await.unwrap();
+    assert_eq!((swept.removed, swept.more, server.sql(&name, rows).as_str()), (1, false, "1"));
+    assert!(matches!(store.claim(&competing_request(&brief)).await.unwrap(), ClaimOutcome::Completed(_)));
 }
