@@ -143,7 +143,7 @@ async fn a_full_server_refuses_claims_and_still_settles_those_that_run() {
     let released = claim_granted(&store, &second).await;
     let parked = claim_granted(&store, &third).await;
     // Below what it uses already.
-    server.cli(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    server.cli(&["CONFIG", "SET", "maxmemory", "100kb"]);
     let refused = claim_request();
     let error = store.claim(&refused).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Rejected, "{error}");

@@ -52,7 +52,11 @@ fn documented_rules() -> Vec<&'static str> {
 
 #[tokio::test]
 async fn a_user_with_exactly_the_documented_rules_can_do_everything() {
-    let server = TestRedis::start();
+    assert_documented_rules_suffice(TestRedis::start()).await;
+    assert_documented_rules_suffice(TestRedis::start_valkey()).await;
+}
+
+async fn assert_documented_rules_suffice(server: TestRedis) {
     let mut set = vec!["ACL", "SETUSER", "ibid", "reset", "on", ">s3cret/word"];
     set.extend(documented_rules());
     assert_eq!(server.cli(&set), "OK");
@@ -154,20 +158,21 @@ async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
 #[tokio::test]
 async fn half_the_rules_never_pass_for_a_refusal() {
     // May claim and complete, but not list claims: that is said where it is noticed.
-    let server = TestRedis::start();
-    let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
-    let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
-    assert_eq!(server.cli(&set), "OK");
-    let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
-    let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
-    claim_and_complete(&store, &claim_request(), b"answer").await;
-    claim_granted(&store, &claim_request()).await;
-    wait_for("the missing right to be noticed", async || {
-        let error = store.admin().counts().await.err().or(store.sweep(1).await.err())?;
-        assert!(error.to_string().contains("docs/redis.md"), "{error}");
-        Some(())
-    })
-    .await;
+    for server in [TestRedis::start(), TestRedis::start_valkey()] {
+        let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
+        let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
+        assert_eq!(server.cli(&set), "OK");
+        let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
+        let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
+        claim_and_complete(&store, &claim_request(), b"answer").await;
+        claim_granted(&store, &claim_request()).await;
+        wait_for("the missing right to be noticed", async || {
+            let error = store.admin().counts().await.err().or(store.sweep(1).await.err())?;
+            assert!(error.to_string().contains("docs/redis.md"), "{error}");
+            Some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
