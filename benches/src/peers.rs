@@ -71,6 +71,39 @@ impl PeerProxy {
     }
 }
 
+/// What `idempotent-proxy-server` forwards to the app's `/orders`.
+pub const IDEMPOTENT_PROXY_PATH: &str = "/URL_ORDERS";
+
+/// Where `idempotent-proxy-server` is: `scripts/bench --stores` builds it.
+#[must_use]
+pub fn idempotent_proxy_path(args: &BenchArgs) -> PathBuf {
+    args.bin_folder.join("../peer/bin/idempotent-proxy-server")
+}
+
+/// Starts `idempotent-proxy-server` on a Redis, in front of `upstream`. It remembers answers for as long as a request may
+/// take, and is configured by variables and by a file that must be there.
+///
+/// # Errors
+/// As [`PeerProxy::start`].
+pub async fn start_idempotent_proxy(
+    args: &BenchArgs, upstream: SocketAddr, redis: &str,
+) -> Result<ServerChild, String> {
+    let folder = tempfile::tempdir().map_err(|why| format!("no folder for a configuration: {why}"))?;
+    let listen = free_address().map_err(|why| format!("no free port: {why}"))?;
+    fs::write(folder.path().join(".env"), "").map_err(|why| format!(".env: {why}"))?;
+    let flags = [
+        "-C".to_owned(),
+        folder.path().display().to_string(),
+        format!("REDIS_URL={redis}"),
+        format!("SERVER_ADDR={listen}"),
+        format!("URL_ORDERS=http://{upstream}/orders"),
+        "REQUEST_TIMEOUT=600000".to_owned(),
+        "LOG_LEVEL=error".to_owned(),
+        idempotent_proxy_path(args).display().to_string(),
+    ];
+    Ok(ServerChild::start_at(Path::new("/usr/bin/env"), &flags, listen).await?.with_folder(folder))
+}
+
 /// Bodies up to 64 KiB are held in memory, answers are never written to a file.
 fn nginx(listen: SocketAddr, upstream: SocketAddr, folder: &Path, cores: usize) -> String {
     let kinds = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];

@@ -97,8 +97,8 @@ impl BenchReport {
     /// The table.
     #[must_use]
     pub fn table(&self) -> String {
-        const HEAD: [&str; 8] =
-            ["row", "req/s", "ratio (min–max)", "p50 µs", "p99 µs", "CPU µs/req", "target", "verdict"];
+        const HEAD: [&str; 9] =
+            ["row", "req/s", "ratio (min–max)", "p50 µs", "p99 µs", "CPU µs/req", "store's", "target", "verdict"];
         let mut lines = vec![HEAD.map(str::to_owned)];
         lines.extend(self.entries.iter().flat_map(table_lines));
         let mut table = format!(
@@ -264,7 +264,7 @@ fn row_entry(row: &'static BenchmarkRow, measured: &[ContenderResult], judging: 
 }
 
 /// Figures on the first line; a further line for every further target.
-fn table_lines(entry: &ReportEntry) -> Vec<[String; 8]> {
+fn table_lines(entry: &ReportEntry) -> Vec<[String; 9]> {
     let figure = |pick: fn(&RoundSample) -> Option<f64>, digits: usize| match (
         &entry.problem,
         RoundSpread::of(entry.samples.iter().filter_map(pick)),
@@ -277,18 +277,19 @@ fn table_lines(entry: &ReportEntry) -> Vec<[String; 8]> {
         figure(|sample| sample.p50_us, 0),
         figure(|sample| sample.p99_us, 0),
         figure(|sample| Some(sample.cpu_us), 1),
+        figure(|sample| sample.store_cpu_us, 1),
     ];
     if entry.judgements.is_empty() {
-        let [speed, p50, p99, cpu] = figures;
+        let [speed, p50, p99, cpu, store] = figures;
         let verdict = if entry.problem.is_some() { TargetVerdict::Invalid.name() } else { "baseline" };
-        return vec![[entry.name.clone(), speed, "–".into(), p50, p99, cpu, "–".into(), verdict.into()]];
+        return vec![[entry.name.clone(), speed, "–".into(), p50, p99, cpu, store, "–".into(), verdict.into()]];
     }
     let mut lines = Vec::new();
     for (index, judged) in entry.judgements.iter().enumerate() {
-        let [speed, p50, p99, cpu] = if index == 0 { figures.clone() } else { Default::default() };
+        let [speed, p50, p99, cpu, store] = if index == 0 { figures.clone() } else { Default::default() };
         let name = if index == 0 { entry.name.clone() } else { String::new() };
         let (ratio, target) = comparison(judged);
-        lines.push([name, speed, ratio, p50, p99, cpu, target, judged.verdict.name().into()]);
+        lines.push([name, speed, ratio, p50, p99, cpu, store, target, judged.verdict.name().into()]);
     }
     lines
 }
@@ -311,14 +312,25 @@ fn entry_json(entry: &ReportEntry) -> String {
     let samples: Vec<_> = entry
         .samples
         .iter()
-        .map(|RoundSample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, foreign_load: others }| {
-            let time = |us: &Option<f64>| us.map_or("null".to_owned(), |us| format!("{us:.1}"));
-            let (p50, p99) = (time(p50_us), time(p99_us));
-            format!(
-                "{{\"per_second\":{per_second:.1},\"p50_us\":{p50},\"p99_us\":{p99},\"cpu_us\":{cpu_us:.2},\
-                 \"load_cpu_us\":{load_cpu_us:.2},\"idle\":{idle:.3},\"others\":{others:.3}}}"
-            )
-        })
+        .map(
+            |RoundSample {
+                 per_second,
+                 p50_us,
+                 p99_us,
+                 cpu_us,
+                 store_cpu_us,
+                 load_cpu_us,
+                 idle,
+                 foreign_load: others,
+             }| {
+                let time = |us: &Option<f64>| us.map_or("null".to_owned(), |us| format!("{us:.1}"));
+                let (p50, p99, store) = (time(p50_us), time(p99_us), time(store_cpu_us));
+                format!(
+                    "{{\"per_second\":{per_second:.1},\"p50_us\":{p50},\"p99_us\":{p99},\"cpu_us\":{cpu_us:.2},\
+                 \"store_cpu_us\":{store},\"load_cpu_us\":{load_cpu_us:.2},\"idle\":{idle:.3},\"others\":{others:.3}}}"
+                )
+            },
+        )
         .collect();
     let targets: Vec<_> = entry.judgements.iter().map(judged_json).collect();
     format!(

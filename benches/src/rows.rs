@@ -3,7 +3,12 @@
 //! A *scene* is a set of contenders that are loaded in turn with the same request. A *row* judges one contender of a
 //! scene against others of the same round.
 
-use crate::{load::LoadProtocol, peers::PeerProxy, store_limits::StoreLimit, stores::SharedStores};
+use crate::{
+    load::LoadProtocol,
+    peers::{IDEMPOTENT_PROXY_PATH, PeerProxy},
+    store_limits::StoreLimit,
+    stores::SharedStores,
+};
 
 /// Contenders that run interleaved under the same load.
 #[derive(Debug)]
@@ -54,6 +59,8 @@ pub enum ContenderProgram {
     LayerApp,
     /// Another proxy, in front of an upstream.
     Peer(PeerProxy),
+    /// `idempotent-proxy-server` of crates.io, on a Redis as in [`SharedStores::Redis`], in front of an upstream.
+    IdempotentProxy,
     /// No server that is sent requests, but a load on a store or on its server.
     Limit(StoreLimit),
 }
@@ -63,9 +70,13 @@ impl ContenderProgram {
     #[must_use]
     pub fn upstream(self) -> Option<Self> {
         match self {
-            Self::Proxy | Self::Peer(_) | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded | Self::IbidOn(_) => {
-                Some(Self::Upstream)
-            }
+            Self::Proxy
+            | Self::Peer(_)
+            | Self::IdempotentProxy
+            | Self::Ibid
+            | Self::IbidLogging
+            | Self::IbidEmbedded
+            | Self::IbidOn(_) => Some(Self::Upstream),
             Self::IbidGrpc => Some(Self::LayerApp),
             Self::Upstream | Self::LayerApp | Self::Limit(_) => None,
         }
@@ -76,6 +87,7 @@ impl ContenderProgram {
     pub fn stores(self) -> Option<SharedStores> {
         match self {
             Self::IbidOn(stores) => Some(stores),
+            Self::IdempotentProxy => Some(SharedStores::Redis),
             Self::Limit(limit) => Some(limit.stores()),
             _ => None,
         }
@@ -167,6 +179,13 @@ const fn row(name: &'static str, contender: &'static str, targets: &'static [Ben
     BenchmarkRow { name, contender, targets, by_default: true }
 }
 
+/// A row that runs only if it is named in `--rows`.
+const fn row_on_demand(
+    name: &'static str, contender: &'static str, targets: &'static [BenchmarkTarget],
+) -> BenchmarkRow {
+    BenchmarkRow { name, contender, targets, by_default: false }
+}
+
 const fn speed(baseline: &'static str, at_least: f64) -> BenchmarkTarget {
     BenchmarkTarget { baseline, measure: TargetMeasure::Speed(at_least) }
 }
@@ -205,6 +224,9 @@ const SHARED_STORES: &[Contender] = &[
         "/orders",
         KeyTraffic::Replay,
     ),
+    contender("redis-near-miss", ContenderProgram::IbidOn(SharedStores::RedisLocalCache), "/orders", KeyTraffic::Miss),
+    contender("valkey-miss", ContenderProgram::IbidOn(SharedStores::Valkey), "/orders", KeyTraffic::Miss),
+    contender("valkey-replay", ContenderProgram::IbidOn(SharedStores::Valkey), "/orders", KeyTraffic::Replay),
     contender(
         "redis-everysec-miss",
         ContenderProgram::IbidOn(SharedStores::RedisEverySecond),
@@ -216,8 +238,11 @@ const SHARED_STORES: &[Contender] = &[
     contender("postgres-replay", ContenderProgram::IbidOn(SharedStores::Postgres), "/orders", KeyTraffic::Replay),
     contender("tiered-miss", ContenderProgram::IbidOn(SharedStores::Tiered), "/orders", KeyTraffic::Miss),
     contender("tiered-replay", ContenderProgram::IbidOn(SharedStores::Tiered), "/orders", KeyTraffic::Replay),
-    limit("redis-benchmark claim", StoreLimit::RedisClaims { deep: 1 }),
-    limit("redis-benchmark claim -P 16", StoreLimit::RedisClaims { deep: 16 }),
+    contender("idempotent-proxy-miss", ContenderProgram::IdempotentProxy, IDEMPOTENT_PROXY_PATH, KeyTraffic::Miss),
+    contender("idempotent-proxy-replay", ContenderProgram::IdempotentProxy, IDEMPOTENT_PROXY_PATH, KeyTraffic::Replay),
+    limit("redis-benchmark claim", StoreLimit::RedisClaims { on: SharedStores::Redis, deep: 1 }),
+    limit("redis-benchmark claim -P 16", StoreLimit::RedisClaims { on: SharedStores::Redis, deep: 16 }),
+    limit("valkey, redis-benchmark claim -P 16", StoreLimit::RedisClaims { on: SharedStores::Valkey, deep: 16 }),
     limit("redis-callers", StoreLimit::InProcess(SharedStores::Redis)),
     limit("pgbench claim", StoreLimit::PostgresClaims { rows: 1 }),
     limit("pgbench claim of 16", StoreLimit::PostgresClaims { rows: 16 }),
@@ -291,6 +316,19 @@ pub const BENCHMARKS: &[Benchmark] = &[
             ),
             row("gateway-redis-replay-300", "redis-replay", &[speed("proxy", 1.7), shown("redis-benchmark claim")]),
             row("gateway-redis-near-replay-300", "redis-near-replay", &[speed("proxy", 2.4), shown("upstream")]),
+            row("gateway-redis-near-miss-300", "redis-near-miss", &[shown("proxy"), shown("redis-miss")]),
+            row(
+                "gateway-valkey-miss-300",
+                "valkey-miss",
+                &[speed("proxy", 0.60), shown("redis-miss"), shown("valkey, redis-benchmark claim -P 16")],
+            ),
+            row("gateway-valkey-replay-300", "valkey-replay", &[speed("proxy", 1.5), shown("redis-replay")]),
+            row_on_demand("idempotent-proxy-miss-300", "idempotent-proxy-miss", &[shown("proxy"), shown("redis-miss")]),
+            row_on_demand(
+                "idempotent-proxy-replay-300",
+                "idempotent-proxy-replay",
+                &[shown("proxy"), shown("redis-replay")],
+            ),
             row("gateway-redis-everysec-miss-300", "redis-everysec-miss", &[shown("proxy"), shown("redis-miss")]),
             row("gateway-redis-always-miss-300", "redis-always-miss", &[shown("proxy"), shown("redis-miss")]),
             row("gateway-postgres-miss-300", "postgres-miss", &[shown("proxy"), shown("pgbench claim, settle")]),
@@ -350,12 +388,7 @@ pub const BENCHMARKS: &[Benchmark] = &[
             contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
             contender("upstream-again", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
         ],
-        rows: &[BenchmarkRow {
-            name: "noise-300",
-            contender: "upstream-again",
-            targets: &[BenchmarkTarget { baseline: "upstream", measure: TargetMeasure::SpeedNotJudged }],
-            by_default: false,
-        }],
+        rows: &[row_on_demand("noise-300", "upstream-again", &[shown("upstream")])],
     },
 ];
 
@@ -389,7 +422,7 @@ mod tests {
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
         assert_eq!(names(&["layer-memory", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 27);
+        assert_eq!(names(&[]).len(), 30);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }

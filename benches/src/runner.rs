@@ -20,6 +20,7 @@ use crate::{
     args::BenchArgs,
     cpu::{self, MachineTimes},
     load::{self, LoadGenerator, LoadKeys, LoadPlan, LoadResult, StopCondition},
+    peers,
     rows::{Benchmark, BenchmarkRow, Contender, ContenderProgram, KeyTraffic},
     server_child::ServerChild,
     store_limits::{LimitResult, StoreLimit},
@@ -73,6 +74,8 @@ pub struct RoundSample {
     /// CPU of the contender's processes per request, in microseconds (not of the upstream or the store behind it); of a load
     /// on a store, that of the store's servers.
     pub cpu_us: f64,
+    /// CPU of the servers of the contender's shared stores per request, in microseconds, if it has any.
+    pub store_cpu_us: Option<f64>,
     /// CPU of the load generator per request, in microseconds.
     pub load_cpu_us: f64,
     /// Share of the machine (0–1) that was idle: much of it means that generator and server were kept on one core.
@@ -82,16 +85,18 @@ pub struct RoundSample {
 }
 
 impl RoundSample {
-    /// Figures of `run`, between two looks at the `machine`; `behind` is the CPU time of the upstream and the stores behind
-    /// a gateway.
-    fn new(run: &LoadResult, machine: [MachineTimes; 2], behind: Duration) -> Self {
+    /// Figures of `run`, between two looks at the `machine`; `app` and `stores` are the CPU times of what is behind a
+    /// gateway.
+    fn new(run: &LoadResult, machine: [MachineTimes; 2], app: Duration, stores: Option<Duration>) -> Self {
         let quantile = |share| Some(micros(run.latency.quantile(share)));
-        let (idle, foreign_load) = shares(machine, run.server_cpu + run.own_cpu + behind);
+        let ours = run.server_cpu + run.own_cpu + app + stores.unwrap_or_default();
+        let (idle, foreign_load) = shares(machine, ours);
         Self {
             per_second: run.per_second(),
             p50_us: quantile(0.5),
             p99_us: quantile(0.99),
             cpu_us: run.cpu_us(run.server_cpu),
+            store_cpu_us: stores.map(|cpu| run.cpu_us(cpu)),
             load_cpu_us: run.cpu_us(run.own_cpu),
             idle,
             foreign_load,
@@ -107,6 +112,7 @@ impl RoundSample {
             p50_us: reached.latency.map(|[p50, _]| micros(p50)),
             p99_us: reached.latency.map(|[_, p99]| micros(p99)),
             cpu_us: each(reached.store_cpu),
+            store_cpu_us: Some(each(reached.store_cpu)),
             load_cpu_us: each(reached.own_cpu),
             idle,
             foreign_load,
@@ -224,11 +230,13 @@ pub async fn run_benchmark(
 }
 
 fn format_sample(sample: &RoundSample) -> String {
-    let RoundSample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, foreign_load: others } = sample;
+    let RoundSample { per_second, p50_us, p99_us, cpu_us, store_cpu_us, load_cpu_us, idle, foreign_load: others } =
+        sample;
+    let store = store_cpu_us.map(|us| format!(", store {us:.1} µs")).unwrap_or_default();
     let time = |us: &Option<f64>| us.map_or("–".to_owned(), |us| format!("{us:.0} µs"));
     let (p50, p99) = (time(p50_us), time(p99_us));
     format!(
-        "{per_second:.0} req/s, p50 {p50}, p99 {p99}, CPU {cpu_us:.1} µs (generator {load_cpu_us:.1}), \
+        "{per_second:.0} req/s, p50 {p50}, p99 {p99}, CPU {cpu_us:.1} µs{store} (generator {load_cpu_us:.1}), \
          idle {:.0} %, others {:.0} %",
         idle * 100.0,
         others * 100.0
@@ -269,18 +277,25 @@ impl BenchmarkRun<'_> {
         }
         let config = backing.as_ref().map(StoreServers::config).transpose()?;
         let behind = self.upstream.as_ref().filter(|_| contender.program.upstream().is_some());
-        let server = start_server(self.args, contender.program, behind.map(ServerChild::addr), config).await?;
+        let upstream = behind.map(ServerChild::addr);
+        let server = match (contender.program, upstream, &backing) {
+            (ContenderProgram::IdempotentProxy, Some(upstream), Some(backing)) => {
+                peers::start_idempotent_proxy(self.args, upstream, &backing.redis()?.url()).await?
+            }
+            (program, ..) => start_server(self.args, program, upstream, config).await?,
+        };
         let app = behind.unwrap_or(&server).addr();
         let mut load = self.warm_up(contender, &server).await?;
         let executed_before = load::executions(app).await.map_err(|error| error.to_string())?;
-        let behind_before = backend_cpu_time(behind, backing.as_ref())?;
+        let behind_before = backend_cpu_times(behind, backing.as_ref())?;
         let database = backing.as_ref().and_then(|backing| backing.database().ok());
         let figures_before = database.map(BenchDatabase::figures).transpose()?;
         let machine_before = cpu::read_machine().map_err(|error| error.to_string())?;
         let run =
             load.run(StopCondition::After(self.args.measure), server.pid()).await.map_err(|error| error.to_string())?;
         let machine = [machine_before, cpu::read_machine().map_err(|error| error.to_string())?];
-        let behind = backend_cpu_time(behind, backing.as_ref())?.saturating_sub(behind_before);
+        let behind = backend_cpu_times(behind, backing.as_ref())?;
+        let [app_cpu, stores_cpu] = [0, 1].map(|nth| behind[nth].saturating_sub(behind_before[nth]));
         let executed = load::executions(app).await.map_err(|error| error.to_string())? - executed_before;
         if let Some((database, before)) = database.zip(figures_before) {
             eprintln!("  {}", database.figures()?.per_request(&before, run.requests));
@@ -295,7 +310,7 @@ impl BenchmarkRun<'_> {
         if executed != due {
             return Err(format!("{} requests were executed {executed} times instead of {due}", run.requests));
         }
-        Ok(RoundSample::new(&run, machine, behind))
+        Ok(RoundSample::new(&run, machine, app_cpu, backing.map(|_| stores_cpu)))
     }
 
     async fn measure_limit(&self, limit: StoreLimit, backing: &StoreServers<'_>) -> Result<RoundSample, String> {
@@ -328,10 +343,13 @@ impl BenchmarkRun<'_> {
     }
 }
 
-fn backend_cpu_time(upstream: Option<&ServerChild>, backing: Option<&StoreServers<'_>>) -> Result<Duration, String> {
+/// CPU times of the app and of the stores' servers so far.
+fn backend_cpu_times(
+    upstream: Option<&ServerChild>, backing: Option<&StoreServers<'_>>,
+) -> Result<[Duration; 2], String> {
     let upstream = upstream.map_or(Ok(Duration::ZERO), |server| cpu::cpu_time(server.pid()));
     let stores = backing.map_or(Ok(Duration::ZERO), StoreServers::cpu);
-    upstream.and_then(|upstream| Ok(upstream + stores?)).map_err(|error| error.to_string())
+    upstream.and_then(|upstream| Ok([upstream, stores?])).map_err(|error| error.to_string())
 }
 
 /// Where a program is, and how to say otherwise; none if it is no server of ours.
@@ -346,6 +364,9 @@ fn program_path(args: &BenchArgs, program: ContenderProgram) -> Option<(PathBuf,
         | ContenderProgram::IbidGrpc
         | ContenderProgram::IbidOn(_) => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
         ContenderProgram::Peer(peer) => peer.program(args),
+        ContenderProgram::IdempotentProxy => {
+            (peers::idempotent_proxy_path(args), "scripts/bench --stores builds it from crates.io")
+        }
         ContenderProgram::Limit(_) => return None,
     })
 }
@@ -391,7 +412,7 @@ pub(crate) async fn start_server(
         ContenderProgram::IbidOn(_) => {
             [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
         }
-        ContenderProgram::Peer(_) | ContenderProgram::Limit(_) => Vec::new(),
+        ContenderProgram::Peer(_) | ContenderProgram::IdempotentProxy | ContenderProgram::Limit(_) => Vec::new(),
     };
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
     Ok(ServerChild::start(&path, &flags).await?.with_folder(folder))

@@ -37,8 +37,10 @@ const TOOL_TIMEOUT: Duration = Duration::from_secs(300);
 /// A load on a store, or on its server directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLimit {
-    /// `redis-benchmark` of the script by which the store claims, so many deep.
+    /// `redis-benchmark` of the command by which the store claims, so many deep.
     RedisClaims {
+        /// Redis or Valkey.
+        on: SharedStores,
         /// How many calls a connection has under way.
         deep: u32,
     },
@@ -61,7 +63,7 @@ impl StoreLimit {
     #[must_use]
     pub fn stores(self) -> SharedStores {
         match self {
-            Self::RedisClaims { .. } => SharedStores::Redis,
+            Self::RedisClaims { on, .. } => on,
             Self::PostgresClaims { .. } | Self::PostgresMisses | Self::PostgresReplays => SharedStores::Postgres,
             Self::InProcess(stores) => stores,
         }
@@ -85,7 +87,7 @@ impl StoreLimit {
     /// Why it could not be measured, or does not count.
     pub async fn measure(self, args: &BenchArgs, backing: &StoreServers<'_>) -> Result<LimitResult, String> {
         match self {
-            Self::RedisClaims { deep } => redis::claims(args, backing, deep).await,
+            Self::RedisClaims { deep, .. } => redis::claims(args, backing, deep).await,
             Self::PostgresClaims { rows } => postgres::claims(args, backing, rows).await,
             Self::PostgresMisses => postgres::misses(args, backing).await,
             Self::PostgresReplays => postgres::replays(args, backing).await,

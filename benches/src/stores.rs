@@ -3,6 +3,7 @@
 //! | | how it runs |
 //! |---|---|
 //! | Redis | a fresh server for every run, as it is shipped but without snapshots: nothing is written to disk. Those are the terms of the targets. Two rows show what its log costs, written every second and before every answer |
+//! | Valkey | the same, with the server that `scripts/tools` installs |
 //! | PostgreSQL | one server for all runs, as it is shipped (synchronous commit) but for 128 MiB of shared buffers and small WAL segments; emptied, with a checkpoint, before every run |
 //!
 //! Invariant: no server outlives this process, however that ends.
@@ -14,7 +15,7 @@ use std::{
 };
 
 use ibid_stores::postgres::{MigrateAction, migrate};
-use testbed::{TestPostgres, TestRedis};
+use testbed::{RedisOptions, TestPostgres, TestRedis};
 
 use crate::cpu;
 
@@ -30,6 +31,8 @@ pub enum SharedStores {
     Redis,
     /// The same, with finished answers kept in the gateway.
     RedisLocalCache,
+    /// A Valkey that writes nothing to disk; otherwise as it is shipped.
+    Valkey,
     /// A Redis that syncs its log every second.
     RedisEverySecond,
     /// A Redis that syncs its log before it answers.
@@ -44,7 +47,7 @@ impl SharedStores {
     /// What its Redis is told, if it has one.
     fn redis(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Redis | Self::RedisLocalCache | Self::Tiered => Some(&["appendonly no"]),
+            Self::Redis | Self::RedisLocalCache | Self::Valkey | Self::Tiered => Some(&["appendonly no"]),
             Self::RedisEverySecond => Some(&["appendonly yes", "appendfsync everysec"]),
             Self::RedisAlways => Some(&["appendonly yes", "appendfsync always"]),
             Self::Postgres => None,
@@ -206,7 +209,9 @@ impl<'a> StoreServers<'a> {
         let redis = match stores.redis() {
             None => None,
             Some(config) => {
-                let server = TestRedis::start_with_config(config);
+                let config = config.iter().map(|line| (*line).to_owned()).collect();
+                let valkey = stores == SharedStores::Valkey;
+                let server = TestRedis::start_with(RedisOptions { config, valkey, ..RedisOptions::default() });
                 let pid = server.info("process_id");
                 let pid = pid.trim().parse().map_err(|_| format!("INFO says process_id:{pid}"))?;
                 Some((server, pid))

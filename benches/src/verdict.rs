@@ -110,6 +110,7 @@ mod tests {
             p50_us: Some(1.0),
             p99_us: Some(2.0),
             cpu_us: 1_000.0 / per_second,
+            store_cpu_us: None,
             load_cpu_us: 9.0,
             idle: 0.0,
             foreign_load: 0.0,

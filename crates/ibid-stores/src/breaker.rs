@@ -4,7 +4,13 @@
 //! time tries the server again. The pauses double, and are jittered so that many processes do not retry at the same
 //! moment.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{
+        AtomicBool,
+        Ordering::{Acquire, Release},
+    },
+    time::Duration,
+};
 
 use ibid::store::with_jitter;
 use parking_lot::Mutex;
@@ -16,7 +22,11 @@ const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
-pub(crate) struct CircuitBreaker(Mutex<BreakerState>);
+pub(crate) struct CircuitBreaker {
+    state: Mutex<BreakerState>,
+    /// Whether `state` has failures. Without any, calls take no lock.
+    has_failures: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct BreakerState {
@@ -34,7 +44,10 @@ pub(crate) struct BreakerPermit<'a>(&'a CircuitBreaker);
 impl CircuitBreaker {
     /// Returns a permit, or the remaining pause if the breaker is open.
     pub(crate) fn pass(&self) -> Result<BreakerPermit<'_>, Duration> {
-        let mut state = self.0.lock();
+        if !self.has_failures.load(Acquire) {
+            return Ok(BreakerPermit(self));
+        }
+        let mut state = self.state.lock();
         if let Some(next_try) = state.retry_at {
             let now = Instant::now();
             if now < next_try {
@@ -48,12 +61,16 @@ impl CircuitBreaker {
 
     #[cfg(test)]
     fn is_open(&self) -> bool {
-        self.0.lock().retry_at.is_some_and(|next_try| Instant::now() < next_try)
+        self.state.lock().retry_at.is_some_and(|next_try| Instant::now() < next_try)
     }
 
     /// Closes the breaker after other evidence that the server is reachable.
     pub(crate) fn close(&self) {
-        *self.0.lock() = BreakerState::default();
+        if self.has_failures.load(Acquire) {
+            let mut state = self.state.lock();
+            *state = BreakerState::default();
+            self.has_failures.store(false, Release);
+        }
     }
 }
 
@@ -65,7 +82,8 @@ impl BreakerPermit<'_> {
 
     /// Records that no response came in time, or that no connection was possible.
     pub(crate) fn failed(self) {
-        let mut state = self.0.0.lock();
+        let mut state = self.0.state.lock();
+        self.0.has_failures.store(true, Release);
         state.failures = state.failures.saturating_add(1);
         if state.failures >= FAILURE_THRESHOLD {
             state.backoff = (state.backoff * 2).clamp(INITIAL_BACKOFF, MAX_BACKOFF);

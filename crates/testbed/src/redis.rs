@@ -1,6 +1,7 @@
-//! Redis: a single server, a replica with sentinels, or a cluster; and Valkey as a single server.
+//! Redis and Valkey: a single server, a replica with sentinels, or a cluster.
 //!
 //! A server writes every change to its log before it answers (`appendfsync always`), unless configured otherwise.
+//! `IBID_TEST_REDIS_SERVER` names another program to run as Redis: `scripts/redis8` runs the tests with a newer one.
 
 use std::{fs, path::PathBuf, process::Command, sync::OnceLock};
 
@@ -49,8 +50,20 @@ impl TestRedis {
     }
 
     pub fn start_with_config(config: &[&str]) -> Self {
+        Self::start_configured(config, false)
+    }
+
+    fn start_configured(config: &[&str], valkey: bool) -> Self {
         let config = config.iter().map(|line| (*line).to_owned()).collect();
-        Self::start_with(RedisOptions { config, ..RedisOptions::default() })
+        Self::start_with(RedisOptions { config, valkey, ..RedisOptions::default() })
+    }
+
+    /// A replica of this server that has caught up.
+    pub fn start_replica(&self) -> Self {
+        let of = format!("replicaof 127.0.0.1 {}", self.port());
+        let replica = Self::start_configured(&["repl-diskless-sync-delay 0", &of], self.options.valkey);
+        replica.until("the replica has caught up", || replica.info("master_link_status") == "up");
+        replica
     }
 
     pub fn start_with(options: RedisOptions) -> Self {
@@ -106,14 +119,16 @@ impl TestRedis {
         if self.options.tls {
             return format!("rediss://{login}127.0.0.1:{}/0?ca={}", self.port(), self.path("ca.pem").display());
         }
-        let scheme = if self.options.valkey { "valkey" } else { "redis" };
-        format!("{scheme}://{login}127.0.0.1:{}/0", self.port())
+        format!("{}://{login}127.0.0.1:{}/0", self.scheme(), self.port())
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.options.valkey { "valkey" } else { "redis" }
     }
 
     /// Starts it again on its data, and waits until it is ready.
     pub fn restart(&self) {
-        let mut command =
-            Command::new(if self.options.valkey { valkey_server() } else { PathBuf::from("redis-server") });
+        let mut command = Command::new(if self.options.valkey { valkey_server() } else { redis_server() });
         command.arg(self.path("redis.conf")).args(self.is_sentinel.then_some("--sentinel"));
         self.process.start(&command, || self.try_cli(&["PING"]).is_some_and(|answer| answer == "PONG"));
     }
@@ -149,6 +164,10 @@ impl TestRedis {
         let found = info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
         found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
     }
+}
+
+fn redis_server() -> PathBuf {
+    std::env::var_os("IBID_TEST_REDIS_SERVER").unwrap_or_else(|| "redis-server".into()).into()
 }
 
 /// The program in the Python package that ships it.

@@ -129,10 +129,9 @@ impl RedisConnector {
                 return Err(why);
             }
             Err(error) if error.has_code("WRONGPASS") => return Err(login_refused()),
-            // Without a password every call says what is missing.
-            Err(error) if error.has_code("NOAUTH") => {}
-            // A proxy that speaks RESP2 only.
+            // A proxy that speaks RESP2 only, or a password is missing, which every call will say.
             Err(_) if password.is_none() => {}
+            // RESP2 only: Valkey answers NOAUTH to a command that it does not know.
             Err(_) => {
                 let mut auth: Vec<&[u8]> = vec![b"AUTH"];
                 auth.extend(self.url.user.as_deref().map(str::as_bytes));

@@ -317,3 +317,31 @@ pub(super) fn boot_micros() -> u64 {
     static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
     START.elapsed().as_micros() as u64 + MAX_UNWRITTEN_MICROS
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    /// The driver runs on this thread, so it sees a call only once this task waits.
+    #[tokio::test]
+    async fn a_command_that_could_not_be_written_for_30_s_is_never_written() {
+        for (waited, is_written) in [(MAX_UNWRITTEN_MICROS - 1_000_000, true), (MAX_UNWRITTEN_MICROS + 1, false)] {
+            let (ours, mut server) = tokio::io::duplex(1 << 10);
+            let names = Arc::new(KeyNames::new("test").unwrap());
+            let connection = RedisConnection::start(&RedisHost::new("server", 1), ours, names, None);
+            let reply = connection.enqueue(RedisCall::new(&[b"SET", b"k", b"a fence of that time"])).unwrap();
+            connection.state.outbox.lock().waiting_since -= waited;
+            if is_written {
+                assert_eq!(server.read_u8().await.unwrap(), b'*');
+                continue;
+            }
+            assert!(matches!(reply.await.unwrap(), Err(RedisCallError::NotSent(_))), "so the caller may mint another");
+            let mut received = Vec::new();
+            server.read_to_end(&mut received).await.unwrap();
+            assert!(received.is_empty(), "{received:?}");
+            assert!(!connection.is_open());
+        }
+    }
+}

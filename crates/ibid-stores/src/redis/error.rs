@@ -42,6 +42,13 @@ impl RedisCallError {
         self.has_code("READONLY") || self.has_code("MASTERDOWN") || self.has_code("CLUSTERDOWN")
     }
 
+    /// Whether the user may run scripts but not all of their commands: the script may have stopped halfway. Redis 7.0,
+    /// then later servers.
+    fn denies_a_scripts_command(&self) -> bool {
+        let texts = ["executing the script", "ACL failure in script"];
+        matches!(self, Self::Refused { text, .. } if texts.iter().any(|part| text.contains(part)))
+    }
+
     /// Servers before version 7 wrap a command's error in the script's error.
     pub(super) fn has_code(&self, wanted: &str) -> bool {
         matches!(self, Self::Refused { code, text } if code == wanted || text.contains(&format!("-{wanted} ")))
@@ -58,8 +65,7 @@ impl RedisCallError {
             Self::NotSent(_) => ErrorKind::NotApplied,
             Self::Unanswered(_) => ErrorKind::Ambiguous,
             _ if UNAVAILABLE.iter().any(|code| self.has_code(code)) => ErrorKind::NotApplied,
-            // The user may run scripts but not all of their commands: the script may have stopped halfway.
-            Self::Refused { text, .. } if text.contains("executing the script") => ErrorKind::Ambiguous,
+            _ if self.denies_a_scripts_command() => ErrorKind::Ambiguous,
             _ if REJECTED.iter().any(|code| self.has_code(code)) => ErrorKind::Rejected,
             Self::Refused { text, .. } if text.starts_with("unknown command") => ErrorKind::Rejected,
             Self::Refused { text, .. } if text.contains("max number of clients") => ErrorKind::NotApplied,
@@ -77,7 +83,7 @@ impl RedisCallError {
     fn message(&self) -> String {
         let hint = match self {
             _ if self.has_code("OOM") => "; raise maxmemory, or shorten ttl",
-            Self::Refused { text, .. } if self.has_code("NOPERM") || text.contains("executing the script") => {
+            _ if self.has_code("NOPERM") || self.denies_a_scripts_command() => {
                 "; docs/redis.md lists what the user must be allowed"
             }
             Self::Refused { text, .. } if self.has_code("NOAUTH") || text.contains("unauthenticated") => {
@@ -128,6 +134,7 @@ mod tests {
         assert_eq!(kind("NOPERM", "No permissions to access a key"), ErrorKind::Rejected);
         for code in ["ERR", "NOPERM"] {
             assert_eq!(kind(code, "The user executing the script can't run this command"), ErrorKind::Ambiguous);
+            assert_eq!(kind(code, "ACL failure in script: User u has no permissions"), ErrorKind::Ambiguous);
         }
         assert_eq!(kind("ERR", "unknown command 'EVALSHA', with args"), ErrorKind::Rejected);
         assert_eq!(kind("ERR", "Unknown Redis command called from script script: 1"), ErrorKind::Ambiguous);

@@ -209,16 +209,17 @@ impl RedisCore {
             None => (running_value(&lease.request, lease.fence, lease.attempt), 0),
         };
         let (kind, life, retry_in) = settlement_args(end);
-        let [stays, life, retry_in] = [stays, life, retry_in].map(|number| number.to_string());
+        let mut digits = [[0; 20]; 3];
+        let [stays_digits, life_digits, retry_digits] = &mut digits;
         let track: &[u8] = if is_tracked { b"1" } else { b"0" };
         let args = [
             &value[..],
             &holder,
             kind,
-            stays.as_bytes(),
+            decimal(stays, stays_digits),
             track,
-            life.as_bytes(),
-            retry_in.as_bytes(),
+            decimal(life, life_digits),
+            decimal(retry_in, retry_digits),
             self.replicated_flag(),
         ];
         scripts::SETTLE.call(form, &[&self.key_names.entry_key(&lease.request.address)], &args)

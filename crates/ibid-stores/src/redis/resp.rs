@@ -43,6 +43,7 @@ impl Reply {
 
 /// Appends a command.
 pub(super) fn encode_command(buffer: &mut Vec<u8>, args: &[&[u8]]) {
+    buffer.reserve(8 + args.iter().map(|arg| arg.len() + 16).sum::<usize>());
     encode_header(buffer, args.len());
     for arg in args {
         encode_arg(buffer, arg);
@@ -57,7 +58,6 @@ pub(super) fn encode_header(buffer: &mut Vec<u8>, count: usize) {
 }
 
 pub(super) fn encode_arg(buffer: &mut Vec<u8>, arg: &[u8]) {
-    buffer.reserve(arg.len() + 16);
     buffer.push(b'$');
     encode_number(buffer, arg.len() as u64);
     buffer.extend_from_slice(b"\r\n");

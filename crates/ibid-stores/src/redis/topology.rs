@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Release};
 
-use parking_lot::RwLock;
+use arc_swap::ArcSwap;
 
 use super::{connection::RedisCall, resp::Reply, url::RedisDeployment, *};
 
@@ -26,7 +26,10 @@ enum TopologyKind {
 
 struct ClusterTopology {
     connector: Arc<RedisConnector>,
-    table: RwLock<BucketTable>,
+    /// Replaced as a whole, so that calls read it without a lock.
+    owners: ArcSwap<BucketOwners>,
+    /// All known nodes. Locked while `owners` is replaced.
+    servers: Mutex<HashMap<RedisHost, Arc<RedisServer>>>,
     is_refreshing: AtomicBool,
     /// Held by the call that loads the first table; others wait for its result.
     first_refresh: tokio::sync::Mutex<()>,
@@ -34,10 +37,8 @@ struct ClusterTopology {
     on_change: Arc<dyn Fn() + Send + Sync>,
 }
 
-struct BucketTable {
-    owners: Vec<Option<Arc<RedisServer>>>,
-    servers: HashMap<RedisHost, Arc<RedisServer>>,
-}
+/// The owner of each bucket, if it is known.
+type BucketOwners = Vec<Option<Arc<RedisServer>>>;
 
 impl RedisTopology {
     pub(super) fn new(connector: Arc<RedisConnector>, on_change: Arc<dyn Fn() + Send + Sync>) -> Self {
@@ -47,7 +48,8 @@ impl RedisTopology {
             RedisDeployment::Sentinel(name) => TopologyKind::Single(server(ServerTarget::Primary(name.clone()))),
             RedisDeployment::Cluster => TopologyKind::Cluster(Arc::new(ClusterTopology {
                 connector: connector.clone(),
-                table: RwLock::new(BucketTable { owners: vec![None; BUCKET_COUNT], servers: HashMap::new() }),
+                owners: ArcSwap::from_pointee(vec![None; BUCKET_COUNT]),
+                servers: Mutex::default(),
                 is_refreshing: AtomicBool::new(false),
                 first_refresh: tokio::sync::Mutex::default(),
                 on_change,
@@ -64,7 +66,7 @@ impl RedisTopology {
     pub(super) fn server_for(&self, bucket: u8) -> Option<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(server) => Some(server.clone()),
-            TopologyKind::Cluster(cluster) => cluster.table.read().owners[usize::from(bucket)].clone(),
+            TopologyKind::Cluster(cluster) => cluster.owners.load()[usize::from(bucket)].clone(),
         }
     }
 
@@ -80,7 +82,7 @@ impl RedisTopology {
     pub(super) fn all(&self) -> Vec<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(server) => vec![server.clone()],
-            TopologyKind::Cluster(cluster) => cluster.owners(),
+            TopologyKind::Cluster(cluster) => cluster.known_owners(),
         }
     }
 
@@ -88,7 +90,11 @@ impl RedisTopology {
     pub(super) fn set_owner(&self, bucket: u8, to: &RedisHost) {
         if let TopologyKind::Cluster(cluster) = &self.kind {
             let server = cluster.server(to);
-            cluster.table.write().owners[usize::from(bucket)] = Some(server);
+            let servers = cluster.servers.lock();
+            let mut owners = BucketOwners::clone(&cluster.owners.load());
+            owners[usize::from(bucket)] = Some(server);
+            cluster.owners.store(Arc::new(owners));
+            drop(servers);
             (cluster.on_change)();
         }
         self.refresh_in_background();
@@ -111,11 +117,11 @@ impl RedisTopology {
     /// Loads the table if none is known.
     pub(super) async fn ensure_known(&self) -> Result<(), String> {
         let TopologyKind::Cluster(cluster) = &self.kind else { return Ok(()) };
-        if !cluster.owners().is_empty() {
+        if !cluster.known_owners().is_empty() {
             return Ok(());
         }
         let _learning = cluster.first_refresh.lock().await;
-        if !cluster.owners().is_empty() || cluster.refresh().await {
+        if !cluster.known_owners().is_empty() || cluster.refresh().await {
             return Ok(());
         }
         Err("no node of the cluster could be asked for its slots".into())
@@ -123,9 +129,9 @@ impl RedisTopology {
 }
 
 impl ClusterTopology {
-    fn owners(&self) -> Vec<Arc<RedisServer>> {
+    fn known_owners(&self) -> Vec<Arc<RedisServer>> {
         let mut owners: Vec<Arc<RedisServer>> = Vec::new();
-        for owner in self.table.read().owners.iter().flatten() {
+        for owner in self.owners.load().iter().flatten() {
             if !owners.iter().any(|known| Arc::ptr_eq(known, owner)) {
                 owners.push(owner.clone());
             }
@@ -134,16 +140,13 @@ impl ClusterTopology {
     }
 
     fn server(&self, host: &RedisHost) -> Arc<RedisServer> {
-        if let Some(server) = self.table.read().servers.get(host) {
-            return server.clone();
-        }
         let server = || Arc::new(RedisServer::new(self.connector.clone(), ServerTarget::Host(host.clone())));
-        self.table.write().servers.entry(host.clone()).or_insert_with(server).clone()
+        self.servers.lock().entry(host.clone()).or_insert_with(server).clone()
     }
 
     /// Asks all known nodes for the table and uses the first valid reply. Returns whether there was one.
     async fn refresh(&self) -> bool {
-        let mut servers = self.owners();
+        let mut servers = self.known_owners();
         let seeds = self.connector.url.hosts.iter().map(|seed| self.server(seed));
         servers.extend(seeds.filter(|seed| !servers.iter().any(|known| Arc::ptr_eq(known, seed))).collect::<Vec<_>>());
         let deadline = Instant::now() + self.connector.timeout;
@@ -167,18 +170,19 @@ impl ClusterTopology {
         false
     }
 
-    fn replace_owners(&self, owners: Vec<Option<Arc<RedisServer>>>) {
-        let mut table = self.table.write();
+    fn replace_owners(&self, owners: BucketOwners) {
         let is_same = |(a, b): (&Option<Arc<RedisServer>>, &Option<Arc<RedisServer>>)| match (a, b) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             (None, None) => true,
             _ => false,
         };
-        let has_changed = !table.owners.iter().zip(&owners).all(is_same);
-        table.owners = owners;
-        // A server that owns nothing, and that nobody uses, is forgotten. `owners` and `servers` hold one reference each.
-        table.servers.retain(|host, server| self.connector.url.hosts.contains(host) || Arc::strong_count(server) > 1);
-        drop(table);
+        let mut servers = self.servers.lock();
+        let before = self.owners.swap(Arc::new(owners));
+        let has_changed = !before.iter().zip(self.owners.load().iter()).all(is_same);
+        drop(before);
+        // A server that owns nothing, and that nobody uses, is forgotten.
+        servers.retain(|host, server| self.connector.url.hosts.contains(host) || Arc::strong_count(server) > 1);
+        drop(servers);
         if has_changed {
             (self.on_change)();
         }

@@ -23,6 +23,7 @@ use testbed::{RedisCluster, RedisSentinels, TestRedis};
 mod certificates;
 mod cluster;
 mod faults;
+mod rules;
 mod sentinel;
 mod setup;
 mod waiting;
@@ -68,6 +69,14 @@ ibid_testkit::contract_tests!(valkey_losing_answers, async {
     losing_answers(open(&TestRedis::shared_valkey().url()).await)
 });
 
+ibid_testkit::contract_tests!(valkey_sentinels, async { open(&RedisSentinels::shared_valkey().url()).await });
+
+ibid_testkit::contract_tests!(valkey_cluster, async { open(&RedisCluster::shared_valkey().url()).await });
+
+ibid_testkit::contract_tests!(valkey_cluster_losing_answers, async {
+    losing_answers(open(&RedisCluster::shared_valkey().url()).await)
+});
+
 ibid_testkit::contract_tests!(single_with_local_cache, async { open_cached(&TestRedis::shared().url()).await });
 
 ibid_testkit::contract_tests!(valkey_with_local_cache, async { open_cached(&TestRedis::shared_valkey().url()).await });
@@ -75,6 +84,11 @@ ibid_testkit::contract_tests!(valkey_with_local_cache, async { open_cached(&Test
 ibid_testkit::contract_tests!(waiting_for_a_replica, async {
     let with = RemoteOptions { wait_replicas: 1, ..remote() };
     Redis::open(&RedisSentinels::shared().url(), with).await.unwrap()
+});
+
+ibid_testkit::contract_tests!(valkey_waiting_for_a_replica, async {
+    let with = RemoteOptions { wait_replicas: 1, ..remote() };
+    Redis::open(&RedisSentinels::shared_valkey().url(), with).await.unwrap()
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

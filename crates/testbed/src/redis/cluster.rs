@@ -17,6 +17,15 @@ pub struct RedisCluster {
 impl RedisCluster {
     /// Starts a cluster, and waits until all slots are served and all replicas have caught up.
     pub fn start() -> Self {
+        Self::launch(false)
+    }
+
+    /// As [`Self::start`], with Valkey.
+    pub fn start_valkey() -> Self {
+        Self::launch(true)
+    }
+
+    fn launch(valkey: bool) -> Self {
         let timeout = format!("cluster-node-timeout {NODE_TIMEOUT_MS}");
         let config = [
             "cluster-enabled yes",
@@ -25,7 +34,8 @@ impl RedisCluster {
             "repl-diskless-sync-delay 0",
             &timeout,
         ];
-        let mut nodes: Vec<TestRedis> = (0..PRIMARIES * 2).map(|_| TestRedis::start_with_config(&config)).collect();
+        let node = |_| TestRedis::start_configured(&config, valkey);
+        let mut nodes: Vec<TestRedis> = (0..PRIMARIES * 2).map(node).collect();
         for (nth, node) in nodes.iter().enumerate() {
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
             let (first, last) = (nth * 16_384 / PRIMARIES, (nth + 1) * 16_384 / PRIMARIES - 1);
@@ -66,9 +76,16 @@ impl RedisCluster {
         SHARED.get_or_init(Self::start)
     }
 
-    /// `redis+cluster://…`, with two of its nodes.
+    /// As [`Self::shared`], with Valkey.
+    pub fn shared_valkey() -> &'static Self {
+        static SHARED: OnceLock<RedisCluster> = OnceLock::new();
+        SHARED.get_or_init(Self::start_valkey)
+    }
+
+    /// `redis+cluster://…` or `valkey+cluster://…`, with two of its nodes.
     pub fn url(&self) -> String {
-        format!("redis+cluster://127.0.0.1:{},127.0.0.1:{}", self.primaries[0].port(), self.replicas[1].port())
+        let scheme = self.primaries[0].scheme();
+        format!("{scheme}+cluster://127.0.0.1:{},127.0.0.1:{}", self.primaries[0].port(), self.replicas[1].port())
     }
 
     /// The index of the initial primary of a slot.

@@ -16,16 +16,24 @@ pub struct RedisSentinels {
 impl RedisSentinels {
     /// Starts all servers, and waits until they know each other.
     pub fn start() -> Self {
-        let primary = TestRedis::start_with_config(&["repl-diskless-sync-delay 0"]);
-        let of = format!("replicaof 127.0.0.1 {}", primary.port());
-        let replica = TestRedis::start_with_config(&["repl-diskless-sync-delay 0", &of]);
-        replica.until("the replica has caught up", || replica.info("master_link_status") == "up");
+        Self::launch(false)
+    }
+
+    /// As [`Self::start`], with Valkey.
+    pub fn start_valkey() -> Self {
+        Self::launch(true)
+    }
+
+    fn launch(valkey: bool) -> Self {
+        let primary = TestRedis::start_configured(&["repl-diskless-sync-delay 0"], valkey);
+        let replica = primary.start_replica();
         let watch = [
             format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 2", primary.port()),
             format!("sentinel down-after-milliseconds {PRIMARY_NAME} 2000"),
             format!("sentinel failover-timeout {PRIMARY_NAME} 6000"),
         ];
-        let sentinel = || TestRedis::launch(RedisOptions { config: watch.to_vec(), ..RedisOptions::default() }, true);
+        let options = RedisOptions { config: watch.to_vec(), valkey, ..RedisOptions::default() };
+        let sentinel = || TestRedis::launch(options.clone(), true);
         let sentinels: Vec<TestRedis> = (0..3).map(|_| sentinel()).collect();
         for sentinel in &sentinels {
             sentinel.until("the sentinels know each other and the replica", || {
@@ -42,9 +50,15 @@ impl RedisSentinels {
         SHARED.get_or_init(Self::start)
     }
 
+    /// As [`Self::shared`], with Valkey.
+    pub fn shared_valkey() -> &'static Self {
+        static SHARED: OnceLock<RedisSentinels> = OnceLock::new();
+        SHARED.get_or_init(Self::start_valkey)
+    }
+
     pub fn url(&self) -> String {
         let all: Vec<String> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
-        format!("redis+sentinel://{}/{PRIMARY_NAME}", all.join(","))
+        format!("{}+sentinel://{}/{PRIMARY_NAME}", self.primary.scheme(), all.join(","))
     }
 }
 

@@ -33,16 +33,16 @@ fn bucket_of(cluster: &RedisCluster, nth: usize) -> u8 {
 
 #[tokio::test]
 async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
-    assert_other_shards_serve(|server| server.kill()).await;
+    assert_other_shards_serve(RedisCluster::start(), |server| server.kill()).await;
+    assert_other_shards_serve(RedisCluster::start_valkey(), |server| server.kill()).await;
 }
 
 #[tokio::test]
 async fn a_node_that_is_silent_does_not_hold_up_the_others() {
-    assert_other_shards_serve(|server| server.pause()).await;
+    assert_other_shards_serve(RedisCluster::start(), |server| server.pause()).await;
 }
 
-async fn assert_other_shards_serve(happens: fn(&TestRedis)) {
-    let cluster = RedisCluster::start();
+async fn assert_other_shards_serve(cluster: RedisCluster, happens: fn(&TestRedis)) {
     let with = RemoteOptions { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Arc::new(Redis::open(&cluster.url(), with).await.unwrap());
     let (hit, spared) = (bucket_of(&cluster, 1), bucket_of(&cluster, 2));
@@ -91,7 +91,11 @@ async fn assert_other_shards_serve(happens: fn(&TestRedis)) {
 
 #[tokio::test]
 async fn a_slot_that_moves_is_followed_while_it_moves_and_afterwards() {
-    let cluster = RedisCluster::start();
+    assert_moving_slot_followed(RedisCluster::start()).await;
+    assert_moving_slot_followed(RedisCluster::start_valkey()).await;
+}
+
+async fn assert_moving_slot_followed(cluster: RedisCluster) {
     let with = remote();
     let store = Redis::open(&cluster.url(), with.clone()).await.unwrap();
     let replicated = Redis::open(&cluster.url(), RemoteOptions { wait_replicas: 1, ..with }).await.unwrap();
@@ -139,7 +143,11 @@ async fn a_slot_that_moves_is_followed_while_it_moves_and_afterwards() {
 
 #[tokio::test]
 async fn every_call_is_served_while_a_slot_is_half_moved() {
-    let cluster = RedisCluster::start();
+    assert_half_moved_slot_served(RedisCluster::start()).await;
+    assert_half_moved_slot_served(RedisCluster::start_valkey()).await;
+}
+
+async fn assert_half_moved_slot_served(cluster: RedisCluster) {
     let store = open(&cluster.url()).await;
     let (from, to) = (&cluster.primaries[2], &cluster.primaries[0]);
     let bucket = bucket_of(&cluster, 2);
@@ -174,7 +182,11 @@ async fn every_call_is_served_while_a_slot_is_half_moved() {
 /// A local cache, when a slot gets another owner: the former one reports nothing any more.
 #[tokio::test]
 async fn a_slot_that_moves_empties_the_local_cache() {
-    let cluster = RedisCluster::start();
+    assert_cache_emptied(RedisCluster::start()).await;
+    assert_cache_emptied(RedisCluster::start_valkey()).await;
+}
+
+async fn assert_cache_emptied(cluster: RedisCluster) {
     let answers = AnswerCache::new(1 << 20);
     let with = RemoteOptions { answer_cache: Some(answers.clone()), ..remote() };
     let store = Redis::open(&cluster.url(), with).await.unwrap();
@@ -195,7 +207,11 @@ async fn a_slot_that_moves_empties_the_local_cache() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_go_on_through_a_real_reshard() {
-    let cluster = RedisCluster::start();
+    assert_served_while_resharding(RedisCluster::start()).await;
+    assert_served_while_resharding(RedisCluster::start_valkey()).await;
+}
+
+async fn assert_served_while_resharding(cluster: RedisCluster) {
     let store = Arc::new(open(&cluster.url()).await);
     let asks: Vec<_> = (0..=u8::MAX).map(claim_request_in_bucket).collect();
     for ask in &asks {

@@ -10,7 +10,11 @@ use super::{claim_and_complete, claim_granted, claim_request, expect_completed, 
 
 #[tokio::test]
 async fn the_next_primary_is_found_without_reopening() {
-    let all = RedisSentinels::start();
+    assert_next_primary_found(RedisSentinels::start()).await;
+    assert_next_primary_found(RedisSentinels::start_valkey()).await;
+}
+
+async fn assert_next_primary_found(all: RedisSentinels) {
     let store =
         Redis::open(&all.url(), RemoteOptions { timeout: Duration::from_secs(2), wait_replicas: 1, ..remote() })
             .await
@@ -59,11 +63,15 @@ async fn an_old_primary_that_still_answers_is_left_when_the_sentinels_say_so() {
     .await;
 }
 
+/// Valkey answers WAIT at once on a connection that wrote nothing, so a repeated call must write.
 #[tokio::test]
 async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too() {
-    let primary = TestRedis::start_with_config(&["repl-diskless-sync-delay 0"]);
-    let replica = TestRedis::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
-    replica.until("it has caught up", || replica.info("master_link_status") == "up");
+    assert_replicas_counted(TestRedis::start()).await;
+    assert_replicas_counted(TestRedis::start_valkey()).await;
+}
+
+async fn assert_replicas_counted(primary: TestRedis) {
+    let replica = primary.start_replica();
     let with = RemoteOptions { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Redis::open(&primary.url(), with.clone()).await.unwrap();
     // WAIT promises something for its own connection only: whoever asks again may do so on another.

@@ -1,10 +1,15 @@
 //! How a server is set up: what start-up finds wanting, users and TLS, and what is never shown.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use ibid::store::{ClaimOutcome, EntryFilter, EntryState, ErrorKind, ListCursor, SettleOutcome, Store};
 use ibid_stores::{RemoteOptions, StoreUrl, redis::Redis};
-use testbed::{RedisCluster, RedisOptions, RedisSentinels, TestRedis};
+use ibid_testkit::broken::failing_cases;
+use testbed::{
+    RedisCluster, RedisOptions, RedisSentinels, TestRedis,
+    certificates::{CertificateAuthority, IssuedCertificate},
+};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     claim_and_complete, claim_granted, claim_request, claim_request_in_bucket, complete, expect_completed, open,
@@ -47,7 +52,11 @@ fn documented_rules() -> Vec<&'static str> {
 
 #[tokio::test]
 async fn a_user_with_exactly_the_documented_rules_can_do_everything() {
-    let server = TestRedis::start();
+    assert_documented_rules_suffice(TestRedis::start()).await;
+    assert_documented_rules_suffice(TestRedis::start_valkey()).await;
+}
+
+async fn assert_documented_rules_suffice(server: TestRedis) {
     let mut set = vec!["ACL", "SETUSER", "ibid", "reset", "on", ">s3cret/word"];
     set.extend(documented_rules());
     assert_eq!(server.cli(&set), "OK");
@@ -149,20 +158,21 @@ async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
 #[tokio::test]
 async fn half_the_rules_never_pass_for_a_refusal() {
     // May claim and complete, but not list claims: that is said where it is noticed.
-    let server = TestRedis::start();
-    let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
-    let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
-    assert_eq!(server.cli(&set), "OK");
-    let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
-    let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
-    claim_and_complete(&store, &claim_request(), b"answer").await;
-    claim_granted(&store, &claim_request()).await;
-    wait_for("the missing right to be noticed", async || {
-        let error = store.admin().counts().await.err().or(store.sweep(1).await.err())?;
-        assert!(error.to_string().contains("docs/redis.md"), "{error}");
-        Some(())
-    })
-    .await;
+    for server in [TestRedis::start(), TestRedis::start_valkey()] {
+        let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
+        let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
+        assert_eq!(server.cli(&set), "OK");
+        let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
+        let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
+        claim_and_complete(&store, &claim_request(), b"answer").await;
+        claim_granted(&store, &claim_request()).await;
+        wait_for("the missing right to be noticed", async || {
+            let error = store.admin().counts().await.err().or(store.sweep(1).await.err())?;
+            assert!(error.to_string().contains("docs/redis.md"), "{error}");
+            Some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -314,4 +324,43 @@ async fn each_thread_has_its_connection_and_gives_it_up_when_it_ends() {
     tokio::task::block_in_place(|| thread.join()).unwrap();
     claim_granted(&*store, &claim_request()).await;
     wait_for("its connection to close", async || (connections() <= before).then_some(())).await;
+}
+
+/// A TLS endpoint in front of a server: the Valkey of the tests is built without TLS. Returns its port.
+async fn serve_tls_in_front_of(server: u16, certificate: &IssuedCertificate) -> u16 {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let key = rustls::pki_types::PrivateKeyDer::try_from(certificate.key_der.clone()).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der.clone().into()], key)
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let (mut client, mut server) =
+                    (acceptor.accept(client).await?, TcpStream::connect(("127.0.0.1", server)).await?);
+                tokio::io::copy_bidirectional(&mut client, &mut server).await
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn valkey_is_used_over_tls() {
+    let authority = CertificateAuthority::new();
+    let port = serve_tls_in_front_of(TestRedis::shared_valkey().port(), &authority.vouch("server")).await;
+    let url = format!("valkeys://127.0.0.1:{port}/0?ca={}", authority.path().display());
+    let store = Arc::new(open(&url).await);
+    assert_eq!(failing_cases(store, Duration::from_secs(120)).await, [""; 0]);
+    let other = CertificateAuthority::new();
+    let foreign = format!("valkeys://127.0.0.1:{port}/0?ca={}", other.path().display());
+    let error = open(&foreign).await.claim(&claim_request()).await.unwrap_err();
+    assert!(error.to_string().contains("TLS"), "{error}");
 }
