@@ -22,7 +22,7 @@ use crate::{
     settle_queue::SettleQueue,
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fingerprint, Holder, Lease,
-        RecordSummary, Settlement, Store, StoreError, StoreFuture,
+        RecordSummary, Settlement, Store, StoreError,
     },
     time::{call_at, from_now},
 };
@@ -261,14 +261,13 @@ impl Engine {
     /// Boxes the branches that only some requests take: futures are moved as a whole, and a replay should not pay for
     /// them.
     pub async fn begin<C: Claimant>(&self, policy: &Terms, request: ClaimRequest, claimant: &mut C) -> BeginOutcome {
-        self.begin_at(Instant::now(), policy, request, claimant).await
+        self.begin_at(Instant::now(), policy, Arc::new(request), claimant).await
     }
 
     /// Like [`begin`](Self::begin), for a caller that has just read the clock.
     pub(crate) async fn begin_at<C: Claimant>(
-        &self, now: Instant, policy: &Terms, request: ClaimRequest, claimant: &mut C,
+        &self, now: Instant, policy: &Terms, mut ask: Arc<ClaimRequest>, claimant: &mut C,
     ) -> BeginOutcome {
-        let mut ask = Arc::new(request);
         let mut now = Some(now);
         let own = ask.fingerprint;
         // Set when the request first waits.
@@ -317,14 +316,14 @@ impl Engine {
                     if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
                         return BeginOutcome::Refused(in_progress(RETRY_SOON));
                     }
-                    self.wait(&ask, &holder, left).await;
+                    Box::pin(self.wait(&ask, &holder, left)).await;
                 }
                 ClaimOutcome::OutcomeUnknown(holder) => {
                     let left = time_left(&mut patience, policy, claimant);
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.can_probe && !probed {
                         probed = true;
-                        if self.probe_and_resolve(policy, &ask, &holder, claimant).await {
+                        if Box::pin(self.probe_and_resolve(policy, &ask, &holder, claimant)).await {
                             continue;
                         }
                     }
@@ -335,7 +334,7 @@ impl Engine {
                             if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
                                 return BeginOutcome::Refused(in_progress(holder.takeover_in.max(RETRY_SOON)));
                             }
-                            sleep(holder.takeover_in.min(left)).await;
+                            Box::pin(sleep(holder.takeover_in.min(left))).await;
                         }
                         OnUnknown::Hold => return BeginOutcome::Refused(outcome_unknown()),
                         OnUnknown::Retry if takeovers < MAX_TAKEOVERS => {
@@ -402,20 +401,25 @@ impl Engine {
     /// Retries a claim whose response was lost with the same token, which yields the same outcome. The caller passes
     /// the current time to avoid another clock read.
     ///
-    /// Also returns when the call ended, and whether a delayed copy of the claim could still reach the store and be granted after the holder has
+    /// Also returns when the call ended (at `now`, if it was decided at once and nobody measures), and whether a delayed copy of the claim could still reach the store and be granted after the holder has
     /// gone. Its token is then released, and must not be used again.
     async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, Instant, bool) {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
         let (answer, ended) = loop {
             asked += 1;
-            let (answer, ended) = self.timed(StoreCall::Claim, sent, || self.store.claim(ask)).await;
+            let mut call = call_at(sent, || self.store.claim(ask));
+            let (answer, ended) = match call.take_ready() {
+                Some(answer) => (answer, self.measured(sent)),
+                None => ((&mut call).await, Instant::now()),
+            };
+            self.observer.on_store_call(StoreCall::Claim, ended - sent);
             let Err(error) = &answer else { break (answer, ended) };
             self.report_store_failure("claim", error);
             doubtful |= error.kind == ErrorKind::Ambiguous;
             if error.kind != ErrorKind::Ambiguous || asked == MAX_STORE_ATTEMPTS {
                 break (answer, ended);
             }
-            sleep(retry_delay(asked)).await;
+            Box::pin(sleep(retry_delay(asked))).await;
             sent = Instant::now();
         };
         doubtful &=
@@ -424,20 +428,6 @@ impl Engine {
             self.settle_queue.push(Lease::unseen(ask), Settlement::Release);
         }
         (answer, ended, doubtful)
-    }
-
-    /// Calls the store and reports how long it took. Also returns when the call ended: at `sent`, if it was decided at
-    /// once and nobody wants to know.
-    async fn timed<'a, T: Unpin>(
-        &self, name: StoreCall, sent: Instant, call: impl FnOnce() -> StoreFuture<'a, T>,
-    ) -> (Result<T, StoreError>, Instant) {
-        let mut call = call_at(sent, call);
-        let (answer, ended) = match call.take_ready() {
-            Some(answer) => (answer, self.measured(sent)),
-            None => (call.await, Instant::now()),
-        };
-        self.observer.on_store_call(name, ended - sent);
-        (answer, ended)
     }
 
     /// The current time if the observer measures with it, otherwise `recent`, the time a moment ago.

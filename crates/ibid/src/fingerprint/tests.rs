@@ -39,8 +39,14 @@ fn the_parts_that_differ_are_named() {
         headers.insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
         headers.insert(header::IF_MATCH, condition.parse().unwrap());
         let uri = Uri::from_static(target);
-        let input =
-            FingerprintInput { method: &method, uri: &uri, headers: &headers, sent: SentNames::of(&headers), body: body.as_bytes(), trailers: None };
+        let input = FingerprintInput {
+            method: &method,
+            uri: &uri,
+            headers: &headers,
+            sent: SentNames::of(&headers),
+            body: body.as_bytes(),
+            trailers: None,
+        };
         input.fingerprint(Fingerprint::VERSION, &policy).unwrap()
     };
     let (print, first) = of(Method::POST, "/p?x=1", "a", r#"{"a":1,"b":2}"#);

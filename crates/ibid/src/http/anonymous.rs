@@ -91,7 +91,8 @@ impl AnonymousCaller {
         let (requested_at_ms, headers, trailers, cookies) = (now_ms(), HeaderMap::new(), HeaderMap::new(), Vec::new());
         let (completed_at_ms, body) = (requested_at_ms, RecordBody::None);
         let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
-        let end = CompletedAnswer::new(&record.source(), status.as_u16(), false, started.elapsed()).into_settlement(ask.ttl);
+        let end =
+            CompletedAnswer::new(&record.source(), status.as_u16(), false, started.elapsed()).into_settlement(ask.ttl);
         engine.store().settle(&lease, &end).await.ok().map(drop)
     }
 }

@@ -117,9 +117,8 @@ where
             Some(pass_through(response, &exchange.context))
         }
         BegunExchange::Run => {
-            let mut reply = None;
-            let (outcome, now) = exchange.run(&mut app, &state, &mut reply).await;
-            exchange.end(now, outcome, &mut reply).await
+            let (outcome, now) = exchange.run(&mut app, &state).await;
+            exchange.end(now, outcome, &state).await
         }
     }
 }
