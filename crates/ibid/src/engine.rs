@@ -203,6 +203,9 @@ pub enum StoredAs {
     FrontOnly,
 }
 
+/// The outcome of a claim, when the call ended, and whether a delayed copy of it could still be granted.
+type ClaimAttempt = (Result<ClaimOutcome, StoreError>, Instant, bool);
+
 /// Runs operations at most once. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
@@ -266,15 +269,9 @@ impl Engine {
 
     /// Like [`begin`](Self::begin), for a caller that has just read the clock.
     pub(crate) async fn begin_at<C: Claimant>(
-        &self, now: Instant, policy: &Terms, mut ask: Arc<ClaimRequest>, claimant: &mut C,
+        &self, now: Instant, policy: &Terms, ask: Arc<ClaimRequest>, claimant: &mut C,
     ) -> BeginOutcome {
-        let mut now = Some(now);
         let own = ask.fingerprint;
-        // Set when the request first waits.
-        let mut patience = None;
-        let mut takeovers = 0;
-        let mut probed = false;
-
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             if let Some(refusal) =
                 mismatch(policy, &own, &finished.fingerprint, |version| claimant.fingerprint(version))
@@ -283,12 +280,47 @@ impl Engine {
             }
             return BeginOutcome::Replay(finished, if solo { StoredAs::FrontOnly } else { StoredAs::Pending });
         }
-        if let Some(refusal) = self.check_quota(&ask).await {
+        if self.quota.is_some()
+            && let Some(refusal) = Box::pin(self.check_quota(&ask)).await
+        {
             return BeginOutcome::Refused(refusal);
         }
+        match self.claim(&ask, now).await {
+            (Ok(ClaimOutcome::Granted(lease)), granted_at, _) => {
+                self.start_granted(policy, lease, now, granted_at).await
+            }
+            (Ok(ClaimOutcome::Completed(finished)), ..) if finished.fingerprint == own => {
+                BeginOutcome::Replay(finished, StoredAs::Recorded)
+            }
+            attempt => Box::pin(self.decide_claim(policy, ask, now, attempt, claimant)).await,
+        }
+    }
+
+    async fn start_granted(&self, policy: &Terms, lease: Lease, sent: Instant, granted_at: Instant) -> BeginOutcome {
+        match self.try_start_run(policy, lease, sent, granted_at) {
+            Ok(run) => BeginOutcome::Run(run),
+            Err(run) => Box::pin(self.start_run(policy, run)).await,
+        }
+    }
+
+    /// Decides by the claim that was `sent`, and by further claims until one is granted or the request is answered.
+    async fn decide_claim<C: Claimant>(
+        &self, policy: &Terms, mut ask: Arc<ClaimRequest>, mut sent: Instant, attempt: ClaimAttempt, claimant: &mut C,
+    ) -> BeginOutcome {
+        let own = ask.fingerprint;
+        let mut attempt = Some(attempt);
+        // Set when the request first waits.
+        let mut patience = None;
+        let mut takeovers = 0;
+        let mut probed = false;
         loop {
-            let sent = now.take().unwrap_or_else(Instant::now);
-            let (claim, granted_at, doubtful) = self.claim(&ask, sent).await;
+            let (claim, granted_at, doubtful) = match attempt.take() {
+                Some(attempt) => attempt,
+                None => {
+                    sent = Instant::now();
+                    self.claim(&ask, sent).await
+                }
+            };
             if doubtful {
                 ask = Arc::new(ClaimRequest { token: ClaimToken::mint(), ..ClaimRequest::clone(&ask) });
             }
@@ -304,12 +336,7 @@ impl Engine {
                 return BeginOutcome::Refused(refusal);
             }
             match claim {
-                ClaimOutcome::Granted(lease) => {
-                    return match self.try_start_run(policy, lease, sent, granted_at) {
-                        Ok(run) => BeginOutcome::Run(run),
-                        Err(run) => Box::pin(self.start_run(policy, run)).await,
-                    };
-                }
+                ClaimOutcome::Granted(lease) => return self.start_granted(policy, lease, sent, granted_at).await,
                 ClaimOutcome::Completed(finished) => return BeginOutcome::Replay(finished, StoredAs::Recorded),
                 ClaimOutcome::InProgress(holder) => {
                     let left = time_left(&mut patience, policy, claimant);
@@ -403,7 +430,7 @@ impl Engine {
     ///
     /// Also returns when the call ended (at `now`, if it was decided at once and nobody measures), and whether a delayed copy of the claim could still reach the store and be granted after the holder has
     /// gone. Its token is then released, and must not be used again.
-    async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, Instant, bool) {
+    async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> ClaimAttempt {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
         let (answer, ended) = loop {
             asked += 1;

@@ -88,13 +88,27 @@ impl Exchange {
         let buffers = buffers.as_mut().expect("the body was read");
         let mut call =
             Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started, ended: None };
-        let outcome = match call.send(app, parts, body, state).await {
-            Ok(sent) => call.read_reply(sent, state).await,
-            Err(outcome) => outcome,
+        let sent = match call.send(app, parts, body, state).await {
+            Ok(sent) => sent,
+            Err(outcome) => return (outcome, call.end()),
         };
-        let ended = call.ended.unwrap_or_else(Instant::now);
-        context.set_run(ended - started, info.map(|run| run.attempt));
-        (outcome, ended)
+        let outcome = call.read_reply(sent, state).await;
+        (outcome, call.end())
+    }
+}
+
+/// The reply of an app, or `None` if it panicked.
+type CaughtReply<RB> = Option<Result<Response<RB>, AppError<RB>>>;
+
+/// The response in a reply, or the outcome of a run without one.
+fn received<RB>(sent: CaughtReply<RB>) -> Result<Response<RB>, RunOutcome<AppAnswer>> {
+    match sent {
+        Some(Ok(response)) => Ok(response),
+        Some(Err(AppError { outcome: DispatchOutcome::NotSent(why), .. })) => {
+            Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
+        }
+        Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
+        None => Err(RunOutcome::Park(AppAnswer::Panicked, UnknownCause::AppSaidSo)),
     }
 }
 
@@ -115,38 +129,42 @@ impl Run<'_> {
             app.send(prepare_request(context, call.run, parts, std::mem::take(body)), call).await
         }));
         let deadline = self.started + policy.timeout;
-        let (sent, deadline) = match self.heartbeat.keep(Some(deadline), sending.as_mut()).await {
-            Some(sent) => (sent, deadline),
+        let sent = self.heartbeat.keep(Some(deadline), sending.as_mut()).await;
+        match sent {
+            Some(sent) => received(sent).map(|response| (response, deadline)),
             None if send_state.is_unsent() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
-                return Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)));
+                Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)))
             }
-            None => {
-                let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
-                let late_answer = policy.late_answer_or_lease();
-                let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
-                    return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
-                };
-                // The client is refused now; the work continues in the background.
-                self.context.set_run(self.started.elapsed(), Some(run.attempt));
-                self.context.set_late();
-                state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
-                let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
-                let sent = self.heartbeat.keep(None, pin!(waiting)).await.expect("it has no deadline");
-                (
-                    sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?,
-                    deadline + late_answer,
-                )
-            }
-        };
-        match sent {
-            Some(Ok(response)) => Ok((response, deadline)),
-            Some(Err(AppError { outcome: DispatchOutcome::NotSent(why), .. })) => {
-                Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
-            }
-            Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
-            None => Err(RunOutcome::Park(AppAnswer::Panicked, UnknownCause::AppSaidSo)),
+            // Boxed, because it is rare.
+            None => Box::pin(self.await_late(sending, deadline, state)).await,
         }
+    }
+
+    /// Refuses the client, and goes on waiting for the app.
+    async fn await_late<RB>(
+        &mut self, sending: Pin<&mut impl Future<Output = CaughtReply<RB>>>, deadline: Instant, state: &WorkState<RB>,
+    ) -> Result<(Response<RB>, Instant), RunOutcome<AppAnswer>> {
+        let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
+        let late_answer = self.context.policy().late_answer_or_lease();
+        let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
+            return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
+        };
+        // The client is refused now; the work continues in the background.
+        self.context.set_run(self.started.elapsed(), Some(run.attempt));
+        self.context.set_late();
+        state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
+        let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
+        let sent = self.heartbeat.keep(None, pin!(waiting)).await.expect("it has no deadline");
+        let sent = sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?;
+        received(sent).map(|response| (response, deadline + late_answer))
+    }
+
+    /// Records how long the run took, and returns when it ended.
+    fn end(&self) -> Instant {
+        let ended = self.ended.unwrap_or_else(Instant::now);
+        self.context.set_run(ended - self.started, self.info.map(|run| run.attempt));
+        ended
     }
 
     /// Reads the whole response and classifies it. The body must end before the deadline.

@@ -59,13 +59,23 @@ pub(super) struct Exchange {
 }
 
 /// The result of [`Exchange::begin`].
-pub(super) enum BegunExchange<RB> {
+pub(super) enum BegunExchange<'a, RB> {
     /// The client gets this response.
     Respond(Response<ResponseBody<RB>>),
+    RespondLater(LargeReplay<'a, RB>),
     /// The body contains no key, and needs none: the request passes through.
     Pass,
     /// The operation runs now. If the exchange is dropped before its end, the outcome is unknown.
     Run,
+}
+
+impl<'a, RB> BegunExchange<'a, RB> {
+    fn of_replay(replay: Result<Response<ResponseBody<RB>>, LargeReplay<'a, RB>>) -> Self {
+        match replay {
+            Ok(response) => Self::Respond(response),
+            Err(later) => Self::RespondLater(later),
+        }
+    }
 }
 
 /// Why a request is not claimed.
@@ -103,7 +113,7 @@ impl Exchange {
     /// leaves.
     pub(super) async fn begin<A, B>(
         &mut self, app: &mut A, body: Pin<&mut B>, state: &WorkState<A::Body>,
-    ) -> BegunExchange<A::Body>
+    ) -> BegunExchange<'_, A::Body>
     where
         A: App<B>,
         B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
@@ -127,10 +137,7 @@ impl Exchange {
         // Most bodies arrive with their head, in no time.
         let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
         if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
-            return BegunExchange::Respond(match replay(shared, entry, StoredAs::Recorded, context) {
-                Ok(response) => response,
-                Err(large) => large.await,
-            });
+            return BegunExchange::of_replay(replay(shared, entry, StoredAs::Recorded, context));
         }
         let request = Arc::new(keyed.claim(&identity, context, parts));
         let secret = shared.settings.address_secret.as_ref();
@@ -150,10 +157,7 @@ impl Exchange {
             BeginOutcome::Run(run) => Some(run),
             BeginOutcome::RunUnprotected => None,
             BeginOutcome::Replay(entry, stored) => {
-                return BegunExchange::Respond(match replay(shared, entry, stored, context) {
-                    Ok(response) => response,
-                    Err(large) => large.await,
-                });
+                return BegunExchange::of_replay(replay(shared, entry, stored, context));
             }
             BeginOutcome::Refused(refusal) => {
                 return BegunExchange::Respond(context.refuse_and_report(shared, &refusal));
@@ -165,7 +169,7 @@ impl Exchange {
     }
 
     /// What the client of a request gets that is not claimed.
-    fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<RB> {
+    fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<'_, RB> {
         let Self { shared, context, .. } = self;
         BegunExchange::Respond(match why {
             NotClaimedReason::Keyless => {
@@ -300,7 +304,7 @@ impl Exchange {
     /// Settles the run, which ended `now`, and builds the response. Returns `None` if the client already has it.
     pub(super) async fn end<RB: Send + 'static>(
         &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, state: &WorkState<RB>,
-    ) -> Option<Response<ResponseBody<RB>>> {
+    ) -> Result<Option<Response<ResponseBody<RB>>>, LargeReplay<'_, RB>> {
         let decision = self.settle(now, outcome).await;
         let Self { shared, context, anonymous, .. } = self;
         let (shared, context) = (&**shared, &*context);
@@ -315,7 +319,7 @@ impl Exchange {
             };
             let address = &context.address.expect("a claimed request has an address");
             shared.engine.observer().on_event(&EngineEvent::LateAnswer { address, outcome });
-            return None;
+            return Ok(None);
         }
         let (response, stored) = match decision {
             Decision::Ran(AppAnswer::Whole, stored) => {
@@ -334,28 +338,23 @@ impl Exchange {
                 let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
                 Box::pin(tail.send()).await;
                 context.report(shared, request_outcome(stored), status);
-                return None;
+                return Ok(None);
             }
             Decision::Ran(AppAnswer::Refused(refusal), stored) => (context.refuse(&refusal), stored),
             Decision::Ran(AppAnswer::Panicked, stored) => {
                 let detail = "the handler failed; whether the operation took place is not known";
                 (context.fail(StatusCode::INTERNAL_SERVER_ERROR, detail), stored)
             }
-            Decision::Replay(entry, stored) => {
-                return Some(match replay(shared, entry, stored, context) {
-                    Ok(response) => response,
-                    Err(large) => large.await,
-                });
-            }
-            Decision::Refused(refusal) => return Some(context.refuse_and_report(shared, &refusal)),
+            Decision::Replay(entry, stored) => return replay(shared, entry, stored, context).map(Some),
+            Decision::Refused(refusal) => return Ok(Some(context.refuse_and_report(shared, &refusal))),
         };
         context.report(shared, request_outcome(stored), context.status(&response));
-        Some(response)
+        Ok(Some(response))
     }
 }
 
 /// A response that needs memory first.
-type LargeReplay<'a, RB> = Pin<Box<dyn Future<Output = Response<ResponseBody<RB>>> + Send + 'a>>;
+pub(super) type LargeReplay<'a, RB> = Pin<Box<dyn Future<Output = Response<ResponseBody<RB>>> + Send + 'a>>;
 
 /// Replays a recorded answer. A large one is counted first, which may take time.
 fn replay<'a, RB: Send + 'static>(
