@@ -22,7 +22,7 @@ use crate::{
     settle_queue::SettleQueue,
     store::{
         Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fingerprint, Holder, Lease,
-        RecordSummary, Settlement, Store, StoreError, StoreFuture,
+        RecordSummary, Settlement, Store, StoreError,
     },
     time::{call_at, from_now},
 };
@@ -203,6 +203,9 @@ pub enum StoredAs {
     FrontOnly,
 }
 
+/// The outcome of a claim, when the call ended, and whether a delayed copy of it could still be granted.
+type ClaimAttempt = (Result<ClaimOutcome, StoreError>, Instant, bool);
+
 /// Runs operations at most once. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
@@ -261,21 +264,14 @@ impl Engine {
     /// Boxes the branches that only some requests take: futures are moved as a whole, and a replay should not pay for
     /// them.
     pub async fn begin<C: Claimant>(&self, policy: &Terms, request: ClaimRequest, claimant: &mut C) -> BeginOutcome {
-        self.begin_at(Instant::now(), policy, request, claimant).await
+        self.begin_at(Instant::now(), policy, Arc::new(request), claimant).await
     }
 
     /// Like [`begin`](Self::begin), for a caller that has just read the clock.
     pub(crate) async fn begin_at<C: Claimant>(
-        &self, now: Instant, policy: &Terms, request: ClaimRequest, claimant: &mut C,
+        &self, now: Instant, policy: &Terms, ask: Arc<ClaimRequest>, claimant: &mut C,
     ) -> BeginOutcome {
-        let mut ask = Arc::new(request);
-        let mut now = Some(now);
         let own = ask.fingerprint;
-        // Set when the request first waits.
-        let mut patience = None;
-        let mut takeovers = 0;
-        let mut probed = false;
-
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             if let Some(refusal) =
                 mismatch(policy, &own, &finished.fingerprint, |version| claimant.fingerprint(version))
@@ -284,12 +280,47 @@ impl Engine {
             }
             return BeginOutcome::Replay(finished, if solo { StoredAs::FrontOnly } else { StoredAs::Pending });
         }
-        if let Some(refusal) = self.check_quota(&ask).await {
+        if self.quota.is_some()
+            && let Some(refusal) = Box::pin(self.check_quota(&ask)).await
+        {
             return BeginOutcome::Refused(refusal);
         }
+        match self.claim(&ask, now).await {
+            (Ok(ClaimOutcome::Granted(lease)), granted_at, _) => {
+                self.start_granted(policy, lease, now, granted_at).await
+            }
+            (Ok(ClaimOutcome::Completed(finished)), ..) if finished.fingerprint == own => {
+                BeginOutcome::Replay(finished, StoredAs::Recorded)
+            }
+            attempt => Box::pin(self.decide_claim(policy, ask, now, attempt, claimant)).await,
+        }
+    }
+
+    async fn start_granted(&self, policy: &Terms, lease: Lease, sent: Instant, granted_at: Instant) -> BeginOutcome {
+        match self.try_start_run(policy, lease, sent, granted_at) {
+            Ok(run) => BeginOutcome::Run(run),
+            Err(run) => Box::pin(self.start_run(policy, run)).await,
+        }
+    }
+
+    /// Decides by the claim that was `sent`, and by further claims until one is granted or the request is answered.
+    async fn decide_claim<C: Claimant>(
+        &self, policy: &Terms, mut ask: Arc<ClaimRequest>, mut sent: Instant, attempt: ClaimAttempt, claimant: &mut C,
+    ) -> BeginOutcome {
+        let own = ask.fingerprint;
+        let mut attempt = Some(attempt);
+        // Set when the request first waits.
+        let mut patience = None;
+        let mut takeovers = 0;
+        let mut probed = false;
         loop {
-            let sent = now.take().unwrap_or_else(Instant::now);
-            let (claim, granted_at, doubtful) = self.claim(&ask, sent).await;
+            let (claim, granted_at, doubtful) = match attempt.take() {
+                Some(attempt) => attempt,
+                None => {
+                    sent = Instant::now();
+                    self.claim(&ask, sent).await
+                }
+            };
             if doubtful {
                 ask = Arc::new(ClaimRequest { token: ClaimToken::mint(), ..ClaimRequest::clone(&ask) });
             }
@@ -305,26 +336,21 @@ impl Engine {
                 return BeginOutcome::Refused(refusal);
             }
             match claim {
-                ClaimOutcome::Granted(lease) => {
-                    return match self.try_start_run(policy, lease, sent, granted_at) {
-                        Ok(run) => BeginOutcome::Run(run),
-                        Err(run) => Box::pin(self.start_run(policy, run)).await,
-                    };
-                }
+                ClaimOutcome::Granted(lease) => return self.start_granted(policy, lease, sent, granted_at).await,
                 ClaimOutcome::Completed(finished) => return BeginOutcome::Replay(finished, StoredAs::Recorded),
                 ClaimOutcome::InProgress(holder) => {
                     let left = time_left(&mut patience, policy, claimant);
                     if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
                         return BeginOutcome::Refused(in_progress(RETRY_SOON));
                     }
-                    self.wait(&ask, &holder, left).await;
+                    Box::pin(self.wait(&ask, &holder, left)).await;
                 }
                 ClaimOutcome::OutcomeUnknown(holder) => {
                     let left = time_left(&mut patience, policy, claimant);
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.can_probe && !probed {
                         probed = true;
-                        if self.probe_and_resolve(policy, &ask, &holder, claimant).await {
+                        if Box::pin(self.probe_and_resolve(policy, &ask, &holder, claimant)).await {
                             continue;
                         }
                     }
@@ -335,7 +361,7 @@ impl Engine {
                             if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
                                 return BeginOutcome::Refused(in_progress(holder.takeover_in.max(RETRY_SOON)));
                             }
-                            sleep(holder.takeover_in.min(left)).await;
+                            Box::pin(sleep(holder.takeover_in.min(left))).await;
                         }
                         OnUnknown::Hold => return BeginOutcome::Refused(outcome_unknown()),
                         OnUnknown::Retry if takeovers < MAX_TAKEOVERS => {
@@ -409,20 +435,25 @@ impl Engine {
     /// Retries a claim whose response was lost with the same token, which yields the same outcome. The caller passes
     /// the current time to avoid another clock read.
     ///
-    /// Also returns when the call ended, and whether a delayed copy of the claim could still reach the store and be granted after the holder has
+    /// Also returns when the call ended (at `now`, if it was decided at once and nobody measures), and whether a delayed copy of the claim could still reach the store and be granted after the holder has
     /// gone. Its token is then released, and must not be used again.
-    async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> (Result<ClaimOutcome, StoreError>, Instant, bool) {
+    async fn claim(&self, ask: &Arc<ClaimRequest>, now: Instant) -> ClaimAttempt {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
         let (answer, ended) = loop {
             asked += 1;
-            let (answer, ended) = self.timed(StoreCall::Claim, sent, || self.store.claim(ask)).await;
+            let mut call = call_at(sent, || self.store.claim(ask));
+            let (answer, ended) = match call.take_ready() {
+                Some(answer) => (answer, self.measured(sent)),
+                None => ((&mut call).await, Instant::now()),
+            };
+            self.observer.on_store_call(StoreCall::Claim, ended - sent);
             let Err(error) = &answer else { break (answer, ended) };
             self.report_store_failure("claim", error);
             doubtful |= error.kind == ErrorKind::Ambiguous;
             if error.kind != ErrorKind::Ambiguous || asked == MAX_STORE_ATTEMPTS {
                 break (answer, ended);
             }
-            sleep(retry_delay(asked)).await;
+            Box::pin(sleep(retry_delay(asked))).await;
             sent = Instant::now();
         };
         doubtful &=
@@ -431,20 +462,6 @@ impl Engine {
             self.settle_queue.push(Lease::unseen(ask), Settlement::Release);
         }
         (answer, ended, doubtful)
-    }
-
-    /// Calls the store and reports how long it took. Also returns when the call ended: at `sent`, if it was decided at
-    /// once and nobody wants to know.
-    async fn timed<'a, T: Unpin>(
-        &self, name: StoreCall, sent: Instant, call: impl FnOnce() -> StoreFuture<'a, T>,
-    ) -> (Result<T, StoreError>, Instant) {
-        let mut call = call_at(sent, call);
-        let (answer, ended) = match call.take_ready() {
-            Some(answer) => (answer, self.measured(sent)),
-            None => (call.await, Instant::now()),
-        };
-        self.observer.on_store_call(name, ended - sent);
-        (answer, ended)
     }
 
     /// The current time if the observer measures with it, otherwise `recent`, the time a moment ago.

@@ -360,14 +360,18 @@ pub(crate) struct FoundHeaders<'a> {
 
 impl<'a> FoundHeaders<'a> {
     fn of(headers: &'a HeaderMap, sent: &SentNames) -> Self {
-        let has = |name: &HeaderName| sent.may_have(name) && headers.contains_key(name);
+        const METHOD_OVERRIDES: SentNames =
+            SentNames::listed(&["x-http-method-override", "x-http-method", "x-method-override"]);
+        const PRECONDITIONS: SentNames =
+            SentNames::listed(&["if-match", "if-none-match", "if-unmodified-since", "content-range"]);
+        let has = |name: &HeaderName| headers.contains_key(name);
         let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
         Self {
             content_type: types.next(),
             several_types: types.next().is_some(),
-            content_coding: has(&header::CONTENT_ENCODING),
-            method_override: METHOD_OVERRIDE_HEADERS.iter().any(has),
-            precondition: PRECONDITION_HEADERS.iter().any(has),
+            content_coding: sent.may_have(&header::CONTENT_ENCODING) && has(&header::CONTENT_ENCODING),
+            method_override: sent.may_share(&METHOD_OVERRIDES) && METHOD_OVERRIDE_HEADERS.iter().any(has),
+            precondition: sent.may_share(&PRECONDITIONS) && PRECONDITION_HEADERS.iter().any(has),
         }
     }
 }

@@ -240,18 +240,29 @@ pub(crate) fn uuid4_text(mut bytes: [u8; 16]) -> [u8; 36] {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let mut text = [b'-'; 36];
-    for (i, byte) in bytes.into_iter().enumerate() {
-        let hyphens = usize::from(i >= 4) + usize::from(i >= 6) + usize::from(i >= 8) + usize::from(i >= 10);
-        let at = 2 * i + hyphens;
-        [text[at], text[at + 1]] = hex_digits(byte);
-    }
+    let (words, _) = bytes.as_chunks();
+    let (second, third) = (hex_digits(words[1]), hex_digits(words[2]));
+    text[..8].copy_from_slice(&hex_digits(words[0]));
+    text[9..13].copy_from_slice(&second[..4]);
+    text[14..18].copy_from_slice(&second[4..]);
+    text[19..23].copy_from_slice(&third[..4]);
+    text[24..28].copy_from_slice(&third[4..]);
+    text[28..].copy_from_slice(&hex_digits(words[3]));
     text
 }
 
+/// The lower-case hex digits of four bytes, all at once.
 #[inline]
-fn hex_digits(byte: u8) -> [u8; 2] {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
+fn hex_digits(bytes: [u8; 4]) -> [u8; 8] {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    // One nibble in each byte, in the order of the digits.
+    let mut nibbles = u64::from(u32::from_be_bytes(bytes));
+    nibbles = (nibbles | nibbles << 16) & 0x0000_ffff_0000_ffff;
+    nibbles = (nibbles | nibbles << 8) & 0x00ff_00ff_00ff_00ff;
+    nibbles = (nibbles | nibbles << 4) & (EACH * 0x0f);
+    // Six more than nine carries into the next nibble: a letter.
+    let letters = (nibbles + EACH * 6) >> 4 & EACH;
+    (nibbles + EACH * u64::from(b'0') + letters * u64::from(b'a' - b'9' - 1)).to_be_bytes()
 }
 
 /// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
@@ -325,8 +336,10 @@ impl<const N: usize> HexDigits<N> {
     /// Formats `N / 2` bytes.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut digits = [0; N];
-        for (two, byte) in digits.as_chunks_mut().0.iter_mut().zip(bytes) {
-            *two = hex_digits(*byte);
+        for (digits, bytes) in digits.chunks_mut(8).zip(bytes.chunks(4)) {
+            let mut word = [0; 4];
+            word[..bytes.len()].copy_from_slice(bytes);
+            digits.copy_from_slice(&hex_digits(word)[..digits.len()]);
         }
         Self { digits, is_empty: false }
     }

@@ -258,6 +258,9 @@ fn put_headers<'a>(out: &mut Vec<u8>, headers: impl Iterator<Item = (&'a HeaderN
 /// Reads headers into a map with room for `more`.
 fn read_headers(reader: &mut ByteReader, more: usize) -> Option<HeaderMap> {
     let count = reader.u16()?;
+    if usize::from(count) + more == 0 {
+        return Some(HeaderMap::new());
+    }
     // A count beyond the capacity of a map is invalid.
     let mut headers = HeaderMap::try_with_capacity(usize::from(count) + more).ok()?;
     for _ in 0..count {

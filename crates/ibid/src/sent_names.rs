@@ -41,6 +41,12 @@ impl SentNames {
         self.bits & bit(name.as_str()) != 0
     }
 
+    /// Returns `false` if there is no name in both.
+    #[inline]
+    pub(crate) const fn may_share(&self, other: &Self) -> bool {
+        self.bits & other.bits != 0
+    }
+
     /// Looks a header up.
     #[inline]
     pub(crate) fn get<'a>(&self, headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {

@@ -366,7 +366,7 @@ impl AbandonGuard {
         self.lease.as_ref().expect("set until the guard is disarmed")
     }
 
-    pub(crate) fn disarm(mut self) {
+    pub(crate) fn disarm(&mut self) {
         self.lease = None;
     }
 }

@@ -18,13 +18,13 @@ thread_local!(static CALLED_AT: Cell<Option<Instant>> = const { Cell::new(None) 
 /// engine and the store.
 pub(crate) fn call_at<R>(now: Instant, call: impl FnOnce() -> R) -> R {
     /// Restores the outer time, even if the call panics.
-    struct Leave(Option<Instant>);
-    impl Drop for Leave {
+    struct RestoreTime(Option<Instant>);
+    impl Drop for RestoreTime {
         fn drop(&mut self) {
             CALLED_AT.set(self.0);
         }
     }
-    let _leave = Leave(CALLED_AT.replace(Some(now)));
+    let _restore = RestoreTime(CALLED_AT.replace(Some(now)));
     call()
 }
 
@@ -144,7 +144,29 @@ pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        future::{pending, ready},
+        pin::pin,
+    };
+
     use super::*;
+
+    #[test]
+    fn a_call_has_the_time_that_its_caller_read() {
+        let (outer, inner) = (Instant::now(), Instant::now() + Duration::from_secs(7));
+        let seen = call_at(outer, || (called_at(), call_at(inner, called_at), called_at()));
+        assert_eq!(seen, (outer, inner, outer));
+        assert!(called_at() >= outer && called_at() < inner, "outside of a call it is the current time");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_is_awaited_until_the_deadline() {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        assert_eq!(until(deadline, pin!(ready(7))).await, Some(7));
+        assert_eq!(until(deadline, pin!(pending::<()>())).await, None);
+        assert_eq!(Instant::now(), deadline);
+        assert_eq!(until(deadline, pin!(ready(7))).await, Some(7), "what is ready counts, however late");
+    }
 
     #[test]
     fn what_is_written_can_be_read() {

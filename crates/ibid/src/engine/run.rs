@@ -16,7 +16,7 @@ use crate::{
     refusal::Refusal,
     settle_queue::AbandonGuard,
     store::{ClaimOutcome, ClaimRequest, Fingerprint, Lease, SettleOutcome, Settlement, StoreError},
-    time::{from_now, until},
+    time::{call_at, from_now, until},
 };
 
 /// A granted claim whose operation runs now. If it is dropped before [`Engine::end`], the outcome is unknown.
@@ -60,7 +60,8 @@ enum HeartbeatOutcome {
 pub(crate) struct Heartbeat<'a> {
     engine: &'a Engine,
     policy: &'a Terms,
-    lease: &'a Lease,
+    /// `None` if the operation runs unprotected.
+    lease: Option<&'a Lease>,
     /// When the lease is next extended. `None` once it is lost: the settle call detects that and reports it once.
     next_at: Option<Instant>,
 }
@@ -79,7 +80,8 @@ impl Heartbeat<'_> {
                 return None;
             }
             // Boxed, because most runs end before.
-            let extend = Box::pin(self.engine.extend(self.lease, self.policy));
+            let lease = self.lease.expect("only a lease is extended");
+            let extend = Box::pin(self.engine.extend(lease, self.policy));
             let both = Box::pin(async {
                 tokio::select! {
                     biased;
@@ -150,13 +152,14 @@ impl Engine {
 
     /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
     pub async fn keep_alive<T>(&self, policy: &Terms, lease: &Lease, work: Pin<&mut impl Future<Output = T>>) -> T {
-        let kept = self.heartbeat(policy, lease, Instant::now()).keep(None, work).await;
+        let kept = self.heartbeat(policy, Some((lease, Instant::now()))).keep(None, work).await;
         kept.expect("without a deadline, only the work ends it")
     }
 
-    /// The heartbeat of a lease that was granted or extended at `since`.
-    pub(crate) fn heartbeat<'a>(&'a self, policy: &'a Terms, lease: &'a Lease, since: Instant) -> Heartbeat<'a> {
-        Heartbeat { engine: self, policy, lease, next_at: since.checked_add(policy.lease / 3) }
+    /// The heartbeat of a lease that was granted or extended at this time.
+    pub(crate) fn heartbeat<'a>(&'a self, policy: &'a Terms, lease: Option<(&'a Lease, Instant)>) -> Heartbeat<'a> {
+        let next_at = lease.and_then(|(_, since)| since.checked_add(policy.lease / 3));
+        Heartbeat { engine: self, policy, lease: lease.map(|(lease, _)| lease), next_at }
     }
 
     async fn extend(&self, lease: &Lease, policy: &Terms) -> HeartbeatOutcome {
@@ -183,20 +186,22 @@ impl Engine {
         &self, policy: &Terms, run: ClaimedRun, outcome: RunOutcome<A>,
         by_version: impl FnOnce(u8) -> Option<Fingerprint>,
     ) -> Decision<A> {
-        self.end_at(Instant::now(), policy, run, outcome, by_version).await
+        let mut run = run;
+        self.end_at(Instant::now(), policy, &mut run, outcome, by_version).await
     }
 
     /// Like [`end`](Self::end), for a caller that has just read the clock.
-    pub(crate) async fn end_at<A>(
-        &self, now: Instant, policy: &Terms, run: ClaimedRun, outcome: RunOutcome<A>,
+    ///
+    /// Not an `async fn`, which would store its arguments twice.
+    pub(crate) fn end_at<'a, A>(
+        &'a self, now: Instant, policy: &'a Terms, run: &'a mut ClaimedRun, outcome: RunOutcome<A>,
         by_version: impl FnOnce(u8) -> Option<Fingerprint>,
-    ) -> Decision<A> {
-        let lease = run.lease();
+    ) -> impl Future<Output = Decision<A>> {
         let unknown_ttl = policy.ttl.saturating_sub(now - run.claimed_at).max(policy.lease);
         let park = |cause: UnknownCause| Settlement::Park { ttl: unknown_ttl, retry_in: cause.retry_in(policy) };
         let (settlement, ending) = match outcome {
             RunOutcome::Complete(answer, completed) => {
-                let stored = if lease.front_only { StoredAs::Unprotected } else { StoredAs::Recorded };
+                let stored = if run.lease().front_only { StoredAs::Unprotected } else { StoredAs::Recorded };
                 (completed.into_settlement(policy.ttl), Ending::Answer(answer, stored))
             }
             RunOutcome::Release(answer) => (Settlement::Release, Ending::Answer(answer, StoredAs::NotRecorded)),
@@ -210,11 +215,29 @@ impl Engine {
                 (settlement, Ending::Delegated(answer, on_rollback))
             }
         };
-        let settled = self.settle(lease, &settlement, now).await;
-        if let Settlement::Complete { record, .. } = &settlement {
-            self.charge_quota(lease, record.len()).await;
+        async move {
+            let settled = self.settle(run.lease(), &settlement, now).await;
+            if let Settlement::Complete { record, .. } = &settlement
+                && self.quota.is_some()
+            {
+                Box::pin(self.charge_quota(run.lease(), record.len())).await;
+            }
+            let decision = self.decide_end(policy, run.lease(), settled, settlement, ending, by_version);
+            let decision = match decision {
+                Ok(decision) => decision,
+                Err((settlement, answer)) => Box::pin(self.journal_or_queue(run.lease(), settlement, answer)).await,
+            };
+            run.guard.disarm();
+            decision
         }
-        let decision = match (settled, ending) {
+    }
+
+    /// Decides what the caller gets. `Err` contains an answer that the store could not record.
+    fn decide_end<A>(
+        &self, policy: &Terms, lease: &Lease, settled: Result<SettleOutcome, StoreError>, settlement: Settlement,
+        ending: Ending<A>, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+    ) -> Result<Decision<A>, (Settlement, A)> {
+        Ok(match (settled, ending) {
             (Ok(SettleOutcome::ClaimLost(entry)), ending) => match (*entry, ending) {
                 // The settle call waited for the operation's transaction, which has committed this answer.
                 (ClaimOutcome::Completed(entry), Ending::Delegated(answer, on_rollback))
@@ -234,7 +257,7 @@ impl Engine {
                 OnRollback::Park(_) => Decision::Ran(answer, StoredAs::OutcomeUnknown),
             },
             (Err(_), Ending::Answer(answer, _)) if matches!(settlement, Settlement::Complete { .. }) => {
-                Box::pin(self.journal_or_queue(lease, settlement, answer)).await
+                return Err((settlement, answer));
             }
             (Err(_), ending) => {
                 self.settle_queue.push(lease.clone(), settlement);
@@ -245,9 +268,7 @@ impl Engine {
                 }
             }
             (Ok(_), Ending::Refused(refusal)) => Decision::Refused(refusal),
-        };
-        run.guard.disarm();
-        decision
+        })
     }
 
     /// Saves an answer that the store could not record. Without a journal, the caller is refused until the settle queue
@@ -295,7 +316,14 @@ impl Engine {
         let (mut asked, mut sent) = (0, now);
         loop {
             asked += 1;
-            let (answer, _) = self.timed(StoreCall::Settle, sent, || self.store.settle(lease, end)).await;
+            let mut call = call_at(sent, || self.store.settle(lease, end));
+            let answer = match call.take_ready() {
+                Some(answer) => answer,
+                None => (&mut call).await,
+            };
+            if self.is_observed {
+                self.observer.on_store_call(StoreCall::Settle, sent.elapsed());
+            }
             match &answer {
                 Ok(SettleOutcome::Restored) => {
                     self.observer.on_event(&EngineEvent::EntryRestored(&lease.request.address));
@@ -306,7 +334,7 @@ impl Engine {
             if answer.is_ok() || asked == MAX_STORE_ATTEMPTS {
                 return answer;
             }
-            sleep(retry_delay(asked)).await;
+            Box::pin(sleep(retry_delay(asked))).await;
             sent = Instant::now();
         }
     }

@@ -121,7 +121,7 @@ impl Engine {
     ) -> ShadowResult {
         match self.shadow_claim(policy, ask, by_version).await {
             Ok(lease) => {
-                let abandoned = self.settle_queue.guard_claim(lease.clone(), policy);
+                let mut abandoned = self.settle_queue.guard_claim(lease.clone(), policy);
                 let finish = self.keep_alive(policy, &lease, pin!(ended)).await;
                 let outcome = self.record_shadow_outcome(policy, &lease, finish.ok()).await;
                 abandoned.disarm();

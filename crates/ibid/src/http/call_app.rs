@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 use tokio::{
     sync::Notify,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout},
 };
 
 use super::{
@@ -63,8 +63,7 @@ struct Run<'a> {
     anonymous: Option<&'a AnonymousCaller>,
     buffers: &'a mut MemoryReservation,
     info: Option<RunInfo>,
-    /// `None` if the operation runs unprotected.
-    heartbeat: Option<Heartbeat<'a>>,
+    heartbeat: Heartbeat<'a>,
     started: Instant,
     /// When the reply was complete.
     ended: Option<Instant>,
@@ -72,9 +71,9 @@ struct Run<'a> {
 
 impl Exchange {
     /// Calls the app and reads its reply, while the lease is kept alive. Also returns when the run ended. A whole
-    /// response goes to `reply`, because outcomes are passed on and copied.
+    /// response goes to `state`, because outcomes are passed on and copied.
     pub(super) async fn run<A, B>(
-        &mut self, app: &mut A, state: &WorkState<A::Body>, reply: &mut Option<Response<ResponseBody<A::Body>>>,
+        &mut self, app: &mut A, state: &WorkState<A::Body>,
     ) -> (RunOutcome<AppAnswer>, Instant)
     where
         A: App<B>,
@@ -83,32 +82,41 @@ impl Exchange {
         let Self { shared, context, run, handler_claim, anonymous, buffers, parts, body, .. } = self;
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
         let started = run.as_ref().map_or_else(Instant::now, ClaimedRun::granted_at);
-        let heartbeat =
-            run.as_ref().map(|run| shared.engine.heartbeat(context.policy().terms(), run.lease(), run.claimed_at()));
+        let lease = run.as_ref().map(|run| (run.lease(), run.claimed_at()));
+        let heartbeat = shared.engine.heartbeat(context.policy().terms(), lease);
         let (handler_claim, anonymous) = (handler_claim.as_ref(), anonymous.as_deref());
         let buffers = buffers.as_mut().expect("the body was read");
         let mut call =
             Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started, ended: None };
-        let outcome = match call.send(app, parts, body, state).await {
-            Ok((response, deadline)) => call.read_reply(response, deadline, state, reply).await,
-            Err(outcome) => outcome,
+        let sent = match call.send(app, parts, body, state).await {
+            Ok(sent) => sent,
+            Err(outcome) => return (outcome, call.end()),
         };
-        let ended = call.ended.unwrap_or_else(Instant::now);
-        context.set_run(ended - started, info.map(|run| run.attempt));
-        (outcome, ended)
+        let outcome = call.read_reply(sent, state).await;
+        (outcome, call.end())
+    }
+}
+
+/// The reply of an app, or `None` if it panicked.
+type CaughtReply<RB> = Option<Result<Response<RB>, AppError<RB>>>;
+
+/// The response in a reply, or the outcome of a run without one.
+fn received<RB>(sent: CaughtReply<RB>) -> Result<Response<RB>, RunOutcome<AppAnswer>> {
+    match sent {
+        Some(Ok(response)) => Ok(response),
+        Some(Err(AppError { outcome: DispatchOutcome::NotSent(why), .. })) => {
+            Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
+        }
+        Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
+        Some(Err(AppError { outcome: DispatchOutcome::TimedOut(why), .. })) => {
+            let refusal = Refusal::new(RefusalReason::UpstreamTimeout, why);
+            Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::NoLateAnswer))
+        }
+        None => Err(RunOutcome::Park(AppAnswer::Panicked, UnknownCause::AppSaidSo)),
     }
 }
 
 impl Run<'_> {
-    /// Returns what `work` returns, or `None` at the deadline. The lease is kept alive meanwhile.
-    async fn within<T>(&mut self, deadline: Option<Instant>, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
-        match (&mut self.heartbeat, deadline) {
-            (Some(heartbeat), deadline) => heartbeat.keep(deadline, work).await,
-            (None, Some(deadline)) => timeout_at(deadline, work).await.ok(),
-            (None, None) => Some(work.await),
-        }
-    }
-
     /// Returns the head of the app's response and the deadline of its body. `Err` contains the outcome of a run without
     /// a response.
     async fn send<A, B>(
@@ -126,103 +134,109 @@ impl Run<'_> {
         }));
         let deadline = self.started + policy.timeout;
         let limit = (!A::HAS_OWN_DEADLINE).then_some(deadline);
-        let (sent, deadline) = match self.within(limit, sending.as_mut()).await {
+        let sent = self.heartbeat.keep(limit, sending.as_mut()).await;
+        match sent {
             // The app's response is whole, so that reading it takes no time.
-            Some(sent) if A::HAS_OWN_DEADLINE => (sent, Instant::now() + policy.timeout),
-            Some(sent) => (sent, deadline),
+            Some(sent) if A::HAS_OWN_DEADLINE => {
+                received(sent).map(|response| (response, Instant::now() + policy.timeout))
+            }
+            Some(sent) => received(sent).map(|response| (response, deadline)),
             None if send_state.is_unsent() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
-                return Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)));
+                Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)))
             }
-            None => {
-                let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
-                let late_answer = policy.late_answer_or_lease();
-                let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
-                    return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
-                };
-                // The client is refused now; the work continues in the background.
-                self.context.set_run(self.started.elapsed(), Some(run.attempt));
-                self.context.set_late();
-                state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
-                let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
-                let sent = self.within(None, pin!(waiting)).await.expect("it has no deadline");
-                (
-                    sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?,
-                    deadline + late_answer,
-                )
-            }
-        };
-        match sent {
-            Some(Ok(response)) => Ok((response, deadline)),
-            Some(Err(AppError { outcome: DispatchOutcome::NotSent(why), .. })) => {
-                Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
-            }
-            Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
-            Some(Err(AppError { outcome: DispatchOutcome::TimedOut(why), .. })) => {
-                let refusal = Refusal::new(RefusalReason::UpstreamTimeout, why);
-                Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::NoLateAnswer))
-            }
-            None => Err(RunOutcome::Park(AppAnswer::Panicked, UnknownCause::AppSaidSo)),
+            // Boxed, because it is rare.
+            None => Box::pin(self.await_late(sending, deadline, state)).await,
         }
     }
 
+    /// Refuses the client, and goes on waiting for the app.
+    async fn await_late<RB>(
+        &mut self, sending: Pin<&mut impl Future<Output = CaughtReply<RB>>>, deadline: Instant, state: &WorkState<RB>,
+    ) -> Result<(Response<RB>, Instant), RunOutcome<AppAnswer>> {
+        let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
+        let late_answer = self.context.policy().late_answer_or_lease();
+        let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
+            return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
+        };
+        // The client is refused now; the work continues in the background.
+        self.context.set_run(self.started.elapsed(), Some(run.attempt));
+        self.context.set_late();
+        state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
+        let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
+        let sent = self.heartbeat.keep(None, pin!(waiting)).await.expect("it has no deadline");
+        let sent = sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?;
+        received(sent).map(|response| (response, deadline + late_answer))
+    }
+
+    /// Records how long the run took, and returns when it ended.
+    fn end(&self) -> Instant {
+        let ended = self.ended.unwrap_or_else(Instant::now);
+        self.context.set_run(ended - self.started, self.info.map(|run| run.attempt));
+        ended
+    }
+
     /// Reads the whole response and classifies it. The body must end before the deadline.
-    async fn read_reply<RB>(
-        &mut self, response: Response<RB>, deadline: Instant, state: &WorkState<RB>,
-        reply: &mut Option<Response<ResponseBody<RB>>>,
-    ) -> RunOutcome<AppAnswer>
+    ///
+    /// Not an `async fn`, which would store the response twice.
+    fn read_reply<RB>(
+        &mut self, (response, deadline): (Response<RB>, Instant), state: &WorkState<RB>,
+    ) -> impl Future<Output = RunOutcome<AppAnswer>>
     where
         RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
-        if response.status().is_informational() {
-            return lost("the app answered with an upgrade that was not asked for");
-        }
-        let policy = self.context.policy();
         let (mut parts, body) = response.into_parts();
-        let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
-        let mut body = pin!(body);
-        let live = is_event_stream(&parts.headers);
-        let read = {
-            let reading = pin!(inner_response::read(body.as_mut(), policy.max_response, live));
-            self.within(Some(deadline), reading).await
-        };
-        self.ended = Some(Instant::now());
-        let (body, trailers, answer) = match read {
-            None => return timed_out(),
-            Some(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
-            Some(Ok(BufferedBody::Whole(whole, trailers))) => {
-                self.buffers.count(whole.len() as u64);
-                (RecordBody::Whole(whole), trailers, AppAnswer::Whole)
+        async move {
+            if parts.status.is_informational() {
+                return lost("the app answered with an upgrade that was not asked for");
             }
-            Some(Ok(BufferedBody::TooLong(begun))) => {
-                match Box::pin(self.stream(&parts, begun, body.as_mut(), state)).await {
-                    Err(UnknownCause::TimedOut | UnknownCause::NoLateAnswer) => return timed_out(),
-                    Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
-                        return lost("the app's answer broke off");
-                    }
-                    Ok((record, tail)) => {
-                        self.ended = Some(Instant::now());
-                        (record, tail.trailers.clone().map(Box::new), AppAnswer::Tail(parts.status, Box::new(tail)))
+            let policy = self.context.policy();
+            let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
+            let mut body = pin!(body);
+            let live = is_event_stream(&parts.headers);
+            let read = {
+                let reading = pin!(inner_response::read(body.as_mut(), policy.max_response, live));
+                self.heartbeat.keep(Some(deadline), reading).await
+            };
+            self.ended = Some(Instant::now());
+            let (body, trailers, answer) = match read {
+                None => return timed_out(),
+                Some(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
+                Some(Ok(BufferedBody::Whole(whole, trailers))) => {
+                    self.buffers.count(whole.len() as u64);
+                    (RecordBody::Whole(whole), trailers, AppAnswer::Whole)
+                }
+                Some(Ok(BufferedBody::TooLong(begun))) => {
+                    match Box::pin(self.stream(&parts, begun, body.as_mut(), state)).await {
+                        Err(UnknownCause::TimedOut | UnknownCause::NoLateAnswer) => return timed_out(),
+                        Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
+                            return lost("the app's answer broke off");
+                        }
+                        Ok((record, tail)) => {
+                            self.ended = Some(Instant::now());
+                            (record, tail.trailers.clone().map(Box::new), AppAnswer::Tail(parts.status, Box::new(tail)))
+                        }
                     }
                 }
+            };
+            let whole = match &body {
+                RecordBody::Whole(whole) => whole.clone(),
+                RecordBody::Digest { .. } | RecordBody::None => Bytes::new(),
+            };
+            let (status, headers, times) = (parts.status, &parts.headers, self.times());
+            let app_reply = AppReply { status, headers, body, trailers: trailers.as_deref(), cookies, times };
+            let meaning = self.context.route.protocol.rules().judge(policy, app_reply);
+            if let AppAnswer::Whole = answer {
+                parts.extensions.clear();
+                let body = ResponseBody::whole(whole, trailers.map(|trailers| *trailers));
+                state.set_reply(Response::from_parts(parts, body));
             }
-        };
-        let whole = match &body {
-            RecordBody::Whole(whole) => whole.clone(),
-            RecordBody::Digest { .. } | RecordBody::None => Bytes::new(),
-        };
-        let (status, headers, times) = (parts.status, &parts.headers, self.times());
-        let app_reply = AppReply { status, headers, body, trailers: trailers.as_deref(), cookies, times };
-        let meaning = self.context.route.protocol.rules().judge(policy, app_reply);
-        if let AppAnswer::Whole = answer {
-            parts.extensions.clear();
-            *reply = Some(Response::from_parts(parts, ResponseBody::whole(whole, trailers.map(|trailers| *trailers))));
-        }
-        match meaning {
-            ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
-            ReplyMeaning::Release => RunOutcome::Release(answer),
-            ReplyMeaning::Unknown => RunOutcome::Park(answer, UnknownCause::AppSaidSo),
-            ReplyMeaning::Incomplete(why) => lost(why),
+            match meaning {
+                ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
+                ReplyMeaning::Release => RunOutcome::Release(answer),
+                ReplyMeaning::Unknown => RunOutcome::Park(answer, UnknownCause::AppSaidSo),
+                ReplyMeaning::Incomplete(why) => lost(why),
+            }
         }
     }
 
@@ -243,7 +257,7 @@ impl Run<'_> {
         if self.context.is_late() {
             // The client was already refused.
             let (mut stream, _) = ResponseStream::new(policy, is_live, None);
-            self.within(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
+            self.heartbeat.keep(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
             return Ok(stream.end());
         }
         let reservation = self.buffers.send(&self.context.client);
@@ -256,7 +270,7 @@ impl Run<'_> {
         state.respond_early(head);
         // Lets the polling future pass the head on and move the rest into a task.
         tokio::task::yield_now().await;
-        self.within(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
+        self.heartbeat.keep(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
         Ok(stream.end())
     }
 }

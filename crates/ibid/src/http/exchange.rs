@@ -60,13 +60,23 @@ pub(super) struct Exchange {
 }
 
 /// The result of [`Exchange::begin`].
-pub(super) enum BegunExchange<RB> {
+pub(super) enum BegunExchange<'a, RB> {
     /// The client gets this response.
     Respond(Response<ResponseBody<RB>>),
+    RespondLater(LargeReplay<'a, RB>),
     /// The body contains no key, and needs none: the request passes through.
     Pass,
     /// The operation runs now. If the exchange is dropped before its end, the outcome is unknown.
     Run,
+}
+
+impl<'a, RB> BegunExchange<'a, RB> {
+    fn of_replay(replay: Result<Response<ResponseBody<RB>>, LargeReplay<'a, RB>>) -> Self {
+        match replay {
+            Ok(response) => Self::Respond(response),
+            Err(later) => Self::RespondLater(later),
+        }
+    }
 }
 
 /// Why a request is not claimed.
@@ -104,7 +114,7 @@ impl Exchange {
     /// leaves.
     pub(super) async fn begin<A, B>(
         &mut self, app: &mut A, body: Pin<&mut B>, state: &WorkState<A::Body>,
-    ) -> BegunExchange<A::Body>
+    ) -> BegunExchange<'_, A::Body>
     where
         A: App<B>,
         B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
@@ -128,12 +138,13 @@ impl Exchange {
         // Most bodies arrive with their head, in no time.
         let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
         if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
-            return BegunExchange::Respond(replay(shared, entry, StoredAs::Recorded, context).await);
+            return BegunExchange::of_replay(replay(shared, entry, StoredAs::Recorded, context));
         }
         let mut request = keyed.claim(&identity, context, parts);
         if let Some(token) = context.claim_token {
             request.token = token;
         }
+        let request = Arc::new(request);
         let secret = shared.settings.address_secret.as_ref();
         *anonymous = AnonymousCaller::of(keyed.caller, &request, context.policy(), secret);
         state.mark_claimed();
@@ -143,7 +154,7 @@ impl Exchange {
             shared,
             parts,
             content: (&body.data, body.trailers.as_deref()),
-            key: &identity.key,
+            key: keyed.key(),
             deadline,
             body_type: std::marker::PhantomData::<fn(B)>,
         };
@@ -151,7 +162,7 @@ impl Exchange {
             BeginOutcome::Run(run) => Some(run),
             BeginOutcome::RunUnprotected => None,
             BeginOutcome::Replay(entry, stored) => {
-                return BegunExchange::Respond(replay(shared, entry, stored, context).await);
+                return BegunExchange::of_replay(replay(shared, entry, stored, context));
             }
             BeginOutcome::Refused(refusal) => {
                 return BegunExchange::Respond(context.refuse_and_report(shared, &refusal));
@@ -163,7 +174,7 @@ impl Exchange {
     }
 
     /// What the client of a request gets that is not claimed.
-    fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<RB> {
+    fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<'_, RB> {
         let Self { shared, context, .. } = self;
         BegunExchange::Respond(match why {
             NotClaimedReason::Keyless => {
@@ -211,17 +222,17 @@ impl Exchange {
         // Only after the body is complete, so that slow senders do not occupy slots.
         let entered = shared.engine.running().try_enter(shared.settings.max_running);
         *slot = Some(entered.ok_or_else(|| NotClaimedReason::Refused(overloaded()))?);
-        let RequestIdentity { key, address, fingerprint, digests } = &identity;
+        let RequestIdentity { address, fingerprint, digests } = &identity;
         (context.address, context.part_digests) = (Some(*address), *digests);
         if context.key.is_empty() {
-            context.key = MaskedKey::of(key);
+            context.key = MaskedKey::of(keyed.key());
         }
         if keyed.caller == CallerKind::CookiesOnly {
             let known = anonymous::check_cookies(shared, &parts.headers, address, Some(fingerprint));
             Box::pin(known).await.map_err(NotClaimedReason::Refused)?;
         }
         if context.policy().scope.iter().any(ScopePart::names_caller) {
-            shared.shared_key_detector.check(key, fingerprint, address);
+            shared.shared_key_detector.check(keyed.key(), fingerprint, address);
         }
         Ok(identity)
     }
@@ -275,12 +286,18 @@ where
         if let Ok(Some(ClaimOutcome::Completed(entry))) = engine.peek(&lease.request.address).await
             && entry.fence == lease.fence
         {
-            return Some(replay(&exchange.shared, entry, StoredAs::Recorded, &exchange.context).await);
+            let replay = replay(&exchange.shared, entry, StoredAs::Recorded, &exchange.context);
+            return match replay {
+                Ok(response) => Some(response),
+                Err(later) => Some(later.await),
+            };
         }
         exchange.run = Some(engine.resume(exchange.context.policy().terms(), lease));
-        let mut reply = None;
-        let (outcome, now) = exchange.run(&mut app, &work_state, &mut reply).await;
-        exchange.end(now, outcome, &mut reply).await
+        let (outcome, now) = exchange.run(&mut app, &work_state).await;
+        match exchange.end(now, outcome, &work_state).await {
+            Ok(response) => response,
+            Err(later) => Some(later.await),
+        }
     });
     ResponseFuture::covered(work, state, running)
 }
@@ -318,13 +335,9 @@ impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
 }
 
 impl Exchange {
-    /// Settles the run, which ended `now`, and builds the response of `reply`. Returns `None` if the client already has
-    /// it.
-    pub(super) async fn end<RB>(
-        &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, reply: &mut Option<Response<ResponseBody<RB>>>,
-    ) -> Option<Response<ResponseBody<RB>>> {
+    /// Settles the run, which ended `now`. Not an `async fn`, which would store the outcome twice.
+    fn settle(&mut self, now: Instant, outcome: RunOutcome<AppAnswer>) -> impl Future<Output = Decision<AppAnswer>> {
         let Self { shared, context, run, handler_claim, anonymous, .. } = self;
-        let (shared, context) = (&**shared, &*context);
         let mut outcome = match handler_claim {
             Some(claim) => delegated_outcome(claim, outcome),
             None => outcome,
@@ -333,10 +346,26 @@ impl Exchange {
             anonymous.iter().for_each(|anonymous| anonymous.mark_recorded());
             shared.compress(answer);
         }
-        let decision = match run.take() {
-            Some(run) => shared.engine.end_at(now, context.policy().terms(), run, outcome, |_| None).await,
-            None => Decision::unprotected(outcome),
-        };
+        let (engine, terms) = (&shared.engine, context.policy().terms());
+        async move {
+            match run {
+                Some(held) => {
+                    let decision = engine.end_at(now, terms, held, outcome, |_| None).await;
+                    *run = None;
+                    decision
+                }
+                None => Decision::unprotected(outcome),
+            }
+        }
+    }
+
+    /// Settles the run, which ended `now`, and builds the response. Returns `None` if the client already has it.
+    pub(super) async fn end<RB: Send + 'static>(
+        &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, state: &WorkState<RB>,
+    ) -> Result<Option<Response<ResponseBody<RB>>>, LargeReplay<'_, RB>> {
+        let decision = self.settle(now, outcome).await;
+        let Self { shared, context, anonymous, .. } = self;
+        let (shared, context) = (&**shared, &*context);
         if let Some(anonymous) = anonymous.take().filter(|anonymous| anonymous.has_unrecorded()) {
             Box::pin(anonymous.store_cookies(&shared.engine)).await;
         }
@@ -348,11 +377,11 @@ impl Exchange {
             };
             let address = &context.address.expect("a claimed request has an address");
             shared.engine.observer().on_event(&EngineEvent::LateAnswer { address, outcome });
-            return None;
+            return Ok(None);
         }
         let (response, stored) = match decision {
             Decision::Ran(AppAnswer::Whole, stored) => {
-                let mut response = reply.take().expect("a whole answer has a response");
+                let mut response = state.take_reply().expect("a whole answer has a response");
                 rules::complete_first_response(&mut response, Some(stored), context);
                 let length = response.body().whole_length();
                 if length > MAX_UNCOUNTED_RESPONSE_BYTES {
@@ -367,44 +396,52 @@ impl Exchange {
                 let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
                 Box::pin(tail.send()).await;
                 context.report(shared, request_outcome(stored), status);
-                return None;
+                return Ok(None);
             }
             Decision::Ran(AppAnswer::Refused(refusal), stored) => (context.refuse(&refusal), stored),
             Decision::Ran(AppAnswer::Panicked, stored) => {
                 let detail = "the handler failed; whether the operation took place is not known";
                 (context.fail(StatusCode::INTERNAL_SERVER_ERROR, detail), stored)
             }
-            Decision::Replay(entry, stored) => return Some(replay(shared, entry, stored, context).await),
-            Decision::Refused(refusal) => return Some(context.refuse_and_report(shared, &refusal)),
+            Decision::Replay(entry, stored) => return replay(shared, entry, stored, context).map(Some),
+            Decision::Refused(refusal) => return Ok(Some(context.refuse_and_report(shared, &refusal))),
         };
         context.report(shared, request_outcome(stored), context.status(&response));
-        Some(response)
+        Ok(Some(response))
     }
 }
 
-async fn replay<RB>(
-    shared: &LayerState, entry: CompletedEntry, stored: StoredAs, context: &RequestContext,
-) -> Response<ResponseBody<RB>> {
+/// A response that needs memory first.
+pub(super) type LargeReplay<'a, RB> = Pin<Box<dyn Future<Output = Response<ResponseBody<RB>>> + Send + 'a>>;
+
+/// Replays a recorded answer. A large one is counted first, which may take time.
+fn replay<'a, RB: Send + 'static>(
+    shared: &'a LayerState, entry: CompletedEntry, stored: StoredAs, context: &'a RequestContext,
+) -> Result<Response<ResponseBody<RB>>, LargeReplay<'a, RB>> {
     let address = context.address.expect("a claimed request has an address");
     let record = match Record::decode(shared.shared_records.share(&address, entry.record)) {
         Ok(record) => record,
         Err(why) => {
             shared.engine.observer().on_event(&EngineEvent::RecordUnreadable(&address));
             let detail = format!("the remembered answer cannot be read: {why}");
-            return context.refuse_and_report(shared, &Refusal::new(RefusalReason::StoreUnavailable, detail));
+            return Ok(context.refuse_and_report(shared, &Refusal::new(RefusalReason::StoreUnavailable, detail)));
         }
     };
     let response = context.route.protocol.rules().replay(record, stored, context);
     let mut response: Response<ResponseBody<RB>> = response.map(WholeBody::into);
     let length = response.body().whole_length();
-    if length > MAX_UNCOUNTED_RESPONSE_BYTES {
-        match Box::pin(shared.budget.answer(&context.client, length)).await {
+    if length <= MAX_UNCOUNTED_RESPONSE_BYTES {
+        context.report(shared, RequestOutcome::Replayed, context.status(&response));
+        return Ok(response);
+    }
+    Err(Box::pin(async move {
+        match shared.budget.answer(&context.client, length).await {
             Ok(reservation) => response.body_mut().attach_reservation(reservation),
             Err(BudgetExhausted) => return context.refuse_and_report(shared, &overloaded()),
         }
-    }
-    context.report(shared, RequestOutcome::Replayed, context.status(&response));
-    response
+        context.report(shared, RequestOutcome::Replayed, context.status(&response));
+        response
+    }))
 }
 
 fn request_outcome(stored: StoredAs) -> RequestOutcome {

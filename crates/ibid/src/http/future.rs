@@ -45,6 +45,8 @@ pub(super) struct WorkState<B> {
     is_claimed: AtomicBool,
     /// The head of a response whose body is still being streamed.
     early_response: Mutex<Option<Box<Response<ResponseBody<B>>>>>,
+    /// The app's whole response, until it is recorded. It is large, and would be moved with the work.
+    reply: Mutex<Option<Response<ResponseBody<B>>>>,
 }
 
 struct CoveredWork<B: 'static> {
@@ -102,7 +104,7 @@ where
 
 impl<B> WorkState<B> {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { is_claimed: AtomicBool::new(false), early_response: Mutex::new(None) })
+        Arc::new(Self { is_claimed: AtomicBool::new(false), early_response: Mutex::new(None), reply: Mutex::new(None) })
     }
 
     /// From now on the work finishes even if its client leaves.
@@ -113,6 +115,15 @@ impl<B> WorkState<B> {
     /// Sends the head before the work ends.
     pub(super) fn respond_early(&self, head: Response<ResponseBody<B>>) {
         *self.early_response.lock() = Some(Box::new(head));
+    }
+
+    /// Keeps the app's response.
+    pub(super) fn set_reply(&self, response: Response<ResponseBody<B>>) {
+        *self.reply.lock() = Some(response);
+    }
+
+    pub(super) fn take_reply(&self) -> Option<Response<ResponseBody<B>>> {
+        self.reply.lock().take()
     }
 }
 

@@ -184,6 +184,11 @@ fn check_head(
 }
 
 impl KeyedRequest {
+    /// The key; empty until the body is read, if it is there.
+    pub(super) fn key(&self) -> &str {
+        self.key.as_ref().map_or("", IdempotencyKey::as_str)
+    }
+
     /// The masked key; empty if it is in the body.
     pub(super) fn masked(&self) -> MaskedKey {
         self.key.as_ref().map(|key| MaskedKey::of(key.as_str())).unwrap_or_default()
@@ -204,24 +209,22 @@ impl KeyedRequest {
         let policy = context.policy();
         let made = fingerprint(Fingerprint::VERSION, context, parts, (body, trailers))?;
         let (fingerprint, digests) = made.expect("the current version is known");
-        let key = match self.key.take() {
-            Some(key) => key,
-            None => match key_from_body(policy, parts, body, &fingerprint)? {
-                Some(key) => check_owner(self.key_owner.as_deref(), &key).map(|()| key)?,
+        if self.key.is_none() {
+            self.key = match key_from_body(policy, parts, body, &fingerprint)? {
+                Some(key) => check_owner(self.key_owner.as_deref(), &key).map(|()| Some(key))?,
                 None if policy.key.required => return Err(key_missing(policy)),
                 None => return Ok(None),
-            },
-        };
-        let key = key.into_string();
+            };
+        }
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
-        let address = self.scope.address(&key, own_entry, shared.settings.address_secret.as_ref());
-        Ok(Some(RequestIdentity { key, address, fingerprint, digests }))
+        let address = self.scope.address(self.key(), own_entry, shared.settings.address_secret.as_ref());
+        Ok(Some(RequestIdentity { address, fingerprint, digests }))
     }
 
     /// Builds the claim.
     pub(super) fn claim(&self, identity: &RequestIdentity, context: &RequestContext, parts: &Parts) -> ClaimRequest {
-        let (route, policy, key) = (&*context.route, context.policy(), &*identity.key);
+        let (route, policy, key) = (&*context.route, context.policy(), self.key());
         let shown = match policy.label.key {
             LabelKeyDisplay::Clear => cut_tag(key),
             LabelKeyDisplay::Masked => context.key.as_bytes(),
@@ -251,7 +254,6 @@ impl KeyedRequest {
 
 /// What tells a request with a key from all others.
 pub(super) struct RequestIdentity {
-    pub(super) key: String,
     pub(super) address: Address,
     pub(super) fingerprint: Fingerprint,
     pub(super) digests: Option<PartDigests>,
@@ -311,12 +313,13 @@ fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<IdempotencyKey
     for source in &policy.key.from {
         let found = match source {
             KeySource::Header(name) => {
-                let mut values = parts.headers.get_all(name).iter();
-                let first = values.next();
-                if values.next().is_some() {
+                let any_repeated = parts.headers.len() > parts.headers.keys_len();
+                if any_repeated && parts.headers.get_all(name).iter().nth(1).is_some() {
                     return Err(key_invalid(format!("the header {name} is sent more than once; send one key")));
                 }
-                first
+                parts
+                    .headers
+                    .get(name)
                     .map(|value| IdempotencyKey::from_header(&policy.key, value.as_bytes()).map_err(key_invalid))
                     .transpose()?
             }

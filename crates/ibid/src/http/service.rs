@@ -103,23 +103,30 @@ where
 }
 
 /// Handles a request with a key. Returns `None` if the client already has its response.
-async fn handle_keyed<A, B>(
+///
+/// Not an `async fn`, which would store its arguments twice.
+fn handle_keyed<A, B>(
     mut exchange: Box<Exchange>, mut app: A, body: B, state: Arc<WorkState<A::Body>>,
-) -> Option<Response<ResponseBody<A::Body>>>
+) -> impl Future<Output = Option<Response<ResponseBody<A::Body>>>>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    match exchange.begin(&mut app, pin!(body), &state).await {
-        BegunExchange::Respond(response) => Some(response),
-        BegunExchange::Pass => {
+    async move {
+        let is_claimed = match exchange.begin(&mut app, pin!(body), &state).await {
+            BegunExchange::Respond(response) => return Some(response),
+            BegunExchange::RespondLater(response) => return Some(response.await),
+            BegunExchange::Pass => false,
+            BegunExchange::Run => true,
+        };
+        if !is_claimed {
             let response = app.pass(exchange.take_unclaimed(None)).await;
-            Some(pass_through(response, &exchange.context))
+            return Some(pass_through(response, &exchange.context));
         }
-        BegunExchange::Run => {
-            let mut reply = None;
-            let (outcome, now) = exchange.run(&mut app, &state, &mut reply).await;
-            exchange.end(now, outcome, &mut reply).await
+        let (outcome, now) = exchange.run(&mut app, &state).await;
+        match exchange.end(now, outcome, &state).await {
+            Ok(response) => response,
+            Err(later) => Some(later.await),
         }
     }
 }

@@ -89,6 +89,10 @@ impl Credentials {
     }
 
     fn check_scheme(&self, value: &[u8]) -> Result<(), Refusal> {
+        // The most frequent scheme first.
+        if value.first_chunk().is_some_and(|start: &[u8; 7]| start.eq_ignore_ascii_case(b"bearer ")) {
+            return Ok(());
+        }
         let Some(end) = value.iter().position(|byte| matches!(byte, b' ' | b'\t')) else { return Ok(()) };
         let scheme = &value[..end];
         let mut accepted = STABLE_SCHEMES.into_iter().chain(self.schemes.iter().map(String::as_str));

@@ -428,6 +428,27 @@ impl Observer for RequestReports {
     }
 }
 
+#[tokio::test]
+async fn an_observer_that_is_not_active_gets_no_reports() {
+    #[derive(Default)]
+    struct InactiveObserver(RequestReports);
+    impl Observer for InactiveObserver {
+        fn is_active(&self) -> bool {
+            false
+        }
+        fn on_request(&self, request: &RequestReport<'_>) {
+            self.0.on_request(request);
+        }
+    }
+    let observer = Arc::new(InactiveObserver::default());
+    let ibid = Ibid::builder(Arc::new(Memory::default())).observer(observer.clone()).build();
+    let router = Router::new().route("/pay", post(|| async { "paid" })).layer(ibid.layer(Policy::ietf()).unwrap());
+    for _ in 0..2 {
+        assert_eq!(text(router.clone().oneshot(request("/pay", "k1", "10")).await.unwrap()).await, "paid");
+    }
+    assert!(observer.0.0.lock().is_empty());
+}
+
 /// An app that answers with the id of the request as it got it.
 fn app_naming_requests(policy: Policy) -> (Router, Arc<RequestReports>) {
     app_naming_requests_on(Arc::new(Memory::default()), policy)

@@ -188,9 +188,10 @@ const COPY_BYTES: usize = 32;
 /// written next overwrites the surplus.
 #[inline(always)]
 fn copy(body: &[u8], rewritten: &[u8], span: JsonSpan, to: &mut [u8]) -> usize {
-    let (start, size) = (span.start as usize, (span.end - span.start) as usize);
-    match (body.get(start..start + COPY_BYTES), to.get_mut(..COPY_BYTES)) {
-        (Some(from), Some(to)) if size <= COPY_BYTES => to.copy_from_slice(from),
+    let size = (span.end - span.start) as usize;
+    let from = body.get(span.start as usize..).and_then(|from| from.first_chunk::<COPY_BYTES>());
+    match (from, to.first_chunk_mut::<COPY_BYTES>()) {
+        (Some(from), Some(to)) if size <= COPY_BYTES => *to = *from,
         _ => to[..size].copy_from_slice(bytes(body, rewritten, span)),
     }
     size
