@@ -109,7 +109,7 @@ END $$;
 -- Otherwise it is false, or raises IB005 for drivers that cannot read the result of a statement that travels with BEGIN.
 CREATE FUNCTION ibid._begin_event(of_consumer text, of_source text, id text, at_us bigint, keep_us bigint, raises boolean)
 RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     now timestamptz := clock_timestamp();
     happened timestamptz := CASE WHEN at_us > -9223372036854775808 THEN ibid._after('epoch', at_us) END;
