@@ -254,10 +254,10 @@ impl AuditTrail {
 impl AuditEntry {
     /// Stands for an entry that cannot be read.
     fn unreadable(id: u64) -> Self {
-        let unknown = || "?".to_owned();
+        let unknown = || "unknown".to_owned();
         Self {
             id,
-            at: String::new(),
+            at: format_date(0),
             by: unknown(),
             role: unknown(),
             client: unknown(),

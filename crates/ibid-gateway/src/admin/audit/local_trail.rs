@@ -300,16 +300,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let audit = AuditTrail::local(Some(&folder.path().join("audit.jsonl"))).unwrap();
         let entry = one(&audit, "u1", "r").await;
-        let _writing = local(&audit).files.lock();
+        let trail = local(&audit);
+        let _writing = trail.files.lock();
         assert_eq!(
-            (
-                audit.page(None, 10, None).await.unwrap().entries.len(),
-                audit.entries_for(&Address([0x5a; 32]), 10).await.unwrap().len()
-            ),
+            (trail.page(None, 10, None).entries.len(), trail.entries_for(&Address([0x5a; 32]), 10).len()),
             (1, 1)
         );
-        audit.update_progress(&AuditEntry { reason: "so far".into(), ..entry }).await;
-        assert_eq!(audit.page(None, 10, None).await.unwrap().entries[0].reason, "so far");
+        trail.update_in_memory(&AuditEntry { reason: "so far".into(), ..entry });
+        assert_eq!(trail.page(None, 10, None).entries[0].reason, "so far");
     }
 
     #[tokio::test]

@@ -67,6 +67,7 @@ async fn an_app_that_cannot_say_leaves_the_outcome_unknown() {
     for _ in 0..3 {
         assert_refused(&send_until_settled(&request).await, 409, "outcome-unknown");
     }
+    gateway.wait_for_log("asked about an unknown outcome, the app did not know").await;
     assert_eq!(upstream.executions(), 1);
     assert_eq!(request.send().await.status, 200, "asked again, it can say");
 }

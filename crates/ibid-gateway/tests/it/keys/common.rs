@@ -83,7 +83,7 @@ impl<'a> KeysFixture<'a> {
     /// A gateway on the store.
     pub(super) async fn start_gateway(&self) -> GatewayProcess {
         let config = format!(
-            "[admin]\ntoken = {OPERATOR_TOKEN:?}\n{}[[route]]\nmatch = \"POST /pay/*\"\n{}\n[[route]]\nmatch = \"POST /short/*\"\nttl = \"100ms\"\nlease = \"100ms\"\n",
+            "[admin]\naudit = \"store\"\ntoken = {OPERATOR_TOKEN:?}\n{}[[route]]\nmatch = \"POST /pay/*\"\n{}\n[[route]]\nmatch = \"POST /short/*\"\nttl = \"100ms\"\nlease = \"100ms\"\n",
             self.store.settings(),
             self.dials
         );
