@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use ibid::{
     Ibid,
-    http::{MemoryReservation, RequestSender, ResponseBody, ResumedRun, RouteMatch},
+    http::{MemoryReservation, RequestSender, ResumedRun, RouteMatch},
     store::{ClaimToken, SettleOutcome},
 };
 use sha2::{Digest, Sha256};
@@ -26,8 +26,8 @@ use tokio::{
 use self::{
     handle::{ExchangeHandle, ExchangeId, HandleSealer},
     handler_app::{HandlerApp, ProbeClient},
-    messages::{BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode, encode_answer},
-    pending::{BegunCall, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
+    messages::{BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode},
+    pending::{BegunCall, ExchangeGuard, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
     problem::ApiProblem,
     socket::ApiListener,
 };
@@ -237,6 +237,7 @@ impl ApiState {
             let detail = "id: another request has used it; make 128 new random bits for every start of a handler";
             return Err(ApiProblem::new(StatusCode::CONFLICT, detail));
         };
+        let begun = exchange.begun();
         if is_new {
             // Another request with the same id is another claim, even after a restart.
             let token =
@@ -246,7 +247,7 @@ impl ApiState {
             let (state, exchange) = (self.clone(), exchange.clone());
             self.spawn(async move { state.run(exchange, request, sender).await });
         }
-        match exchange.begun().await {
+        match begun.await {
             Some(BegunCall::Pass) => {
                 let mut response = Response::new(Full::default());
                 *response.status_mut() = StatusCode::NO_CONTENT;
@@ -401,32 +402,6 @@ impl ApiState {
         let now = self.live.now();
         let route = now.settings.routes.iter().find(|route| route.guard(false).name == name);
         route.map(|route| route.guard(false).clone())
-    }
-}
-
-/// Ends an exchange when it is dropped: with the answer, or without one if the work was given up.
-struct ExchangeGuard<'a> {
-    table: &'a ExchangeTable,
-    exchange: &'a PendingExchange,
-    answer: Option<Bytes>,
-}
-
-impl<'a> ExchangeGuard<'a> {
-    fn new(table: &'a ExchangeTable, exchange: &'a PendingExchange) -> Self {
-        Self { table, exchange, answer: None }
-    }
-
-    async fn finish(mut self, response: Response<ResponseBody<Full<Bytes>>>) {
-        let (head, body) = response.into_parts();
-        // A response that breaks off is not recorded: its outcome is unknown.
-        let body = body.collect().await.ok();
-        self.answer = body.map(|body| encode_answer(head.status, &head.headers, &body.to_bytes()));
-    }
-}
-
-impl Drop for ExchangeGuard<'_> {
-    fn drop(&mut self) {
-        self.table.finish(self.exchange, self.answer.take());
     }
 }
 
