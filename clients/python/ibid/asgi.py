@@ -35,14 +35,14 @@ class IdempotentASGI:
             target += "?" + scope["query_string"].decode("latin-1")
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         peer = (scope.get("client") or [None])[0]
-        request = self.ibid.request(scope, scope["method"], target, headers, body, peer)
-        task = asyncio.ensure_future(self._run(request, scope, body, receive, send))
+        begun = self.ibid.begin(scope, scope["method"], target, headers, body, peer)
+        task = asyncio.ensure_future(self._run(begun, scope, body, receive, send))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         await asyncio.shield(task)
 
-    async def _run(self, request: Message, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
-        begun = await self.ibid.begin_async(request)
+    async def _run(self, begin: Awaitable[Any], scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+        begun = await begin
         if isinstance(begun, Answer):
             return await _send(send, begun)
         own = {name.encode() for name, _ in begun.headers}
@@ -67,7 +67,7 @@ class IdempotentASGI:
                 raise RuntimeError("the handler ended without a complete response")
         except BaseException as error:
             if not response.is_sent:
-                await self.ibid.failed_async(begun, error)
+                await self.ibid.failed(begun, error)
             raise
 
 
@@ -88,7 +88,7 @@ class _CapturedResponse:
                 pairs = self.start.get("headers", [])
                 headers = [(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in pairs]
                 own = Answer(self.start["status"], headers, b"".join(self.parts))
-                await _send(self.client, await self.ibid.end_async(self.run, own))
+                await _send(self.client, await self.ibid.end(self.run, own))
 
 
 async def _send(send: Send, answer: Answer) -> None:

@@ -14,7 +14,7 @@ KEY_HEADER = "Idempotency-Key"
 OPERATION_HEADER = "X-Ibid-Operation"
 _METHODS = ("POST", "PUT", "PATCH", "DELETE")
 _RETRIED = ("in-progress", "store-unavailable", "overloaded", "upstream-unreachable", "upstream-lost", "upstream-timeout")
-_FINAL = ("outcome-unknown", "key-reused", "quota-exceeded")
+_MAX_ATTEMPTS = 5
 
 
 class KeptKeys:
@@ -52,46 +52,40 @@ class KeptKeys:
         os.replace(self.path + ".new", self.path)
 
 
-def retry_delay(attempt: int, status: int, headers: Mapping[str, str], body: bytes) -> Optional[float]:
-    """Seconds until the next attempt, or None if the answer is final."""
+def retry_after(status: int, headers: Mapping[str, str], body: bytes) -> Optional[float]:
+    """The least seconds until the next attempt, or None if the answer is final."""
     try:
         name = str(json.loads(body)["type"]).rpartition("#")[2]
     except (ValueError, TypeError, KeyError):
         name = ""
-    if attempt >= 5 or name in _FINAL or not (name in _RETRIED or status in (429, 502, 503, 504)):
+    if name not in _RETRIED and status not in (429, 502, 503, 504):
         return None
     after = str(headers.get("retry-after") or "")
-    return max(0.1 * 2 ** (attempt - 1) * random.uniform(1, 1.25), float(after) if after.isdigit() else 0.0)
+    return float(after) if after.isdigit() else 0.0
 
 
-def send(
-    method: str, headers: Any, keys: Optional[KeptKeys], once: Callable[[], Any], read: Callable[[Any], Any], error: Any
-) -> Any:
-    """Sends with `once` until the answer is final. `error` is what `once` raises if there is no complete answer."""
+def send(method: str, headers: Any, keys: Optional[KeptKeys], once: Callable[[], Any], lost: Any) -> Any:
+    """Sends with `once` until the answer is final. `lost` is what it raises if there is no complete answer."""
     if method.upper() not in _METHODS:
         return once()
-    operation = headers.get(OPERATION_HEADER)
-    if operation is not None:
-        del headers[OPERATION_HEADER]
+    operation = headers.pop(OPERATION_HEADER, None)
     if KEY_HEADER not in headers:
         headers[KEY_HEADER] = keys.key(operation) if keys and operation else str(uuid.uuid4())
-    attempt = 0
-    while True:
-        attempt += 1
+    for attempt in range(_MAX_ATTEMPTS):
+        is_last, after = attempt + 1 == _MAX_ATTEMPTS, 0.0
         try:
             response = once()
-        except error:
-            if attempt >= 5:
+            found = retry_after(response.status_code, response.headers, response.content)
+            if found is None or is_last:
+                if keys and operation and response.status_code < 500 and response.status_code not in (409, 429):
+                    keys.forget(operation)
+                return response
+            after = found
+        except lost:
+            if is_last:
                 raise
-            time.sleep(0.1 * 2 ** (attempt - 1) * random.uniform(1, 1.25))
-            continue
-        status, told, body = read(response)
-        delay = retry_delay(attempt, status, told, body)
-        if delay is None:
-            if keys and operation and status < 500 and status != 409:
-                keys.forget(operation)
-            return response
-        time.sleep(delay)
+        time.sleep(max(0.1 * 2**attempt * random.uniform(1, 1.25), after))
+    raise AssertionError("the last attempt returns or raises")
 
 
 def httpx_transport(wrapped: Any = None, keys: Optional[KeptKeys] = None) -> Any:
@@ -109,10 +103,7 @@ def httpx_transport(wrapped: Any = None, keys: Optional[KeptKeys] = None) -> Any
                 response.read()
                 return response
 
-            def read(response: httpx.Response) -> Any:
-                return response.status_code, response.headers, response.content
-
-            return send(request.method, request.headers, keys, once, read, httpx.TransportError)
+            return send(request.method, request.headers, keys, once, httpx.TransportError)
 
         def close(self) -> None:
             self.inner.close()
@@ -125,14 +116,13 @@ def requests_adapter(keys: Optional[KeptKeys] = None) -> Any:
     import requests
     from requests.adapters import HTTPAdapter
 
+    lost = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
+
     class IdempotentAdapter(HTTPAdapter):
         def send(self, request: Any, *args: Any, **kwargs: Any) -> Any:
             def once() -> Any:
                 return HTTPAdapter.send(self, request, *args, **kwargs)
 
-            def read(response: Any) -> Any:
-                return response.status_code, response.headers, response.content
-
-            return send(request.method, request.headers, keys, once, read, requests.exceptions.ConnectionError)
+            return send(request.method, request.headers, keys, once, lost)
 
     return IdempotentAdapter()

@@ -23,16 +23,16 @@ def idempotent(ibid: Ibid, key: Callable[..., str], name: str = "") -> Callable[
         def call(*args: Any, **kwargs: Any) -> Any:
             body = json.dumps([args, kwargs], sort_keys=True).encode()
             headers = [("host", "jobs"), ("content-type", "application/json"), ("idempotency-key", key(*args, **kwargs))]
-            begun = ibid.begin(ibid.request((args, kwargs), "POST", target, headers, body, None))
+            begun = ibid.wait(ibid.begin((args, kwargs), "POST", target, headers, body, None))
             if isinstance(begun, Answer):
                 return _result(begun)
             try:
                 result = function(*args, **kwargs)
                 own = Answer(200, [("content-type", "application/json")], json.dumps(result).encode())
             except BaseException as error:
-                ibid.failed(begun, error)
+                ibid.wait(ibid.failed(begun, error))
                 raise
-            return _result(ibid.end(begun, own)) if begun.exchange else result
+            return _result(ibid.wait(ibid.end(begun, own))) if begun.exchange else result
 
         return call
 

@@ -26,7 +26,7 @@ class IdempotentWSGI:
         body = environ["wsgi.input"].read(*([] if is_chunked else [int(environ.get("CONTENT_LENGTH") or 0)]))
         environ = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         target, peer = _target(environ), environ.get("REMOTE_ADDR")
-        begun = self.ibid.begin(self.ibid.request(environ, method, target, _headers(environ), body, peer or None))
+        begun = self.ibid.wait(self.ibid.begin(environ, method, target, _headers(environ), body, peer or None))
         if isinstance(begun, Answer):
             return _respond(start_response, begun)
         for name in [name for name in environ if name.startswith("HTTP_IBID_")]:
@@ -37,9 +37,9 @@ class IdempotentWSGI:
         try:
             own = self._call(environ)
         except BaseException as error:
-            self.ibid.failed(begun, error)
+            self.ibid.wait(self.ibid.failed(begun, error))
             raise
-        return _respond(start_response, self.ibid.end(begun, own))
+        return _respond(start_response, self.ibid.wait(self.ibid.end(begun, own)))
 
     def _call(self, environ: Environ) -> Answer:
         started: list[Any] = []

@@ -183,7 +183,7 @@ impl ConnectionHandler for AdminConnections {
     {
         let AcceptedConnection { peer, local, is_secure, .. } = connection;
         let client = ClientInfo { client: peer.ip(), secure: is_secure, connected_to: local };
-        idle::serve(socket, idle::ADMIN_LIMITS, |mut request| {
+        idle::serve(socket, idle::ADMIN_LIMITS, std::future::pending(), |mut request| {
             request.extensions_mut().insert(client);
             let answer = self.router.clone().call(request);
             async { answer.await.unwrap_or_else(|never| match never {}) }

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use ibid::{
     Ibid,
-    http::{RequestSender, ResponseBody, ResumedRun, RouteMatch},
+    http::{MemoryReservation, RequestSender, ResumedRun, RouteMatch},
     store::{ClaimToken, SettleOutcome},
 };
 use sha2::{Digest, Sha256};
@@ -26,8 +26,8 @@ use tokio::{
 use self::{
     handle::{ExchangeHandle, ExchangeId, HandleSealer},
     handler_app::{HandlerApp, ProbeClient},
-    messages::{BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode, encode_answer},
-    pending::{BegunCall, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
+    messages::{BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode},
+    pending::{BegunCall, ExchangeGuard, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
     problem::ApiProblem,
     socket::ApiListener,
 };
@@ -53,6 +53,8 @@ pub const OPENAPI_DOCUMENT: &str = include_str!("api/openapi.json");
 
 /// At shutdown: maximum time for the settlements of exchanges that were given up to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// At shutdown: maximum time for the last calls to get their answers.
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 const COLLECTION_PATH: &str = "/v1/exchanges";
 const DOCUMENT_PATH: &str = "/v1/openapi.json";
@@ -101,7 +103,7 @@ impl ApiServer {
         let Self { listener, state } = self;
         let limits = state.live.now().settings.limits.clone();
         let (room, mut connections) = (Arc::new(Semaphore::new(limits.max_connections)), JoinSet::new());
-        let limits = IdleLimits::from(&limits);
+        let (limits, (close, closing)) = (IdleLimits::from(&limits), watch::channel(false));
         loop {
             let next = async {
                 let permit = room.clone().acquire_owned().await.expect("never closed");
@@ -114,10 +116,11 @@ impl ApiServer {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok(Some(socket)) => {
-                    let state = state.clone();
+                    let (state, mut closing) = (state.clone(), closing.clone());
                     connections.spawn(async move {
                         let _permit = permit;
-                        idle::serve(socket, limits, |request| state.clone().handle(request)).await;
+                        let stop = async move { drop(closing.wait_for(|is_closing| *is_closing).await) };
+                        idle::serve(socket, limits, stop, |request| state.clone().handle(request)).await;
                     });
                 }
                 Ok(None) => {}
@@ -127,10 +130,12 @@ impl ApiServer {
                 }
             }
         }
-        connections.shutdown().await;
         // Work that is dropped parks its claim.
         let mut work = std::mem::take(&mut *state.work.lock());
         work.shutdown().await;
+        let _ = close.send(true);
+        let answered = async { while connections.join_next().await.is_some() {} };
+        let _ = timeout(LAST_ANSWERS_TIMEOUT, answered).await;
         let later = state.ibid.engine().settle_queue();
         let _ = timeout(SETTLE_FLUSH_TIMEOUT, later.wait_until_empty()).await;
     }
@@ -159,10 +164,11 @@ impl ApiState {
         };
         check_method(&request, Method::POST)?;
         let Some((handle, verb)) = named else {
-            return self.begin(&self.read(request).await?).await;
+            let (body, _reserved) = self.read(request).await?;
+            return self.begin(&body).await;
         };
         let unknown = "there is no such exchange: the handle is damaged, or comes from an ibid with another api.token";
-        let body = self.read(request).await?;
+        let (body, _reserved) = self.read(request).await?;
         let handle = self.sealer.open(handle).ok_or_else(|| ApiProblem::new(StatusCode::NOT_FOUND, unknown))?;
         match verb {
             "end" => {
@@ -193,8 +199,8 @@ impl ApiState {
         Err(ApiProblem::new(StatusCode::UNAUTHORIZED, detail).with(header::WWW_AUTHENTICATE, how))
     }
 
-    /// Reads the whole body, inside the memory budget.
-    async fn read(&self, request: Request<Incoming>) -> Result<Bytes, ApiProblem> {
+    /// Reads the whole body. The memory is reserved for as long as the call lasts.
+    async fn read(&self, request: Request<Incoming>) -> Result<(Bytes, MemoryReservation), ApiProblem> {
         let (body_timeout, most) = {
             let now = self.live.now();
             (now.settings.limits.body_timeout, now.settings.buffer_memory / 4)
@@ -209,10 +215,9 @@ impl ApiState {
             return Err(ApiProblem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
         }
         // The text and what is decoded from it.
-        let _reserved =
-            self.ibid.reserve(length * 2).ok_or_else(|| ApiProblem::unavailable("buffer_memory is full"))?;
+        let reserved = self.ibid.reserve(length * 2).ok_or_else(|| ApiProblem::unavailable("buffer_memory is full"))?;
         match timeout(body_timeout, request.into_body().collect()).await {
-            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Ok(body)) => Ok((body.to_bytes(), reserved)),
             Ok(Err(_)) => Err(ApiProblem::bad_request("the body broke off")),
             Err(_) => Err(ApiProblem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
         }
@@ -232,6 +237,7 @@ impl ApiState {
             let detail = "id: another request has used it; make 128 new random bits for every start of a handler";
             return Err(ApiProblem::new(StatusCode::CONFLICT, detail));
         };
+        let begun = exchange.begun();
         if is_new {
             // Another request with the same id is another claim, even after a restart.
             let token =
@@ -241,7 +247,7 @@ impl ApiState {
             let (state, exchange) = (self.clone(), exchange.clone());
             self.spawn(async move { state.run(exchange, request, sender).await });
         }
-        match exchange.begun().await {
+        match begun.await {
             Some(BegunCall::Pass) => {
                 let mut response = Response::new(Full::default());
                 *response.status_mut() = StatusCode::NO_CONTENT;
@@ -396,32 +402,6 @@ impl ApiState {
         let now = self.live.now();
         let route = now.settings.routes.iter().find(|route| route.guard(false).name == name);
         route.map(|route| route.guard(false).clone())
-    }
-}
-
-/// Ends an exchange when it is dropped: with the answer, or without one if the work was given up.
-struct ExchangeGuard<'a> {
-    table: &'a ExchangeTable,
-    exchange: &'a PendingExchange,
-    answer: Option<Bytes>,
-}
-
-impl<'a> ExchangeGuard<'a> {
-    fn new(table: &'a ExchangeTable, exchange: &'a PendingExchange) -> Self {
-        Self { table, exchange, answer: None }
-    }
-
-    async fn finish(mut self, response: Response<ResponseBody<Full<Bytes>>>) {
-        let (head, body) = response.into_parts();
-        // A response that breaks off is not recorded: its outcome is unknown.
-        let body = body.collect().await.ok();
-        self.answer = body.map(|body| encode_answer(head.status, &head.headers, &body.to_bytes()));
-    }
-}
-
-impl Drop for ExchangeGuard<'_> {
-    fn drop(&mut self) {
-        self.table.finish(self.exchange, self.answer.take());
     }
 }
 

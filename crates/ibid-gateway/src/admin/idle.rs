@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     error::Error,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -56,9 +56,11 @@ impl From<&LimitSettings> for IdleLimits {
     }
 }
 
-/// Serves HTTP/1.1 until the client closes the connection, or it is idle for too long.
-pub(crate) async fn serve<S, F, B>(socket: S, limits: IdleLimits, answer: impl Fn(Request<Incoming>) -> F)
-where
+/// Serves HTTP/1.1 until the client closes the connection, or it is idle for too long. After `stop`, a request that has
+/// begun is still answered.
+pub(crate) async fn serve<S, F, B>(
+    socket: S, limits: IdleLimits, stop: impl Future<Output = ()>, answer: impl Fn(Request<Incoming>) -> F,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
@@ -81,9 +83,19 @@ where
         .max_headers(limits.max_headers)
         .max_buf_size(limits.max_header_bytes)
         .serve_connection(TokioIo::new(TrackedSocket { socket, activity: activity.clone() }), service);
-    tokio::select! {
-        _ = connection => {}
-        () = activity.wait_until_idle(limits.idle) => tracing::debug!("a connection was idle for {:?} and was closed", limits.idle),
+    let (mut connection, mut stop, mut is_stopping) = (pin!(connection), pin!(stop), false);
+    loop {
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = &mut stop, if !is_stopping => {
+                is_stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = activity.wait_until_idle(limits.idle) => {
+                tracing::debug!("a connection was idle for {:?} and was closed", limits.idle);
+                return;
+            }
+        }
     }
 }
 
@@ -146,6 +158,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedSocket<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use http_body_util::Full;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
@@ -159,7 +173,7 @@ mod tests {
     /// Sends a request whose response has [`LENGTH`] bytes and takes this long.
     async fn send_request(takes: Duration) -> DuplexStream {
         let (mut client, server) = duplex(1024);
-        tokio::spawn(serve(server, ADMIN_LIMITS, move |_| async move {
+        tokio::spawn(serve(server, ADMIN_LIMITS, pending(), move |_| async move {
             sleep(takes).await;
             Response::new(Full::new(Bytes::from(vec![b'x'; LENGTH])))
         }));

@@ -72,13 +72,13 @@ impl App<Full<Bytes>> for HandlerApp {
 impl HandlerApp {
     /// Lets the app run its handler, and waits for the reply until the deadline and `late_answer` have passed.
     async fn run<B>(&self, request: &Request<B>, call: AppCall<'_>) -> HandlerResponse {
-        let failed = |outcome| Err(AppError { outcome, response: None });
+        let failed = |outcome| AppError { outcome, response: None };
         let route =
             call.claim.map(|claim| claim.route()).or(self.route.as_ref()).expect("a covered request has a route");
         let (timeout, late_answer) = (route.policy.timeout, route.policy.late_answer_or_lease());
         let grant = self.grant(request, call, route, timeout);
         let Some(mut replied) = self.exchange.start(grant, Instant::now() + timeout, self.resumed.is_none()) else {
-            return failed(DispatchOutcome::NotSent("the app no longer waits to run its handler".into()));
+            return Err(failed(DispatchOutcome::NotSent("the app no longer waits to run its handler".into())));
         };
         loop {
             let until = self.exchange.deadline().expect("it was started") + late_answer;
@@ -87,16 +87,16 @@ impl HandlerApp {
                 reply = &mut replied => return match reply {
                     Ok(HandlerReply::Response(response)) => Ok(response),
                     Ok(HandlerReply::Failed(HandlerFailure::NotStarted)) => {
-                        failed(DispatchOutcome::NotSent("the app says that its handler did not start".into()))
+                        Err(failed(DispatchOutcome::NotSent("the app says that its handler did not start".into())))
                     }
                     Ok(HandlerReply::Failed(HandlerFailure::Unknown)) => {
-                        failed(DispatchOutcome::ResponseLost("the app says that its handler failed".into()))
+                        Err(failed(DispatchOutcome::ResponseLost("the app says that its handler failed".into())))
                     }
-                    Err(_) => failed(DispatchOutcome::ResponseLost("the exchange was given up".into())),
+                    Err(_) => Err(failed(DispatchOutcome::ResponseLost("the exchange was given up".into()))),
                 },
                 // The deadline may have been extended meanwhile.
                 () = sleep_until(until) => if self.exchange.deadline().is_some_and(|now| now + late_answer <= until) {
-                    return failed(DispatchOutcome::TimedOut("the handler did not end in time".into()));
+                    return Err(failed(DispatchOutcome::TimedOut("the handler did not end in time".into())));
                 }
             }
         }

@@ -153,7 +153,7 @@ fn header_text(value: &HeaderValue) -> String {
 }
 
 /// The names and values of headers as messages have them.
-pub(super) fn header_pairs<'a>(headers: &'a HeaderMap) -> impl Iterator<Item = (&'a str, String)> {
+pub(super) fn header_pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, String)> {
     headers.iter().map(|(name, value)| (name.as_str(), header_text(value)))
 }
 

@@ -8,7 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use http::Response;
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Full};
+use ibid::http::ResponseBody;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, oneshot},
@@ -17,7 +18,7 @@ use tokio::{
 
 use super::{
     handle::ExchangeId,
-    messages::{HandlerFailure, RunGrant},
+    messages::{HandlerFailure, RunGrant, encode_answer},
 };
 
 /// How long a repeated `end` gets the same answer from memory. Later ones get the recorded answer.
@@ -129,22 +130,23 @@ impl ExchangeTable {
 }
 
 impl PendingExchange {
-    /// Waits until the request is decided.
-    pub(super) async fn begun(&self) -> Option<BegunCall> {
+    /// Waits until the request is decided. Counts as waiting at once, before the future is polled.
+    pub(super) fn begun(&self) -> impl Future<Output = Option<BegunCall>> {
         self.state.lock().waiters += 1;
         let waiter = BeginWaiter(self);
-        let begun = self.wait_for(|state| {
-            if let Some(grant) = &state.grant {
-                return Some(Some(BegunCall::Run(grant.clone())));
-            }
-            if state.is_passed {
-                return Some(Some(BegunCall::Pass));
-            }
-            state.answer.as_ref().map(|answer| answer.clone().map(BegunCall::Answer))
-        });
-        let begun = begun.await;
-        drop(waiter);
-        begun
+        async move {
+            let _waiter = waiter;
+            self.wait_for(|state| {
+                if let Some(grant) = &state.grant {
+                    return Some(Some(BegunCall::Run(grant.clone())));
+                }
+                if state.is_passed {
+                    return Some(Some(BegunCall::Pass));
+                }
+                state.answer.as_ref().map(|answer| answer.clone().map(BegunCall::Answer))
+            })
+            .await
+        }
     }
 
     /// Waits for the answer. `None` if ibid stops first.
@@ -238,5 +240,31 @@ struct BeginWaiter<'a>(&'a PendingExchange);
 impl Drop for BeginWaiter<'_> {
     fn drop(&mut self) {
         self.0.state.lock().waiters -= 1;
+    }
+}
+
+/// Ends an exchange when it is dropped: with the answer, or without one if the work was given up.
+pub(super) struct ExchangeGuard<'a> {
+    table: &'a ExchangeTable,
+    exchange: &'a PendingExchange,
+    answer: Option<Bytes>,
+}
+
+impl<'a> ExchangeGuard<'a> {
+    pub(super) fn new(table: &'a ExchangeTable, exchange: &'a PendingExchange) -> Self {
+        Self { table, exchange, answer: None }
+    }
+
+    pub(super) async fn finish(mut self, response: Response<ResponseBody<Full<Bytes>>>) {
+        let (head, body) = response.into_parts();
+        // A response that breaks off is not recorded: its outcome is unknown.
+        let body = body.collect().await.ok();
+        self.answer = body.map(|body| encode_answer(head.status, &head.headers, &body.to_bytes()));
+    }
+}
+
+impl Drop for ExchangeGuard<'_> {
+    fn drop(&mut self) {
+        self.table.finish(self.exchange, self.answer.take());
     }
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod common;
 mod crash;
+mod dependencies;
 mod exchanges;
 mod openapi_document;
 mod sockets;

@@ -452,7 +452,16 @@ fn no_link_is_dead() {
     let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
         .map(|page| root().join(page))
         .into();
-    for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js", "clients/python"] {
+    for folder in [
+        "docs",
+        "docs/presets",
+        "examples",
+        "examples/tonic",
+        "clients/go",
+        "clients/js",
+        "clients/php",
+        "clients/python",
+    ] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }

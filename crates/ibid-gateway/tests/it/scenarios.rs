@@ -113,12 +113,12 @@ pub(crate) struct ScenarioApp {
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) folder: PathBuf,
-    /// Its server replaces a worker that was killed.
-    pub(crate) restarts_workers: bool,
 }
 
 struct AppProcess {
     addr: SocketAddr,
+    /// The process group, which has the workers too.
+    group: u32,
     process: Child,
 }
 
@@ -187,7 +187,8 @@ impl ScenarioApp {
             let mut all = String::new();
             while let Some(line) = lines.next_line().await.expect("text") {
                 if let Some((_, rest)) = line.split_once("http://") {
-                    return rest.split([' ', '/']).next().expect("an address").parse().expect("an address");
+                    let end = rest.find(|char: char| !matches!(char, '0'..='9' | '.' | ':')).unwrap_or(rest.len());
+                    return rest[..end].parse().expect("an address");
                 }
                 all += &line;
                 all.push('\n');
@@ -202,16 +203,20 @@ impl ScenarioApp {
         });
         let answers = || async move { RawClient::try_connect(addr).await.ok() };
         crate::support::until_some("the app to listen", answers).await;
-        AppProcess { addr, process }
+        AppProcess { addr, group: process.id().expect("it runs"), process }
+    }
+}
+
+impl AppProcess {
+    fn kill(&self) {
+        let group = format!("-{}", self.group);
+        let _ = std::process::Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
     }
 }
 
 impl Drop for AppProcess {
     fn drop(&mut self) {
-        // With its workers, which are its process group.
-        if let Some(id) = self.process.id() {
-            let _ = std::process::Command::new("kill").args(["-KILL", "--", &format!("-{id}")]).status();
-        }
+        self.kill();
     }
 }
 
@@ -300,14 +305,14 @@ impl ScenarioRun {
         match (who, only_stop) {
             ("ibid", true) => self.ibid.kill().await,
             ("ibid", false) => self.ibid.restart().await,
-            ("app", false) if self.launch.restarts_workers => {}
             ("app", false) => {
-                timeout(APP_START_TIMEOUT, self.app.process.wait()).await.expect("it ends").expect("our child");
+                // A server that is still there replaces its worker by itself.
+                if timeout(Duration::from_secs(1), self.app.process.wait()).await.is_err() {
+                    return;
+                }
+                self.app.kill();
                 // On the same port, which the gateway knows.
-                let port = self.app.addr.port().to_string();
-                let env: Vec<_> = self.launch.env.iter().filter(|(name, _)| name != "PORT").cloned().collect();
-                self.launch.env = env;
-                self.launch.env.push(("PORT".into(), port));
+                self.launch.env.push(("PORT".into(), self.app.addr.port().to_string()));
                 let socket = self.runs_file.with_file_name("api.sock");
                 let api = (self.transport == ScenarioTransport::Sdk).then_some(&*socket);
                 self.app = self.launch.start(api, &self.runs_file).await;

@@ -18,7 +18,6 @@ fn node_app(framework: &str) -> ScenarioApp {
         args: vec![text("server-app.mjs")],
         env: vec![(text("FRAMEWORK"), text(framework)), (text("APPS"), apps.display().to_string())],
         folder: root().join("clients/js/test"),
-        restarts_workers: false,
     }
 }
 

@@ -20,7 +20,6 @@ fn python_app(server: &str, args: &[&str]) -> ScenarioApp {
         args: args.iter().map(|arg| (*arg).to_owned()).collect(),
         env,
         folder: root().join("clients/python/test"),
-        restarts_workers: server == "gunicorn",
     }
 }
 

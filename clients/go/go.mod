@@ -1,0 +1,3 @@
+module ibid
+
+go 1.19
