@@ -103,8 +103,7 @@ where
 }
 
 /// Handles a request with a key. Returns `None` if the client already has its response.
-///
-/// Not an `async fn`, which would store its arguments twice.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` would store its arguments twice")]
 fn handle_keyed<A, B>(
     mut exchange: Box<Exchange>, mut app: A, body: B, state: Arc<WorkState<A::Body>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<A::Body>>>>

@@ -163,7 +163,7 @@ impl Tags {
 
 /// The bytes of a tag, at most 1,024 and cut at a character boundary.
 pub(crate) fn cut_tag(text: &str) -> &[u8] {
-    text[..text.floor_char_boundary(1024)].as_bytes()
+    &text.as_bytes()[..text.floor_char_boundary(1024)]
 }
 
 /// Returns a random duration between half of `pause` and all of it, so that many processes do not retry together.
