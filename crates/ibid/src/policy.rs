@@ -320,8 +320,8 @@ impl Policy {
 
     /// Whether `methods` contains this method, ignoring case: some apps treat `post` as `POST`.
     pub fn lists_method(&self, method: &Method) -> bool {
-        let is_it = |named: &Method| named == method || named.as_str().eq_ignore_ascii_case(method.as_str());
-        self.methods.iter().any(is_it)
+        let is_same = |named: &Method| named.as_str().eq_ignore_ascii_case(method.as_str());
+        self.methods.contains(method) || self.methods.iter().any(is_same)
     }
 
     /// The token claims that the scope and the labels read. If there are any, requests need a token.

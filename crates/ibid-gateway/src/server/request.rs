@@ -48,7 +48,7 @@ pub(super) struct ClientConnection {
 
 /// The response to a request. hyper moves this future, so that it is small.
 pub(super) struct RequestFuture {
-    work: RequestWork,
+    work: ResponseWork,
     connection: Arc<ClientConnection>,
     /// Taken by the response.
     busy: Option<ActivityGuard>,
@@ -56,7 +56,7 @@ pub(super) struct RequestFuture {
     may_send_interim: bool,
 }
 
-enum RequestWork {
+enum ResponseWork {
     /// The exchange, without anything around it.
     Exchange(ResponseFuture<<Proxy as App<Incoming>>::PassFuture, ProxyResponseBody>),
     Boxed(Pin<Box<dyn Future<Output = ClientResponse> + Send>>),
@@ -81,24 +81,24 @@ impl ClientConnection {
             this.client.interim.begin_request();
         }
         // A panic does not end the connection.
-        let work = catch_unwind(AssertUnwindSafe(|| this.begin(request))).unwrap_or(RequestWork::Panicked);
+        let work = catch_unwind(AssertUnwindSafe(|| this.begin(request))).unwrap_or(ResponseWork::Panicked);
         RequestFuture { work, connection: this.clone(), busy, protocol, may_send_interim }
     }
 
-    fn begin(self: &Arc<Self>, mut request: Request<Incoming>) -> RequestWork {
+    fn begin(self: &Arc<Self>, mut request: Request<Incoming>) -> ResponseWork {
         // An HTTP/2 stream is polled in a task of its own, which knows its progress.
         let is_http2 = request.version() == Version::HTTP_2;
         if is_http2 || self.server.tracer.is_some() || request.headers().contains_key(trace::TRACEPARENT) {
             let this = self.clone();
-            return RequestWork::Boxed(Box::pin(async move { this.handle_traced(request).await }));
+            return ResponseWork::Boxed(Box::pin(async move { this.handle_traced(request).await }));
         }
         match self.server.precheck(&mut request) {
             Precheck::Continue(routed, None) => {
-                RequestWork::Exchange(self.exchange(request, self.sender(), routed, None))
+                ResponseWork::Exchange(self.exchange(request, self.sender(), routed, None))
             }
             precheck => {
                 let (this, sender) = (self.clone(), self.sender());
-                RequestWork::Boxed(Box::pin(async move { this.respond(precheck, request, sender, None).await }))
+                ResponseWork::Boxed(Box::pin(async move { this.respond(precheck, request, sender, None).await }))
             }
         }
     }
@@ -159,7 +159,7 @@ impl ClientConnection {
     }
 }
 
-impl RequestWork {
+impl ResponseWork {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<ClientResponse>> {
         let poll = || match self {
             Self::Exchange(exchange) => Pin::new(exchange).poll(cx).map(|Ok(response)| Some(response)),
@@ -315,11 +315,11 @@ mod tests {
             panic!("a fault of ours");
         }
         for late in [false, true] {
-            let mut work = RequestWork::Boxed(Box::pin(fails(late)));
+            let mut work = ResponseWork::Boxed(Box::pin(fails(late)));
             assert!(poll_fn(|cx| work.poll(cx)).await.is_none());
         }
         assert_eq!(panic_response(Protocol::Http).status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(panic_response(Protocol::Grpc).headers()["grpc-status"], "2");
-        assert!(poll_fn(|cx| RequestWork::Panicked.poll(cx)).await.is_none());
+        assert!(poll_fn(|cx| ResponseWork::Panicked.poll(cx)).await.is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Checks a covered request before anything is read or claimed: its key, its scope, and whether it is unambiguous.
 
-use std::{cell::RefCell, sync::Arc, time::SystemTime};
+use std::{cell::RefCell, net::IpAddr, sync::Arc, time::SystemTime};
 
 use http::{HeaderMap, header, request::Parts};
 
@@ -229,9 +229,7 @@ impl KeyedRequest {
             LabelKeyDisplay::Clear => cut_tag(key),
             LabelKeyDisplay::Masked => context.key.as_bytes(),
         };
-        let client = context.client_address.map(|client| client.to_string()).unwrap_or_default();
         let agent = context.user_agent.as_ref().map(|agent| agent.as_bytes()).unwrap_or_default();
-        let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
         thread_local!(static ENDPOINT: RefCell<String> = const { RefCell::new(String::new()) });
         let tags = ENDPOINT.with_borrow_mut(|written| {
             // A catch-all route name does not describe the request.
@@ -247,9 +245,24 @@ impl KeyedRequest {
             Tags::encode([tenant.as_bytes(), user.as_bytes(), cut_tag(endpoint), shown, hash.as_bytes()])
         });
         let whole_key = context.has_label_key.then_some(key);
-        let label = label::encode(context.requested_at_ms, told, identity.digests.as_ref(), whole_key);
+        let label = with_address_text(context.client_address, |client| {
+            let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
+            label::encode(context.requested_at_ms, told, identity.digests.as_ref(), whole_key)
+        });
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
+}
+
+/// Formats the address of a client, unless it is that of the thread's last request.
+fn with_address_text<T>(client: Option<IpAddr>, read: impl FnOnce(&str) -> T) -> T {
+    thread_local!(static LAST: RefCell<(Option<IpAddr>, String)> = const { RefCell::new((None, String::new())) });
+    LAST.with_borrow_mut(|(known, text)| {
+        if *known != client {
+            *text = client.map(|client| client.to_string()).unwrap_or_default();
+            *known = client;
+        }
+        read(text)
+    })
 }
 
 /// What tells a request with a key from all others.
@@ -450,4 +463,16 @@ fn key_missing(policy: &Policy) -> Refusal {
 
 fn key_invalid(detail: impl Into<String>) -> Refusal {
     Refusal::new(RefusalReason::KeyInvalid, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_an_address_follows_the_address() {
+        for text in ["127.0.0.1", "127.0.0.1", "::1", "", "::1", "10.0.0.7"] {
+            assert_eq!(with_address_text(text.parse().ok(), str::to_owned), text);
+        }
+    }
 }
