@@ -107,7 +107,8 @@ impl Batcher {
                 }
                 self.send_one_by_one(special).await;
             }
-            Err(failed) if failed.was_rolled_back => {
+            // A server that accepts no writes can still replay.
+            Err(failed) if failed.was_rolled_back || failed.error.kind == ErrorKind::Rejected => {
                 for job in batch {
                     self.send_one_by_one(vec![job]).await;
                 }
