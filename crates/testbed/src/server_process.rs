@@ -164,31 +164,37 @@ impl ServerProcess {
 
     /// Sends a signal and waits until it has exited.
     pub(crate) fn stop_with(&self, signal: &str) {
-        self.signal(signal, signal == "-KILL");
+        let pids = self.signal(signal, signal == "-KILL");
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.wait();
+        }
+        // Killed children of PostgreSQL hold its shared memory until they have exited.
+        let began = Instant::now();
+        while pids.iter().any(|pid| is_running(pid)) && began.elapsed() < SERVER_TIMEOUT {
+            sleep(Duration::from_millis(5));
         }
     }
 
     /// Pauses it: connections stay and are accepted, nothing is answered.
     pub fn pause(&self) {
-        self.signal("-STOP", true);
+        drop(self.signal("-STOP", true));
     }
 
     pub fn resume(&self) {
-        self.signal("-CONT", true);
+        drop(self.signal("-CONT", true));
     }
 
-    /// Sends a signal to the process, if it runs, and to its children.
-    fn signal(&self, signal: &str, also_children: bool) {
-        let Some(pid) = self.child.lock().as_ref().map(Child::id) else { return };
-        let mut pids = pid.to_string();
+    /// Sends a signal to the process, if it runs, and to its children. Returns their ids.
+    fn signal(&self, signal: &str, also_children: bool) -> Vec<String> {
+        let Some(pid) = self.child.lock().as_ref().map(Child::id) else { return Vec::new() };
+        let mut pids = vec![pid.to_string()];
         if also_children {
-            pids += " ";
-            pids += &fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            pids.extend(children.split_whitespace().map(str::to_owned));
         }
-        let sent = Command::new("kill").arg(signal).args(pids.split_whitespace()).stderr(Stdio::null()).status();
+        let sent = Command::new("kill").arg(signal).args(&pids).stderr(Stdio::null()).status();
         assert!(sent.is_ok(), "kill {signal}: {sent:?}");
+        pids
     }
 
     fn log_tail(&self) -> String {
@@ -203,6 +209,12 @@ impl Drop for ServerProcess {
             eprintln!("--- the log of {} ---\n{}\n---", self.package, self.log_tail());
         }
     }
+}
+
+/// Whether a process exists and is not a zombie.
+fn is_running(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
 /// The last lines of a log, for a failing test to show.
