@@ -1,6 +1,17 @@
 //! How calls become batches, seen from outside: what they wait for, and what they do not.
 
-use std::{fmt, future::poll_fn, io, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    fmt,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::Poll,
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use ibid::store::{ClaimOutcome, ErrorKind, Lease, RecordSummary, SettleOutcome, Settlement, Store};
@@ -29,11 +40,20 @@ struct GatedDisk {
 struct Gate {
     is_closed: Mutex<bool>,
     opened: Condvar,
+    arrivals: AtomicUsize,
 }
 
 impl Gate {
     fn close(&self) {
         *self.is_closed.lock() = true;
+        self.arrivals.store(0, SeqCst);
+    }
+
+    /// Waits until somebody has come to the closed gate.
+    async fn wait_for_arrival(&self) {
+        while self.arrivals.load(SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     fn open(&self) {
@@ -42,6 +62,7 @@ impl Gate {
     }
 
     fn pass(&self) {
+        self.arrivals.fetch_add(1, SeqCst);
         self.opened.wait_while(&mut self.is_closed.lock(), |is_closed| *is_closed);
     }
 }
@@ -141,19 +162,21 @@ async fn let_others_run() {
 }
 
 #[tokio::test]
-async fn calls_of_tasks_that_are_ready_together_share_a_batch() {
-    const ROUNDS: u64 = 20;
-    const CALLS: u64 = 64;
-    let store = Arc::new(Embedded::open_on(Arc::new(SimDisk::default()), EmbeddedOptions::default()).unwrap());
+async fn calls_that_come_while_a_batch_is_synced_share_the_next_one() {
+    const CALLS: usize = 8;
+    let disk = GatedDisk::default();
+    let store = disk.open_store();
     let before = store.batch_count();
-    for round in 0..ROUNDS {
-        let claims = (0..CALLS).map(|nth| tokio::spawn(claim(store.clone(), (round * CALLS + nth) as usize)));
-        for found in join_all(claims).await {
-            assert!(matches!(found.unwrap(), Ok(ClaimOutcome::Granted(_))));
-        }
+    disk.syncs.close();
+    let first = tokio::spawn(claim(store.clone(), CALLS));
+    disk.syncs.wait_for_arrival().await;
+    let others: Vec<_> = (0..CALLS).map(|nth| tokio::spawn(claim(store.clone(), nth))).collect();
+    let_others_run().await;
+    disk.syncs.open();
+    for found in join_all(others.into_iter().chain([first])).await {
+        assert!(matches!(found.unwrap(), Ok(ClaimOutcome::Granted(_))));
     }
-    let batches = store.batch_count() - before;
-    assert!(batches < ROUNDS * CALLS / 4, "{batches} batches for {} calls", ROUNDS * CALLS);
+    assert_eq!(store.batch_count() - before, 2);
 }
 
 #[tokio::test]
