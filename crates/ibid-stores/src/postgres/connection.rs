@@ -9,6 +9,8 @@ pub(super) struct PostgresConnection {
     /// In the order of `ALL_STATEMENTS`; `None` if statements are unnamed.
     prepared: Option<RwLock<Arc<[tokio_postgres::Statement]>>>,
     in_flight: AtomicUsize,
+    /// Set before the task ends, so that no further call is sent.
+    is_discarded: AtomicBool,
     task: AbortHandle,
 }
 
@@ -27,7 +29,8 @@ impl PostgresConnection {
             // When the connection ends, each call on it gets its own error.
             let driver = tokio::spawn(async move { drop(connection.await) });
             let task = driver.abort_handle();
-            let link = Self { client, prepared: None, in_flight: AtomicUsize::new(0), task };
+            let (in_flight, is_discarded) = Default::default();
+            let link = Self { client, prepared: None, in_flight, is_discarded, task };
             link.set_up(place).await.map(|(link, findings)| (link, findings, driver))
         };
         match timeout(limit, opening).await {
@@ -90,7 +93,7 @@ impl PostgresConnection {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.client.is_closed() || self.task.is_finished()
+        self.is_discarded.load(Relaxed) || self.client.is_closed() || self.task.is_finished()
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -104,6 +107,7 @@ impl PostgresConnection {
 
     /// Closes the connection: a late reply could be taken for that of another call.
     pub(super) fn discard(&self) {
+        self.is_discarded.store(true, Relaxed);
         self.task.abort();
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use futures_util::future::join_all;
 use ibid::store::{ClaimOutcome, ErrorKind, Lease, RecordSummary, SettleOutcome, Settlement, Store};
-use ibid_stores::embedded::{Disk, DiskFile, Embedded, EmbeddedOptions};
+use ibid_stores::embedded::{Disk, DiskFile, Embedded};
 use parking_lot::{Condvar, Mutex};
 use tokio::{task::yield_now, time::timeout};
 
