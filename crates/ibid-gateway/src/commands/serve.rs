@@ -16,6 +16,7 @@ use ibid_tools::CommandError;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
+    time::timeout,
 };
 
 use super::{admin::local_address, store};
@@ -53,6 +54,9 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
     })
 }
 
+/// At shutdown: maximum time to save what was found out about unknown outcomes.
+const SAVE_FINDINGS_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Runs a gateway on a runtime of its own.
 pub(super) fn block_on(work: impl Future<Output = Result<(), CommandError>>) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -77,6 +81,8 @@ pub struct RunningGateway {
     admin_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     /// Stops after the server, so that exchanges can end meanwhile.
     api_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
+    /// Saves what was found out about unknown outcomes. Stops after all requests, with the last of them.
+    findings_task: (watch::Sender<bool>, tokio::task::JoinHandle<()>),
     tracer: Option<Tracer>,
     /// Holds the journal lock. Two gateways on one directory would each delete the other's pending answers.
     _journal: Option<ProcessLock>,
@@ -103,7 +109,9 @@ impl RunningGateway {
             None => None,
         };
         let (stop, stopping) = watch::channel(false);
-        tokio::spawn(watched.recent.clone().save_findings(ibid.engine().store().clone(), stopping.clone()));
+        let (end_findings, findings_ended) = watch::channel(false);
+        let saving = watched.recent.clone().save_findings(ibid.engine().store().clone(), findings_ended);
+        let findings_task = (end_findings, tokio::spawn(saving));
         let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone(), stopping.clone()).await?;
         let (mut api, mut api_task) = (None, None);
         if let Some(settings) = &settings.api {
@@ -141,6 +149,7 @@ impl RunningGateway {
             server,
             admin_task,
             api_task,
+            findings_task,
             tracer,
             _journal,
         })
@@ -153,6 +162,9 @@ impl RunningGateway {
             let _ = end.send(());
             let _ = task.await;
         }
+        let (end, task) = self.findings_task;
+        let _ = end.send(true);
+        let _ = timeout(SAVE_FINDINGS_TIMEOUT, task).await;
         if let Some(tracer) = &self.tracer {
             tracer.flush().await;
         }
