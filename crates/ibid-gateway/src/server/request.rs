@@ -46,7 +46,7 @@ pub(super) struct ClientConnection {
     pub(super) sending: Arc<WriteProgress>,
 }
 
-/// The response to a request. hyper moves this future, so that it is small.
+/// The response to a request. hyper moves this future, so it is kept small.
 pub(super) struct RequestFuture {
     work: ResponseWork,
     connection: Arc<ClientConnection>,
