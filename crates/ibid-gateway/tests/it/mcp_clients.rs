@@ -4,11 +4,16 @@
 //! The clients (`tests/mcp/client.py`, `tests/mcp/client.mjs`) call and say what they saw; `tests/mcp/server.py` counts
 //! runs. `scripts/tools` installs the SDKs.
 
-use std::{fs, path::Path, path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::process::GatewayProcess;
+use testbed::{client::post, process::GatewayProcess};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -148,7 +153,12 @@ async fn a_call_runs_once(sdk: McpSdk, answers: &str) {
     until("the tool runs", || server.runs() == 6).await;
     server.process.kill().await.expect("it runs");
     let told: Vec<Value> = serde_json::from_str(&next_line(&mut client.answers).await).expect("a list");
-    assert!(told[0]["code"].is_i64(), "{told:?}");
+    assert!(!told[0]["code"].is_null(), "{told:?}");
+    let params = json!({ "name": "pay", "arguments": { "amount": 9, "seconds": 60 } });
+    let again = json!({ "jsonrpc": "2.0", "id": "again", "method": "tools/call", "params": params }).to_string();
+    let again = post(server.gateway.addr(), "/mcp").header("Authorization", "Bearer agent-1").key("k-5").json(&again);
+    let told = again.send().await.json();
+    assert_eq!((&told["id"], &told["error"]["data"]["type"]), (&json!("again"), &json!("outcome-unknown")), "{told}");
 }
 
 #[tokio::test]

@@ -16,8 +16,11 @@ const { Client, StreamableHTTPClientTransport } =
     ? await load('@modelcontextprotocol/client')
     : { ...(await load('@modelcontextprotocol/sdk/client/index.js')), ...(await load('@modelcontextprotocol/sdk/client/streamableHttp.js')) }
 
+// Without it, a call whose server is gone waits for a minute.
+const options = { timeout: 20_000 }
+
 const call = (client, { key, amount, seconds = 0 }) =>
-  client.callTool({ name: 'pay', arguments: { amount, seconds }, _meta: { 'idempotency-key': key } }).then(
+  client.callTool({ name: 'pay', arguments: { amount, seconds }, _meta: { 'idempotency-key': key } }, ...(sdk === '2' ? [options] : [undefined, options])).then(
     ({ content: [{ text }], isError: failed = false }) => ({ text, failed }),
     ({ code, data }) => ({ code, type: data?.type ?? null }),
   )
