@@ -51,7 +51,7 @@ fn published_routes(routes: &RouteTable) -> impl Iterator<Item = &RouteEntry> {
 }
 
 fn grpc_methods<'a>(routes: &'a RouteTable, route: &RouteEntry) -> Vec<&'a str> {
-    if route.protocol == Protocol::Http {
+    if route.protocol != Protocol::Grpc {
         return Vec::new();
     }
     let is_its_own = |path: &&str| routes.find_call(path).is_some_and(|found| found.name == route.name);
@@ -65,13 +65,19 @@ fn route_json(route: &RouteEntry, calls: &[&str]) -> Value {
         Value::Object(headers.collect())
     };
     let is_call = route.protocol == Protocol::Grpc;
-    let refusal = |reason: RefusalReason| match is_call {
-        true => refusal_json(reason, "grpc_status", describe::refusal_status(route, reason).into()),
-        false => refusal_json(reason, "status", policy.status_of(reason).as_u16().into()),
+    let protocol = match route.protocol {
+        Protocol::Http => "http",
+        Protocol::Grpc => "grpc",
+        Protocol::JsonRpc => "json-rpc",
+    };
+    let refusal = |reason: RefusalReason| match route.protocol {
+        Protocol::Grpc => refusal_json(reason, "grpc_status", describe::refusal_status(route, reason).into()),
+        Protocol::Http => refusal_json(reason, "status", policy.status_of(reason).as_u16().into()),
+        Protocol::JsonRpc => refusal_json(reason, "code", reason.json_rpc_code().into()),
     };
     let mut contract = json!({
         "match": route.name,
-        "protocol": if is_call { "grpc" } else { "http" },
+        "protocol": protocol,
         "methods": policy.methods.iter().map(http::Method::as_str).collect::<Vec<_>>(),
         "path": route.pattern.to_string(),
         "enforced": policy.mode == PolicyMode::Enforce,
@@ -148,15 +154,15 @@ impl ContractPage<'_> {
 impl RouteSection<'_> {
     fn methods(&self) -> Vec<&str> {
         match self.route.protocol {
-            Protocol::Http => self.route.policy.methods.iter().map(http::Method::as_str).collect(),
+            Protocol::Http | Protocol::JsonRpc => self.route.policy.methods.iter().map(http::Method::as_str).collect(),
             Protocol::Grpc => vec!["gRPC"],
         }
     }
 
     fn path(&self) -> String {
         match (self.route.protocol, self.route.is_default_policy) {
-            (Protocol::Http, true) => self.route.title().into(),
-            (Protocol::Http, false) => self.route.pattern.to_string(),
+            (Protocol::Http | Protocol::JsonRpc, true) => self.route.title().into(),
+            (Protocol::Http | Protocol::JsonRpc, false) => self.route.pattern.to_string(),
             (Protocol::Grpc, _) => self.route.pattern.to_string().trim_start_matches('/').to_owned(),
         }
     }

@@ -77,6 +77,7 @@ impl RouteEntry {
     }
 
     fn with_name(name: String, protocol: Protocol, pattern: PathPattern, policy: Policy, preset: &'static str) -> Self {
+        let protocol = if protocol == Protocol::Grpc { protocol } else { policy.protocol() };
         let guard = Guard { name, policy: expect_valid(policy), protocol };
         let for_http = Guard { protocol: Protocol::Http, ..guard.clone() };
         Self {
@@ -115,7 +116,7 @@ impl RouteEntry {
 
     /// Whether this is `[policy]` for HTTP paths that no route names.
     pub(crate) fn matches_unknown_paths(&self) -> bool {
-        self.is_default_policy && self.protocol == Protocol::Http
+        self.is_default_policy && self.protocol != Protocol::Grpc
     }
 
     /// The guard for a gRPC call or for any other request.
@@ -234,7 +235,7 @@ impl RouteTable {
             return RefusalFormat::default();
         }
         let has_it = |route: &&RouteEntry| {
-            route.protocol == Protocol::Http && route.pattern.matches_reading(path.as_bytes(), PathComparison::LOOSE)
+            route.protocol != Protocol::Grpc && route.pattern.matches_reading(path.as_bytes(), PathComparison::LOOSE)
         };
         self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
     }
@@ -261,15 +262,16 @@ impl RouteTable {
         };
         matches
             // A route that names a gRPC method declares it unary.
-            && (route.protocol == Protocol::Http || route.pattern.is_single_method() || self.is_unary_path(path))
+            && (route.protocol != Protocol::Grpc || route.pattern.is_single_method() || self.is_unary_path(path))
     }
 
     /// Returns `[policy]` if it covers the method, for a path in all its readings.
     fn default_policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&RouteEntry> {
         let covers = |route: &&RouteEntry| route.is_default_policy && route.policy.lists_method(method);
-        let of = |protocol: Protocol| self.routes.iter().filter(covers).find(|route| route.protocol == protocol);
+        let of =
+            |calls: bool| self.routes.iter().filter(covers).find(|route| calls == (route.protocol == Protocol::Grpc));
         let is_unary = |_: &&RouteEntry| readings.into_iter().any(|path| self.is_unary_path(path));
-        of(Protocol::Grpc).filter(is_unary).or_else(|| of(Protocol::Http))
+        of(true).filter(is_unary).or_else(|| of(false))
     }
 
     /// Whether the path is that of a unary method, ignoring case.

@@ -149,7 +149,7 @@ impl ConfigSnapshot {
 
     pub(crate) fn upstreams(&self, protocol: Protocol) -> &HashMap<String, SharedUpstream> {
         match protocol {
-            Protocol::Http => &self.upstreams,
+            Protocol::Http | Protocol::JsonRpc => &self.upstreams,
             Protocol::Grpc => &self.grpc_upstreams,
         }
     }
@@ -157,7 +157,7 @@ impl ConfigSnapshot {
     /// Returns the upstream of a route, or the default one.
     fn upstream(&self, protocol: Protocol, route: Option<&RouteEntry>) -> SharedUpstream {
         match (route.and_then(|route| route.upstream.as_ref()), protocol) {
-            (None, Protocol::Http) => self.default_upstream.clone(),
+            (None, Protocol::Http | Protocol::JsonRpc) => self.default_upstream.clone(),
             (own, _) => self.upstreams(protocol)[own.unwrap_or(&self.settings.upstream)].clone(),
         }
     }

@@ -32,7 +32,10 @@ pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
     let grpc = grpc.map(|(reason, code)| {
         format!("{} {}", reason.name().replace('-', "_"), GrpcStatusCode::from_number((*code).into()).name())
     });
-    vec![
+    let tools = policy.tools.iter().flat_map(|tools| {
+        [("tools", format_list(tools)), ("remember_tool_errors", policy.remember_tool_errors.to_string())]
+    });
+    let mut dials = vec![
         ("methods", format_list(&policy.methods)),
         ("key", format_key(&policy.key)),
         ("scope", format_list(&policy.scope)),
@@ -63,7 +66,9 @@ pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
         ("grpc_status", format_list(grpc)),
         ("envelope", policy.envelope.to_string()),
         ("mode", policy.mode.to_string()),
-    ]
+    ];
+    dials.extend(tools);
+    dials
 }
 
 /// For a route with a webhook preset: the dials of its signature, each with its name, its value and whether it differs

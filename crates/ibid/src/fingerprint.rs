@@ -278,6 +278,15 @@ impl FingerprintInput<'_> {
         is_json
     }
 
+    /// Hashes the values at these pointers instead of the whole body.
+    pub(crate) fn hash_json_values(&self, printing: &mut FingerprintHasher, policy: &Policy, at: &[JsonPointer]) {
+        let names = json::NameEquality::IgnoreCase;
+        printing.stream.byte(b'J');
+        if !json::hash_values(self.body, &policy.json_ignore, at, names, &mut printing.stream) {
+            printing.raw_body(self.body);
+        }
+    }
+
     /// The format is part of the hash: a form never equals JSON with the same bytes.
     fn hash_other_body(
         &self, printing: &mut FingerprintHasher, policy: &Policy, content_type: &[u8], several_types: bool,

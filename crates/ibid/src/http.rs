@@ -41,7 +41,10 @@ pub(crate) use self::{
     body::WholeBody,
     context::RequestContext,
     request_id::UnderRequestId,
-    rules::{HttpRules, set_replay_headers, stored_headers, whole_response},
+    rules::{
+        HttpRules, completed_answer, is_remembered, json_string, remove_body_digests, set_replay_headers,
+        stored_headers, whole_response,
+    },
 };
 pub use crate::protocol::Protocol;
 use crate::{
@@ -232,7 +235,8 @@ impl Ibid {
     /// # Errors
     /// As [`layer`](Self::layer).
     pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
-        let route = Route { name: name.into(), policy: policy.checked()?, protocol: Protocol::Http };
+        let protocol = policy.protocol();
+        let route = Route { name: name.into(), policy: policy.checked()?, protocol };
         let grpc_route = Arc::new(Route { protocol: Protocol::Grpc, ..route.clone() });
         Ok(self.layer_with_routing(Arc::new(SingleRoute { route: Arc::new(route), grpc_route })))
     }
@@ -373,7 +377,7 @@ impl Routing for SingleRoute {
         }
         // gRPC calls may be streams, which must not be buffered, and they report their outcome in trailers.
         match Protocol::of_request(request.version, &request.headers) {
-            Protocol::Http => RouteMatch::covered(self.route.clone()),
+            Protocol::Http | Protocol::JsonRpc => RouteMatch::covered(self.route.clone()),
             Protocol::Grpc if request.extensions.get::<RunInfo>().is_some() => RouteMatch::NotCovered,
             Protocol::Grpc => RouteMatch::UnknownCall(self.grpc_route.clone()),
         }

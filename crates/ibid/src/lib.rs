@@ -19,8 +19,8 @@
 //! ```
 //!
 //! Handlers without a layer call [`run`]. The [`Engine`] decides whether an operation runs, a [`Store`](store::Store)
-//! remembers outcomes, and a [`Policy`] configures both. [`http`] contains the layer for HTTP and [`grpc`], [`webhook`]
-//! verifies webhook deliveries, and [`inbox`] deduplicates events from message brokers.
+//! remembers outcomes, and a [`Policy`] configures both. [`http`] contains the layer for HTTP, [`grpc`] and [`json_rpc`],
+//! [`webhook`] verifies webhook deliveries, and [`inbox`] deduplicates events from message brokers.
 
 pub use self::{
     engine::{Claimant, Decision, Engine, Operation, RunOutcome},
@@ -41,6 +41,7 @@ pub mod grpc;
 pub mod http;
 pub mod inbox;
 pub mod journal;
+pub mod json_rpc;
 pub mod key;
 pub mod label;
 pub mod observe;

@@ -18,6 +18,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
     fingerprint::JsonPointer,
+    json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
     scope::ScopePart,
@@ -100,6 +101,11 @@ pub struct Policy {
     pub grpc_status: Vec<(RefusalReason, u8)>,
     /// What is added to JSON responses.
     pub envelope: ResponseEnvelope,
+    /// For an MCP server: the tools whose calls are covered. Its requests are JSON-RPC, see
+    /// [`json_rpc`](crate::json_rpc). `None`: requests are plain HTTP.
+    pub tools: Option<Vec<ToolPattern>>,
+    /// For an MCP server: whether results with `isError`, and JSON-RPC errors of a tool, are remembered.
+    pub remember_tool_errors: bool,
     /// Whether the policy is enforced.
     pub mode: PolicyMode,
 }
@@ -231,6 +237,8 @@ pub enum RefusalFormat {
     Problem,
     /// The format that Stripe's SDKs parse: `{"error":{…}}`, and `Stripe-Should-Retry`.
     Stripe,
+    /// An error of JSON-RPC. If it has the id of a request, its HTTP status is 200: clients read no other errors.
+    JsonRpc,
 }
 
 /// What is added to JSON responses.
@@ -302,6 +310,7 @@ impl Policy {
         let message = "has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint";
         require(!self.key.from.contains(&KeySource::Body) || has_body || has_raw, "key.from", message)?;
         require(!(has_body && has_raw), "fingerprint", "has \"body\" and \"raw\"; name the one or the other")?;
+        self.check_tools()?;
         let Some(signature) = &self.signature else { return Ok(()) };
         let message = "is false; where deliveries are signed it must be true, because what has no key passes unchecked";
         require(self.key.required, "key.required", message)?;
@@ -380,6 +389,7 @@ impl Policy {
             && self.scope == other.scope
             && self.fingerprint == other.fingerprint
             && self.json_ignore == other.json_ignore
+            && self.tools.is_some() == other.tools.is_some()
             && (self.on_mismatch == OnMismatch::New) == (other.on_mismatch == OnMismatch::New)
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     fingerprint::{FingerprintInput, PartDigests},
     grpc::{self, GrpcRules},
     http::{HttpRules, RequestContext, WholeBody},
+    json_rpc::{JsonRpcRules, ResponseEventFinder},
     policy::Policy,
     record::{Record, RecordBody},
     refusal::Refusal,
@@ -27,6 +28,8 @@ pub enum Protocol {
     Http,
     /// Unary gRPC calls, see [`grpc`].
     Grpc,
+    /// JSON-RPC requests in the bodies of HTTP requests, see [`json_rpc`](crate::json_rpc).
+    JsonRpc,
 }
 
 impl Protocol {
@@ -39,6 +42,7 @@ impl Protocol {
         match self {
             Self::Http => &HttpRules,
             Self::Grpc => &GrpcRules,
+            Self::JsonRpc => &JsonRpcRules,
         }
     }
 }
@@ -46,6 +50,11 @@ impl Protocol {
 pub(crate) trait ProtocolRules: Send + Sync {
     /// Whether cookies, probes and [`HandlerClaim`](crate::http::HandlerClaim)s work, and a connection can be closed.
     fn is_plain_http(&self) -> bool;
+
+    /// Reads what kind of message a request's body is.
+    fn read_message(&self, _: &Policy, _body: &[u8]) -> Result<MessageKind, Refusal> {
+        Ok(MessageKind::Operation { id: None })
+    }
 
     /// Computes the fingerprint by the rules of `version`. `None` if the version is unknown.
     fn fingerprint(
@@ -63,6 +72,11 @@ pub(crate) trait ProtocolRules: Send + Sync {
     /// Changes the request so that its response can be remembered.
     fn prepare_request(&self, _: &mut HeaderMap, _: &Policy) {}
 
+    /// Finds the response in an event stream. `None`: the whole stream is the response.
+    fn response_event_finder(&self, _: &Policy) -> Option<ResponseEventFinder> {
+        None
+    }
+
     /// Reads what a complete reply of the app means.
     fn judge(&self, policy: &Policy, reply: AppReply<'_>) -> ReplyMeaning;
 
@@ -76,6 +90,16 @@ pub(crate) trait ProtocolRules: Send + Sync {
     fn fail(&self, status: StatusCode, detail: &str, context: &RequestContext) -> Response<WholeBody>;
 
     fn replay(&self, record: Record, stored: StoredAs, context: &RequestContext) -> Response<WholeBody>;
+}
+
+/// The kind of a message in a request's body.
+pub(crate) enum MessageKind {
+    Operation {
+        /// The id that the response must have, as JSON, if the protocol has one.
+        id: Option<Box<str>>,
+    },
+    /// The message is no operation that the policy covers: it passes through.
+    Other,
 }
 
 /// A reply of the app that has arrived completely.

@@ -1,4 +1,4 @@
-//! The table of all refusals: name, HTTP status, gRPC code and title.
+//! The table of all refusals: name, HTTP status, gRPC code, JSON-RPC code and title.
 //!
 //! A refusal never reveals whether another caller used the key, or which part of a request differed.
 
@@ -25,57 +25,64 @@ struct ReasonInfo {
     name: &'static str,
     http: u16,
     grpc: GrpcStatusCode,
+    json_rpc: i32,
     title: &'static str,
     help: &'static str,
 }
 
 macro_rules! reasons {
-    ($($reason:ident, $name:literal, $http:literal, $grpc:ident, $title:literal, $help:literal;)+) => {
+    ($($reason:ident, $name:literal, $http:literal, $grpc:ident, $json_rpc:literal, $title:literal, $help:literal;)+) => {
         /// Why a request was refused. The variants are ordered by precedence.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs)]
         pub enum RefusalReason { $($reason),+ }
 
         const REASONS: &[ReasonInfo] = &[$(ReasonInfo {
-            reason: RefusalReason::$reason, name: $name, http: $http, grpc: GrpcStatusCode::$grpc, title: $title, help: $help,
+            reason: RefusalReason::$reason,
+            name: $name,
+            http: $http,
+            grpc: GrpcStatusCode::$grpc,
+            json_rpc: $json_rpc,
+            title: $title,
+            help: $help,
         }),+];
     };
 }
 
 reasons! {
-    KeyMissing, "key-missing", 400, InvalidArgument, "An idempotency key is required",
+    KeyMissing, "key-missing", 400, InvalidArgument, -31001, "An idempotency key is required",
         "Send a key of your own with the request, a fresh one per operation, and the same one on every retry.";
-    KeyInvalid, "key-invalid", 400, InvalidArgument, "The idempotency key is not valid here",
+    KeyInvalid, "key-invalid", 400, InvalidArgument, -31002, "The idempotency key is not valid here",
         "The detail says which rule the key breaks. Send one key, in the form that this route asks for.";
-    ScopeMissing, "scope-missing", 400, InvalidArgument, "The request does not say whose key this is",
+    ScopeMissing, "scope-missing", 400, InvalidArgument, -31003, "The request does not say whose key this is",
         "Keys belong to a caller. The detail names the header, cookie or claim that says who is calling.";
-    RequestAmbiguous, "request-ambiguous", 400, InvalidArgument, "The request can be read in more than one way",
+    RequestAmbiguous, "request-ambiguous", 400, InvalidArgument, -31004, "The request can be read in more than one way",
         "A header is repeated or has a twin, or the path could be understood differently by the app. Send it once, plainly.";
-    IdentityInvalid, "identity-invalid", 401, Unauthenticated, "The caller's identity could not be verified",
+    IdentityInvalid, "identity-invalid", 401, Unauthenticated, -31005, "The caller's identity could not be verified",
         "A token or a signature does not hold. Get a new token, or sign anew with the current secret, and send the request again with the same key.";
-    ScopeRefused, "scope-refused", 403, PermissionDenied, "The caller may not name this scope",
+    ScopeRefused, "scope-refused", 403, PermissionDenied, -31006, "The caller may not name this scope",
         "A header that says whose key this is is believed only from trusted proxies, and a key that names a user is good for that user only.";
-    BodyTooLarge, "body-too-large", 413, ResourceExhausted, "The body is too large to be protected",
+    BodyTooLarge, "body-too-large", 413, ResourceExhausted, -31007, "The body is too large to be protected",
         "Send a smaller body, or ask the operator to raise max_request for this route.";
-    StoreUnavailable, "store-unavailable", 503, Unavailable, "Requests cannot be remembered at the moment",
+    StoreUnavailable, "store-unavailable", 503, Unavailable, -31008, "Requests cannot be remembered at the moment",
         "Try again with the same key after the time in Retry-After.";
-    Overloaded, "overloaded", 503, Unavailable, "Too many requests are running",
+    Overloaded, "overloaded", 503, Unavailable, -31009, "Too many requests are running",
         "Nothing was executed. Try again with the same key after the time in Retry-After.";
-    KeyReused, "key-reused", 422, InvalidArgument, "The key was used for a different request",
+    KeyReused, "key-reused", 422, InvalidArgument, -31010, "The key was used for a different request",
         "A key names one operation. Send the first request unchanged, or use a fresh key for a new operation.";
-    MethodUnknown, "method-unknown", 400, FailedPrecondition, "It is not known whether this gRPC method is unary",
+    MethodUnknown, "method-unknown", 400, FailedPrecondition, -31011, "It is not known whether this gRPC method is unary",
         "Only unary methods can be protected, and a call that may be a stream is never buffered. Nothing was executed. Call it without a key, or ask the operator to name the method in a route or to provide descriptors.";
-    InProgress, "in-progress", 409, Aborted, "A request with this key is still running",
+    InProgress, "in-progress", 409, Aborted, -31012, "A request with this key is still running",
         "Try again with the same key after the time in Retry-After: you will get the first request's answer.";
-    OutcomeUnknown, "outcome-unknown", 409, FailedPrecondition, "It is not known whether the operation happened",
+    OutcomeUnknown, "outcome-unknown", 409, FailedPrecondition, -31013, "It is not known whether the operation happened",
         "The operation was started and its end was never seen. Do not retry blindly with a fresh key: look up whether it happened, or ask the operator to resolve it.";
-    QuotaExceeded, "quota-exceeded", 429, ResourceExhausted, "Too many new keys",
+    QuotaExceeded, "quota-exceeded", 429, ResourceExhausted, -31014, "Too many new keys",
         "Retries of known keys are still answered. Send new operations after the time in Retry-After.";
-    UpstreamUnreachable, "upstream-unreachable", 502, Unavailable, "The app could not be reached",
+    UpstreamUnreachable, "upstream-unreachable", 502, Unavailable, -31015, "The app could not be reached",
         "Nothing was sent to the app. Try again with the same key.";
-    UpstreamLost, "upstream-lost", 502, Unknown, "The app's answer was lost",
+    UpstreamLost, "upstream-lost", 502, Unknown, -31016, "The app's answer was lost",
         "The request was sent and may have been executed. A retry with the same key does not execute it a second time unless the route allows it.";
-    UpstreamTimeout, "upstream-timeout", 504, DeadlineExceeded, "The app did not answer in time",
+    UpstreamTimeout, "upstream-timeout", 504, DeadlineExceeded, -31017, "The app did not answer in time",
         "The request was sent and may still be executed. A retry with the same key does not execute it a second time unless the route allows it.";
 }
 
@@ -107,6 +114,11 @@ impl RefusalReason {
     /// The default gRPC code; a policy may set another.
     pub fn grpc_status(self) -> u8 {
         self.info().grpc.number()
+    }
+
+    /// The code of the refusal as a JSON-RPC error.
+    pub fn json_rpc_code(self) -> i32 {
+        self.info().json_rpc
     }
 
     /// The title of the refusal, a sentence for people.
@@ -164,5 +176,11 @@ mod tests {
             assert_eq!(RefusalReason::from_name(&row.name.replace('-', "_")), Some(row.reason));
         }
         assert!(REASONS.is_sorted_by_key(|row| row.reason));
+        let mut codes: Vec<i32> = REASONS.iter().map(|row| row.json_rpc).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), REASONS.len());
+        let is_reserved = |code: &i32| (-32768..=-32000).contains(code);
+        assert!(!codes.iter().any(is_reserved), "{codes:?}");
     }
 }

@@ -64,6 +64,7 @@ fn build_default_policy(dials: &RawDials) -> Result<DefaultPolicy, ConfigError> 
     let mut policy = preset_policy(preset);
     dials.apply_to(&mut policy);
     apply_webhook_dials(dials, preset, false, &mut policy, "policy")?;
+    check_tool_dials(dials, preset, "policy")?;
     check_policy(&policy, Protocol::Http, "policy")?;
     Ok((policy, preset, dials.upstream.as_ref().map(|upstream| upstream.0.clone())))
 }
@@ -89,9 +90,14 @@ fn build_route(
     };
     dials.apply_to(&mut policy);
     apply_webhook_dials(dials, preset, via_policy, &mut policy, place)?;
+    check_tool_dials(dials, preset, place)?;
     if matches.protocol == Protocol::Grpc {
         if is_webhook_preset(preset) {
             let what = "is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\"";
+            return Err(wrong("preset", &format!("{preset:?} {what}")));
+        }
+        if policy.tools.is_some() {
+            let what = "is for JSON-RPC over HTTP, not for gRPC; write a route such as \"POST /mcp\"";
             return Err(wrong("preset", &format!("{preset:?} {what}")));
         }
         check_unary(matches, unary).map_err(|what| wrong("match", &what))?;
@@ -108,8 +114,8 @@ fn policy_routes(
     (policy, preset, upstream): DefaultPolicy, unary: Option<&UnaryMethods>, writes_key: bool,
 ) -> Result<Vec<RouteEntry>, ConfigError> {
     let mut all = vec![RouteEntry { upstream: upstream.clone(), ..RouteEntry::for_all_paths(policy.clone(), preset) }];
-    // Webhook deliveries are not gRPC calls.
-    if unary.is_some() && !is_webhook_preset(preset) {
+    // Webhook deliveries and JSON-RPC messages are not gRPC calls.
+    if unary.is_some() && !is_webhook_preset(preset) && policy.tools.is_none() {
         let policy = adapt_for_grpc(policy, writes_key);
         check_policy(&policy, Protocol::Grpc, "policy")?;
         all.push(RouteEntry { upstream, ..RouteEntry::for_all_calls(policy, preset) });
@@ -175,7 +181,7 @@ fn is_same_match(one: &Match, two: &Match) -> bool {
 
 fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), ConfigError> {
     let checked = match protocol {
-        Protocol::Http => policy.check(),
+        Protocol::Http | Protocol::JsonRpc => policy.check(),
         Protocol::Grpc => policy.check_grpc(),
     };
     checked.map_err(|invalid| ConfigError::at(format!("{place}.{}", invalid.setting()), invalid.message()))
@@ -195,7 +201,8 @@ impl RawDials {
             methods, key.from, key.required, key.format, key.max_length, scope, label.tenant, label.user, label.key,
             fingerprint, json_ignore, on_mismatch, on_concurrent, on_unknown, resolve, on_store_down, remember,
             refusals, unknown_status, remember_body, max_request, max_response, digest_status, ttl, lease, timeout,
-            wait_timeout, late_answer, first_headers, replay_headers, drop_headers, envelope, mode,
+            wait_timeout, late_answer, first_headers, replay_headers, drop_headers, envelope, tools,
+            remember_tool_errors, mode,
         }
         for (reason, status) in &self.status.0 {
             set_for_reason(&mut policy.status, *reason, status.0);
@@ -235,6 +242,18 @@ pub(crate) fn route_dials(route: &RouteEntry) -> Vec<Dial> {
 
 pub(crate) fn is_webhook_preset(preset: &str) -> bool {
     ibid::presets::WEBHOOK_PRESET_NAMES.contains(&preset)
+}
+
+/// Rejects the dials that only routes for agents have on all others.
+fn check_tool_dials(dials: &RawDials, preset: &str, place: &str) -> Result<(), ConfigError> {
+    let written = [("tools", dials.tools.is_some()), ("remember_tool_errors", dials.remember_tool_errors.is_some())];
+    match written.iter().find(|(_, is_written)| *is_written) {
+        Some((name, _)) if !ibid::presets::AGENT_PRESET_NAMES.contains(&preset) => {
+            let what = format!("only the preset \"mcp\" has it, and this one is {preset:?}");
+            Err(ConfigError::at(format!("{place}.{name}"), what))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Applies the dials that only webhook routes have. `inherits`: `policy` is the finished `[policy]`. `place` is the

@@ -7,6 +7,7 @@ use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     RefusalReason,
     fingerprint::JsonPointer,
+    json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
     policy::{
         FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
@@ -173,6 +174,9 @@ tables! {
         pub(super) status: PerReason<RefusalStatus>,
         pub(super) grpc_status: PerReason<GrpcCode>,
         pub(super) envelope: Option<ResponseEnvelope>,
+        /// Only for agents.
+        pub(super) tools: Option<Vec<ToolPattern>>,
+        pub(super) remember_tool_errors: Option<bool>,
         pub(super) upstream: Option<UpstreamUrl>,
         pub(super) mode: Option<PolicyMode>,
     }

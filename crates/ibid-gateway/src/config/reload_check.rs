@@ -132,7 +132,7 @@ fn for_each_successor<'a>(
 }
 
 fn covers_method(route: &RouteEntry, method: &Method) -> bool {
-    route.protocol == Protocol::Http && route.policy.methods.contains(method)
+    route.protocol != Protocol::Grpc && route.policy.methods.contains(method)
 }
 
 /// `POST /a`, or `POST /a (now POST|PUT /a)`.
@@ -169,6 +169,8 @@ fn policy_changes(old: &RouteEntry, new: &RouteEntry) -> Vec<String> {
     }
     compare("scope", bracketed_list(&from.scope), bracketed_list(&to.scope), lost);
     compare("fingerprint", bracketed_list(&from.fingerprint), bracketed_list(&to.fingerprint), mismatch);
+    let messages = |policy: &Policy| if policy.tools.is_some() { "calls of tools" } else { "requests" }.to_owned();
+    compare("what is compared", messages(from), messages(to), mismatch);
     compare("json_ignore", bracketed_list(&from.json_ignore), bracketed_list(&to.json_ignore), mismatch);
     if apart(from) != apart(to) {
         compare("on_mismatch", from.on_mismatch.to_string(), to.on_mismatch.to_string(), lost);

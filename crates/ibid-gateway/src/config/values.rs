@@ -6,6 +6,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
     fingerprint::JsonPointer,
     grpc::GrpcStatusCode,
+    json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
     policy::{
         FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
@@ -26,6 +27,11 @@ use crate::routes::Match;
 
 /// The preset of a `[policy]` that covers nothing: only routes are covered.
 pub(super) const PRESET_OFF: &str = "off";
+
+/// The names of all presets that cover requests.
+fn preset_names() -> impl Iterator<Item = &'static str> {
+    presets::PRESET_NAMES.into_iter().chain(presets::AGENT_PRESET_NAMES).chain(presets::WEBHOOK_PRESET_NAMES)
+}
 
 /// Declares the syntax of settings whose type is another one.
 macro_rules! syntax {
@@ -186,13 +192,12 @@ scalars! {
         code.map(Self).ok_or_else(|| format!("{number} is no gRPC code of a refusal; allowed is 1 to 16"))
     }, choices GrpcStatusCode::all().skip(1).map(GrpcStatusCode::name).collect();
     Preset: "the name of a preset", |text| {
-        let names = || presets::PRESET_NAMES.into_iter().chain(presets::WEBHOOK_PRESET_NAMES);
-        let unknown = || match closest_match(text, names()) {
+        let unknown = || match closest_match(text, preset_names()) {
             Some(close) => format!("{text:?} is no preset, did you mean {close:?}?"),
-            None => format!("{text:?} is no preset; allowed are {}", quote_list(names())),
+            None => format!("{text:?} is no preset; allowed are {}", quote_list(preset_names())),
         };
         Self::choices().into_iter().find(|name| *name == text).map(Self).ok_or_else(unknown)
-    }, choices presets::PRESET_NAMES.into_iter().chain(presets::WEBHOOK_PRESET_NAMES).chain([PRESET_OFF]).collect();
+    }, choices preset_names().chain([PRESET_OFF]).collect();
     Method: "a method such as \"POST\"", |text| {
         let upper = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
         let method = Self::from_str(text).ok().filter(|_| upper);
@@ -258,7 +263,8 @@ parsed! {
     OnUnknown: "\"hold\" \"retry\"",
     OnStoreDown: "\"closed\" \"open\"",
     ResponseEnvelope: "\"none\" \"metadata\"",
-    RefusalFormat: "\"problem\" \"stripe\"",
+    RefusalFormat: "\"problem\" \"stripe\" \"json-rpc\"",
+    ToolPattern: "the name of a tool, such as \"create_order\" or \"create_*\"",
     PolicyMode: "\"enforce\" \"shadow\" \"off\"",
     LabelKeyDisplay: "\"clear\" \"masked\"",
     KeyFormat: "a key format such as \"uuid4\"",

@@ -91,6 +91,7 @@ pub(super) fn fingerprint(policy: &Policy) -> String {
         FingerprintPart::Query => "query".into(),
         FingerprintPart::Type => "media type".into(),
         FingerprintPart::Raw => "body, byte by byte".into(),
+        FingerprintPart::Body if policy.tools.is_some() => "tool and arguments".into(),
         FingerprintPart::Body if policy.json_ignore.is_empty() => "body".into(),
         FingerprintPart::Body => format!("body without {}", join_with_and(&policy.json_ignore)),
         FingerprintPart::Header(name) => format!("the header {}", header(name)),
@@ -99,10 +100,11 @@ pub(super) fn fingerprint(policy: &Policy) -> String {
     join_with_and(&words)
 }
 
-/// The status of a refusal: `409`, or `ABORTED` for gRPC.
+/// The status of a refusal: `409`, `ABORTED` for gRPC, or the code of a JSON-RPC error.
 pub(super) fn refusal_status(route: &RouteEntry, reason: RefusalReason) -> String {
     match route.protocol {
         Protocol::Http => route.policy.status_of(reason).as_u16().to_string(),
+        Protocol::JsonRpc => reason.json_rpc_code().to_string(),
         Protocol::Grpc => GrpcStatusCode::from_number(route.policy.grpc_status_of(reason).into()).name().into(),
     }
 }
@@ -110,6 +112,8 @@ pub(super) fn refusal_status(route: &RouteEntry, reason: RefusalReason) -> Strin
 pub(super) fn remembered(route: &RouteEntry) -> String {
     match route.protocol {
         Protocol::Http => remembered_answers(&route.policy),
+        Protocol::JsonRpc if route.policy.remember_tool_errors => "results and errors of tools".into(),
+        Protocol::JsonRpc => "results of tools, unless the tool failed".into(),
         Protocol::Grpc => remembered_statuses(&route.policy),
     }
 }

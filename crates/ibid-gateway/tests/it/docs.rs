@@ -10,7 +10,7 @@ use std::{
 use ibid::{
     Policy, RefusalReason,
     grpc::{CallOutcome, GrpcStatusCode},
-    presets::{PRESET_NAMES, WEBHOOK_PRESET_NAMES},
+    presets::{AGENT_PRESET_NAMES, PRESET_NAMES, WEBHOOK_PRESET_NAMES},
 };
 use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
@@ -38,11 +38,27 @@ fn preset_page(name: &str) -> PathBuf {
     root().join(format!("docs/presets/{name}.md"))
 }
 
+/// The presets that have a page each.
+fn paged_presets() -> impl Iterator<Item = &'static str> {
+    PRESET_NAMES.into_iter().chain(AGENT_PRESET_NAMES)
+}
+
+#[test]
+fn the_page_of_mcp_has_the_code_of_every_refusal() {
+    let page = std::fs::read_to_string(preset_page("mcp")).unwrap();
+    for reason in RefusalReason::all() {
+        let row = format!("| {} | `{}` |", reason.json_rpc_code(), reason.name());
+        assert!(page.lines().any(|line| line == row), "{row}");
+    }
+}
+
 #[tokio::test]
 async fn every_preset_page_shows_what_happens() {
-    for name in PRESET_NAMES {
+    for name in paged_presets() {
         let page = DocPage::read(preset_page(name));
         let upstream = TestUpstream::start().await;
+        let paid = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"paid"}]}}"#;
+        upstream.on("/mcp", UpstreamReply::status(200).json(paid));
         let config = page.config().expect("a preset page has a configuration").to_owned();
         let gateway = start_gateway(&config, &upstream).await;
         page.gateway(gateway.addr()).run().await;
@@ -51,7 +67,7 @@ async fn every_preset_page_shows_what_happens() {
 
 #[tokio::test]
 async fn every_preset_page_has_the_dials_that_the_code_has() {
-    for name in PRESET_NAMES {
+    for name in paged_presets() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"{name}\"\n"))
             .unwrap();
@@ -77,7 +93,7 @@ async fn every_preset_page_has_the_dials_that_the_code_has() {
 
 #[test]
 fn every_preset_page_lists_the_routes_of_its_shipped_configuration() {
-    for name in PRESET_NAMES {
+    for name in paged_presets() {
         let settings = |text: &str| {
             GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[]))
                 .unwrap_or_else(|why| panic!("{why}"))

@@ -21,6 +21,7 @@ mod grpc;
 mod grpc_clients;
 mod jwt;
 mod keys;
+mod mcp_clients;
 mod names;
 mod openapi;
 mod operations;

@@ -158,6 +158,7 @@ pub(super) fn refusal_body_schema(refusals: RefusalFormat) -> (&'static str, New
     match refusals {
         RefusalFormat::Problem => ("IdempotencyProblem", problem_schema()),
         RefusalFormat::Stripe => ("IdempotencyError", stripe_error_schema()),
+        RefusalFormat::JsonRpc => ("IdempotencyJsonRpcError", json_rpc_error_schema()),
     }
 }
 
@@ -167,6 +168,16 @@ fn string() -> NewValue {
 
 fn names(names: &[&str]) -> NewValue {
     NewValue::List(names.iter().map(|name| NewValue::from(*name)).collect())
+}
+
+fn json_rpc_error_schema() -> NewValue {
+    let data =
+        object! { "type" => "object", "required" => names(&["type"]), "properties" => object! { "type" => string() } };
+    let properties = object! { "code" => object! { "type" => "integer" }, "message" => string(), "data" => data };
+    let required = names(&["code", "message", "data"]);
+    let error = object! { "type" => "object", "required" => required, "properties" => properties };
+    let properties = object! { "jsonrpc" => string(), "id" => object! {}, "error" => error };
+    object! { "type" => "object", "required" => names(&["jsonrpc", "id", "error"]), "properties" => properties }
 }
 
 fn stripe_error_schema() -> NewValue {

@@ -89,16 +89,40 @@ fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) ->
     })
 }
 
+/// Hashes the canonical forms of the values at these pointers, and of nothing else. A zero byte ends each of them, also
+/// one that is absent or ignored. Returns `false` and hashes nothing if the raw bytes must be compared.
+pub(crate) fn hash_values(
+    body: &[u8], ignore: &[JsonPointer], at: &[JsonPointer], names: NameEquality, stream: &mut HashStream,
+) -> bool {
+    JsonBuffers::with(|buffers| {
+        let Some(mut document) = JsonDocument::read(body, true, names, buffers) else { return false };
+        drop_values(&mut document, ignore);
+        for pointer in at {
+            if let Some(node) = document.find_node(pointer) {
+                let value = document.buffers.closed[node].value;
+                CanonicalWriter { document: &document, sink: &mut *stream }.value(value);
+            }
+            stream.byte(0);
+        }
+        true
+    })
+}
+
 fn read_without<'d>(
     body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, buffers: &'d mut JsonBuffers,
 ) -> Option<JsonDocument<'d>> {
-    let document = JsonDocument::read(body, !ignore.is_empty(), names, buffers)?;
+    let mut document = JsonDocument::read(body, !ignore.is_empty(), names, buffers)?;
+    drop_values(&mut document, ignore);
+    Some(document)
+}
+
+/// Drops the values at these pointers. Only for a document with every node.
+fn drop_values(document: &mut JsonDocument<'_>, ignore: &[JsonPointer]) {
     for pointer in ignore {
         if let Some(at) = document.find_node(pointer) {
             document.buffers.closed[at].value = JsonValue::DROPPED;
         }
     }
-    Some(document)
 }
 
 /// The result of [`find`].
@@ -108,34 +132,52 @@ pub(crate) enum JsonLookup<'a> {
     String(Cow<'a, str>),
     /// A number as written.
     Number(&'a str),
+    /// The literal `true`.
+    True,
     /// No value exists there.
     Absent,
-    /// A value that is neither a string nor a number.
+    /// A value of any other type, or `false`.
     OtherType,
 }
 
 /// Looks up the string or number at a pointer. Returns `None` if the body has no canonical form, so that a key is never
 /// read from an ambiguous document.
 pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
+    find_all(body, std::array::from_ref(at), NameEquality::Exact).map(|[found]| found)
+}
+
+/// Like [`find`], for several pointers.
+pub(crate) fn find_all<'a, const N: usize>(
+    body: &'a [u8], at: &[JsonPointer; N], names: NameEquality,
+) -> Option<[JsonLookup<'a>; N]> {
     JsonBuffers::with(|buffers| {
-        let document = JsonDocument::read(body, true, NameEquality::Exact, buffers)?;
-        let Some(node) = document.find_node(at) else {
-            return Some(JsonLookup::Absent);
-        };
-        let value = document.buffers.closed[node].value;
-        if value.kind() != JsonKind::Text {
-            return Some(JsonLookup::OtherType);
+        let document = JsonDocument::read(body, true, names, buffers)?;
+        let mut found = [const { JsonLookup::Absent }; N];
+        for (found, at) in found.iter_mut().zip(at) {
+            *found = lookup(&document, body, at)?;
         }
-        let span = value.span();
-        let borrowed = body.get(span.start as usize..span.end as usize).and_then(|text| str::from_utf8(text).ok());
-        Some(match (document.bytes(span), borrowed) {
-            ([b'"', inner @ .., b'"'], Some(text)) if !inner.contains(&b'\\') => {
-                JsonLookup::String(Cow::Borrowed(&text[1..text.len() - 1]))
-            }
-            ([b'"', inner @ .., b'"'], _) => JsonLookup::String(Cow::Owned(text::unescape(inner)?)),
-            ([b'-' | b'0'..=b'9', ..], Some(text)) => JsonLookup::Number(text),
-            _ => JsonLookup::OtherType,
-        })
+        Some(found)
+    })
+}
+
+fn lookup<'a>(document: &JsonDocument<'_>, body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
+    let Some(node) = document.find_node(at) else {
+        return Some(JsonLookup::Absent);
+    };
+    let value = document.buffers.closed[node].value;
+    if value.kind() != JsonKind::Text {
+        return Some(JsonLookup::OtherType);
+    }
+    let span = value.span();
+    let borrowed = body.get(span.start as usize..span.end as usize).and_then(|text| str::from_utf8(text).ok());
+    Some(match (document.bytes(span), borrowed) {
+        ([b'"', inner @ .., b'"'], Some(text)) if !inner.contains(&b'\\') => {
+            JsonLookup::String(Cow::Borrowed(&text[1..text.len() - 1]))
+        }
+        ([b'"', inner @ .., b'"'], _) => JsonLookup::String(Cow::Owned(text::unescape(inner)?)),
+        ([b'-' | b'0'..=b'9', ..], Some(text)) => JsonLookup::Number(text),
+        (b"true", _) => JsonLookup::True,
+        _ => JsonLookup::OtherType,
     })
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header, request::Parts};
+use http::{HeaderName, Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::Body;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
@@ -36,6 +36,7 @@ use super::{
 };
 use crate::{
     engine::{ClaimedRun, Heartbeat, ProbeOutcome, RunOutcome, UnknownCause},
+    json_rpc::is_event_stream,
     protocol::{AppReply, ReplyMeaning, RunTimes},
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
@@ -254,14 +255,17 @@ impl Run<'_> {
         RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
         let (policy, is_live) = (self.context.policy(), is_event_stream(&parts.headers));
+        let rules = self.context.route.protocol.rules();
+        let finder = if is_live { rules.response_event_finder(policy) } else { None };
         if self.context.is_late() {
             // The client was already refused.
-            let (mut stream, _) = ResponseStream::new(policy, is_live, None);
+            let (mut stream, _) = ResponseStream::new(policy, is_live, None, finder);
             self.heartbeat.keep(None, pin!(stream.pump(begun, body))).await.expect("it has no deadline")?;
             return Ok(stream.end());
         }
         let reservation = self.buffers.send(&self.context.client);
-        let (mut stream, pieces) = ResponseStream::new(policy, is_live, Some(reservation.in_flight_counter()));
+        let in_flight = Some(reservation.in_flight_counter());
+        let (mut stream, pieces) = ResponseStream::new(policy, is_live, in_flight, finder);
         let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
@@ -374,13 +378,6 @@ impl<F: Future> Future for CatchPanic<F> {
             Err(_) => Poll::Ready(None),
         }
     }
-}
-
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    let is = |value: &HeaderValue| {
-        value.as_bytes().get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
-    };
-    headers.get(header::CONTENT_TYPE).is_some_and(is)
 }
 
 fn lost(why: &str) -> RunOutcome<AppAnswer> {

@@ -89,6 +89,8 @@ pub(crate) struct RequestContext {
     pub(super) address: Option<Address>,
     pub(super) claim_token: Option<ClaimToken>,
     pub(super) part_digests: Option<PartDigests>,
+    /// The id of a JSON-RPC request, as JSON.
+    pub(crate) message_id: Option<Box<str>>,
     pub(super) client: BudgetClient,
     /// The client's address, past trusted proxies.
     pub(super) client_address: Option<IpAddr>,
@@ -133,6 +135,7 @@ impl RequestContext {
             address: None,
             claim_token: sender.claim_token,
             part_digests: None,
+            message_id: None,
             client: BudgetClient::new(sender),
             client_address: settings
                 .and_then(|settings| client_address(&parts.headers, sender.peer, &settings.trusted_proxies)),

@@ -6,16 +6,22 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use sha2::{Digest, Sha256};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::{
     body::{BoxError, CHUNK_BYTES, StreamChunk, poll_inner},
     budget::InFlightCounter,
 };
-use crate::{engine::UnknownCause, policy::Policy, record::RecordBody};
+use crate::{engine::UnknownCause, json_rpc::ResponseEventFinder, policy::Policy, record::RecordBody};
 
 /// The maximum number of chunks that a streamed response may be ahead of its client.
 const MAX_CHUNKS_AHEAD: usize = 16;
+
+/// How long an event stream may stay open after its response. A connection whose stream has ended can be used again.
+const MAX_WAIT_FOR_STREAM_END: Duration = Duration::from_millis(100);
 
 pub(super) enum BufferedBody {
     Whole(Bytes, Option<Box<HeaderMap>>),
@@ -73,6 +79,8 @@ pub(super) struct ResponseStream {
     is_live: bool,
     /// Counts the chunks that the client has not read yet.
     in_flight: Option<InFlightCounter>,
+    /// Finds the response in an event stream, of which nothing else is stored.
+    finder: Option<ResponseEventFinder>,
 }
 
 /// The end of a streamed response, sent once the answer is recorded. If it is dropped, the client sees a truncated
@@ -88,7 +96,7 @@ pub(super) struct StreamTail {
 
 impl ResponseStream {
     pub(super) fn new(
-        policy: &Policy, is_live: bool, in_flight: Option<InFlightCounter>,
+        policy: &Policy, is_live: bool, in_flight: Option<InFlightCounter>, finder: Option<ResponseEventFinder>,
     ) -> (Self, mpsc::Receiver<StreamChunk>) {
         let (client, pieces) = mpsc::channel(MAX_CHUNKS_AHEAD);
         let stream = Self {
@@ -99,6 +107,7 @@ impl ResponseStream {
             max_kept_bytes: policy.max_response,
             is_live,
             in_flight,
+            finder,
         };
         (stream, pieces)
     }
@@ -109,11 +118,18 @@ impl ResponseStream {
         B: Body<Data: Buf, Error: Into<BoxError>>,
     {
         self.push(begun).await;
+        let mut response_at = None;
         loop {
-            match timeout(self.tail.idle_timeout, next(body.as_mut())).await {
+            let has_response = self.finder.is_some() && self.tail.held_back.is_some();
+            let limit = match has_response {
+                true => *response_at.get_or_insert_with(Instant::now) + MAX_WAIT_FOR_STREAM_END,
+                false => Instant::now() + self.tail.idle_timeout,
+            };
+            match timeout_at(limit, next(body.as_mut())).await {
+                Err(_) | Ok(Some(Err(_))) if has_response => return Ok(()),
                 Err(_) => return Err(UnknownCause::TimedOut),
                 Ok(Some(Err(_))) => return Err(UnknownCause::ConnectionLost),
-                Ok(None) => return Ok(()),
+                Ok(None) => return self.end_events().await,
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.push(data).await,
                     Err(frame) => self.tail.trailers = frame.into_trailers().ok(),
@@ -128,6 +144,9 @@ impl ResponseStream {
         }
         self.hash.update(&data);
         self.length += data.len() as u64;
+        if self.finder.is_some() {
+            return self.push_events(data).await;
+        }
         if self.length > self.max_kept_bytes {
             self.kept = None;
         } else if let Some(kept) = &mut self.kept {
@@ -137,6 +156,28 @@ impl ResponseStream {
         if let Some(ready) = ready {
             self.send(ready).await;
         }
+    }
+
+    /// Sends all events up to the response, which is held back. What follows it has no meaning.
+    async fn push_events(&mut self, data: Bytes) {
+        let Some(finder) = self.finder.as_mut().filter(|_| self.tail.held_back.is_none()) else { return };
+        let found = finder.push(&data);
+        if let Some(response) = found.response {
+            self.kept = (response.len() as u64 <= self.max_kept_bytes).then(|| BytesMut::from(&*response));
+            self.tail.held_back = Some(response);
+        }
+        self.send(found.ready).await;
+    }
+
+    /// Sends the rest of a stream that has ended without a response.
+    async fn end_events(&mut self) -> Result<(), UnknownCause> {
+        let Some(finder) = &mut self.finder else { return Ok(()) };
+        let rest = finder.take_rest();
+        if finder.has_passed_large && self.tail.held_back.is_none() {
+            self.kept = None;
+        }
+        self.send(rest).await;
+        Ok(())
     }
 
     /// Splits the data into chunks, so that their number bounds their size.
@@ -181,7 +222,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_stalls_before_the_end_is_dropped() {
-        let (mut stream, mut pieces) = ResponseStream::new(&Policy::ietf(), false, None);
+        let (mut stream, mut pieces) = ResponseStream::new(&Policy::ietf(), false, None, None);
         // As many as fit, plus the one held back.
         for _ in 0..=MAX_CHUNKS_AHEAD {
             stream.push(Bytes::from_static(b"piece")).await;

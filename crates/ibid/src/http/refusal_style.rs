@@ -11,6 +11,8 @@ use crate::{
 };
 
 const SHOULD_RETRY_HEADER: HeaderName = HeaderName::from_static("stripe-should-retry");
+/// The JSON-RPC code of errors outside of the refusal table.
+const PLAIN_ERROR_CODE: i32 = -31000;
 /// The maximum `Retry-After` that SDKs obey.
 const MAX_SDK_RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -22,6 +24,8 @@ pub(super) struct RefusalInfo<'a> {
     detail: &'a str,
     masked_key: &'a str,
     retry_after: Option<Duration>,
+    /// The id of a JSON-RPC request, as JSON.
+    message_id: Option<&'a str>,
 }
 
 impl RefusalFormat {
@@ -29,7 +33,7 @@ impl RefusalFormat {
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Problem => "application/problem+json",
-            Self::Stripe => "application/json",
+            Self::Stripe | Self::JsonRpc => "application/json",
         }
     }
 
@@ -38,12 +42,13 @@ impl RefusalFormat {
         match self {
             Self::Problem => problem_members(info),
             Self::Stripe => stripe_members(info),
+            Self::JsonRpc => json_rpc_members(info),
         }
     }
 
     /// Whether the members include `error`, so that the envelope adds none.
     pub(super) fn has_error(self) -> bool {
-        self == Self::Stripe
+        self != Self::Problem
     }
 
     /// Whether all responses echo the key header.
@@ -73,13 +78,15 @@ impl RefusalFormat {
 }
 
 impl<'a> RefusalInfo<'a> {
-    pub(super) fn refusal(refusal: &'a Refusal, status: StatusCode, masked_key: &'a str) -> Self {
+    pub(super) fn refusal(
+        refusal: &'a Refusal, status: StatusCode, masked_key: &'a str, message_id: Option<&'a str>,
+    ) -> Self {
         let Refusal { reason, detail, retry_after } = refusal;
-        Self { reason: Some(*reason), status, detail, masked_key, retry_after: *retry_after }
+        Self { reason: Some(*reason), status, detail, masked_key, retry_after: *retry_after, message_id }
     }
 
     pub(super) fn plain(status: StatusCode, detail: &'a str) -> Self {
-        Self { reason: None, status, detail, masked_key: "", retry_after: None }
+        Self { reason: None, status, detail, masked_key: "", retry_after: None, message_id: None }
     }
 }
 
@@ -94,6 +101,24 @@ fn problem_members(told: &RefusalInfo<'_>) -> String {
         body.push_str(&format!(",\"key\":{}", json_string(told.masked_key)));
     }
     body
+}
+
+/// An error of JSON-RPC. Its code is outside of the range that JSON-RPC and MCP reserve, and its `data` is for programs.
+fn json_rpc_members(told: &RefusalInfo<'_>) -> String {
+    let id = told.message_id.unwrap_or("null");
+    let (code, kind) = match told.reason {
+        Some(reason) => (reason.json_rpc_code(), reason.name()),
+        None => (PLAIN_ERROR_CODE, "error"),
+    };
+    let mut data = format!("\"type\":\"{kind}\"");
+    if !told.masked_key.is_empty() {
+        data.push_str(&format!(",\"key\":{}", json_string(told.masked_key)));
+    }
+    if let Some(after) = told.retry_after {
+        data.push_str(&format!(",\"retryAfterMs\":{}", after.as_millis()));
+    }
+    let message = json_string(told.detail);
+    format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{{\"code\":{code},\"message\":{message},\"data\":{{{data}}}}}")
 }
 
 /// The format that Stripe's SDKs parse. They choose the exception by status and type, and pass `code` to programs.
@@ -158,7 +183,7 @@ mod tests {
     fn written(reason: RefusalReason, status: u16, masked: &str, after: Option<u64>) -> (serde_json::Value, String) {
         let mut refusal = Refusal::new(reason, "say \"it\"");
         refusal.retry_after = after.map(Duration::from_secs);
-        let told = RefusalInfo::refusal(&refusal, StatusCode::from_u16(status).unwrap(), masked);
+        let told = RefusalInfo::refusal(&refusal, StatusCode::from_u16(status).unwrap(), masked, None);
         let mut headers = HeaderMap::new();
         RefusalFormat::Stripe.write_headers(&told, &mut headers);
         assert_eq!(headers[header::CONTENT_TYPE], "application/json");

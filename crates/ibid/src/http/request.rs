@@ -14,6 +14,7 @@ use crate::{
     key::{IdempotencyKey, KeySource, MaskedKey},
     label,
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
+    protocol::MessageKind,
     refusal::{Refusal, RefusalReason},
     scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
     sent_names::SentNames,
@@ -40,6 +41,8 @@ pub(super) struct KeyedRequest {
     user: CallerTag,
     /// The length of the body, if it is declared.
     pub(super) length: Option<u64>,
+    /// Why the head is refused, if its message is an operation.
+    head_refusal: Option<Refusal>,
 }
 
 impl KeyedRequest {
@@ -47,7 +50,13 @@ impl KeyedRequest {
     pub(super) fn resumed() -> Self {
         let none = || CallerTag::Text(String::new());
         let (scope, caller) = (Scope::default(), CallerKind::Named);
-        Self { key: None, scope, caller, key_owner: None, tenant: none(), user: none(), length: None }
+        let (tenant, user) = (none(), none());
+        Self { key: None, scope, caller, key_owner: None, tenant, user, length: None, head_refusal: None }
+    }
+
+    /// A request whose head is refused, once its body tells which message to refuse.
+    pub(super) fn refused(refusal: Refusal, headers: &HeaderMap) -> Self {
+        Self { length: content_length(headers), head_refusal: Some(refusal), ..Self::resumed() }
     }
 }
 
@@ -178,7 +187,17 @@ fn check_head(
         Err(refusal) => HeadCheck::Refused(refusal, masked()),
         Ok(((scope, kind), owner, length)) => {
             let (tenant, user) = CallerTag::of(policy, &caller, &scope, key.as_ref());
-            HeadCheck::Keyed(KeyedRequest { key, scope, caller: kind, key_owner: owner, tenant, user, length })
+            let head_refusal = None;
+            HeadCheck::Keyed(KeyedRequest {
+                key,
+                scope,
+                caller: kind,
+                key_owner: owner,
+                tenant,
+                user,
+                length,
+                head_refusal,
+            })
         }
     }
 }
@@ -204,8 +223,17 @@ impl KeyedRequest {
 
     /// Finds key, fingerprint and address once the body is read. Returns `None` if the request has no key and needs none.
     pub(super) fn identify(
-        &mut self, shared: &LayerState, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
+        &mut self, shared: &LayerState, context: &mut RequestContext, parts: &Parts,
+        (body, trailers): RequestContent<'_>,
     ) -> Result<Option<RequestIdentity>, Refusal> {
+        match context.route.protocol.rules().read_message(context.policy(), body)? {
+            MessageKind::Operation { id } => context.message_id = id,
+            MessageKind::Other => return Ok(None),
+        }
+        if let Some(refusal) = self.head_refusal.take() {
+            return Err(refusal);
+        }
+        let context = &*context;
         let policy = context.policy();
         let made = fingerprint(Fingerprint::VERSION, context, parts, (body, trailers))?;
         let (fingerprint, digests) = made.expect("the current version is known");
@@ -383,7 +411,7 @@ fn key_from_body(
                 match json::find(body, pointer) {
                     Some(json::JsonLookup::String(key)) => return plain(&key),
                     Some(json::JsonLookup::Number(key)) => return plain(key),
-                    Some(json::JsonLookup::OtherType) => {
+                    Some(json::JsonLookup::OtherType | json::JsonLookup::True) => {
                         return Err(key_invalid(format!("the value at {pointer} is neither a string nor a number")));
                     }
                     Some(json::JsonLookup::Absent) | None => {}
@@ -424,7 +452,7 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> Masked
         {
             json::JsonLookup::String(key) => Some(key.into_owned().into_bytes()),
             json::JsonLookup::Number(key) => Some(key.as_bytes().to_vec()),
-            json::JsonLookup::OtherType | json::JsonLookup::Absent => None,
+            json::JsonLookup::OtherType | json::JsonLookup::True | json::JsonLookup::Absent => None,
         },
         KeySource::Json(_) | KeySource::Body => None,
     });

@@ -76,8 +76,9 @@ impl ProtocolRules for HttpRules {
 
     fn refuse(&self, refusal: &Refusal, context: &RequestContext) -> Response<WholeBody> {
         let (policy, masked) = (context.policy(), context.key.as_str());
-        let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
-        let info = RefusalInfo::refusal(refusal, status, masked);
+        let reason = refusal.reason;
+        let status = if context.message_id.is_some() { StatusCode::OK } else { policy.status_of(reason) };
+        let info = RefusalInfo::refusal(refusal, status, masked, context.message_id.as_deref());
         let mut body = policy.refusals.write_members(&info);
         if policy.envelope == ResponseEnvelope::Metadata {
             let (code, detail) = (reason.name().replace('-', "_").to_uppercase(), json_string(&refusal.detail));
@@ -123,7 +124,7 @@ impl ProtocolRules for HttpRules {
         let mut body = match record.body {
             RecordBody::Whole(body) => body,
             RecordBody::Digest { length, sha256 } => {
-                BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+                remove_body_digests(&mut headers);
                 headers.remove(header::CONTENT_ENCODING);
                 headers.remove(header::CONTENT_RANGE);
                 headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -140,7 +141,7 @@ impl ProtocolRules for HttpRules {
         if policy.envelope == ResponseEnvelope::Metadata
             && let Some(spliced) = with_metadata(&headers, &body, true, context, Some(record.requested_at_ms))
         {
-            BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+            remove_body_digests(&mut headers);
             body = spliced;
         }
         if record.trailers.is_empty() && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
@@ -150,8 +151,13 @@ impl ProtocolRules for HttpRules {
     }
 }
 
+/// Removes headers that describe the exact body bytes.
+pub(crate) fn remove_body_digests(headers: &mut HeaderMap) {
+    BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+}
+
 /// Builds what is remembered of a response.
-pub(super) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> CompletedAnswer {
+pub(crate) fn completed_answer(policy: &Policy, reply: AppReply<'_>) -> CompletedAnswer {
     let body = if policy.remember_body { reply.body } else { RecordBody::None };
     let AppReply { status, times, headers, .. } = reply;
     let record = RecordSource {
@@ -207,7 +213,7 @@ pub fn completed_answer_of(
 }
 
 /// Whether an answer with this status is remembered. `unknown_status` takes precedence over `remember`.
-pub(super) fn is_remembered(policy: &Policy, status: StatusCode) -> bool {
+pub(crate) fn is_remembered(policy: &Policy, status: StatusCode) -> bool {
     !policy.unknown_status.contains(&status) && policy.remember.matches(status)
 }
 
@@ -276,7 +282,7 @@ pub(super) fn complete_first_response<B>(
         && let Some(body) = with_metadata(answer.headers(), body, false, context, None)
     {
         let headers = answer.headers_mut();
-        BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+        remove_body_digests(headers);
         headers.insert(header::CONTENT_LENGTH, body.len().into());
         *answer.body_mut() = ResponseBody::whole(body, None);
     }
@@ -376,7 +382,7 @@ pub fn error_answer(code: &str, message: &str) -> String {
     format!("{{\"success\":false,\"error\":{{\"code\":{},\"message\":{}}}}}", json_string(code), json_string(message))
 }
 
-pub(super) fn json_string(text: &str) -> String {
+pub(crate) fn json_string(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for character in text.chars() {

@@ -21,13 +21,14 @@ use super::{
     cors::PreflightPatch,
     exchange::{BegunExchange, Exchange},
     future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
-    request::{self, HeadCheck},
+    request::{self, HeadCheck, KeyedRequest},
     request_id::UnderRequestId,
     rules, shadow,
 };
 use crate::{
     observe::{EngineEvent, RequestOutcome, ShadowOutcome},
     policy::{Policy, PolicyMode},
+    protocol::Protocol,
     refusal::{Refusal, RefusalReason},
     sent_names::SentNames,
 };
@@ -67,6 +68,14 @@ where
     strip_own_headers(&mut parts.headers, &sent, &route.policy);
     let mut context = RequestContext::new(shared, &route, &parts, &sender, sent);
     let is_shadow = route.policy.mode == PolicyMode::Shadow;
+    let checked = match checked {
+        // The refusal must name the message, and other messages pass.
+        HeadCheck::Refused(refusal, masked) if !is_shadow && route.protocol == Protocol::JsonRpc => {
+            context.key = masked;
+            HeadCheck::Keyed(KeyedRequest::refused(refusal, &parts.headers))
+        }
+        checked => checked,
+    };
     match checked {
         HeadCheck::Keyless => {
             context.set_request_id(&mut parts.headers);
@@ -86,7 +95,9 @@ where
         }
         HeadCheck::Keyed(keyed) => {
             shared.sweeper.start(&shared.engine);
-            context.key = keyed.masked();
+            if context.key.is_empty() {
+                context.key = keyed.masked();
+            }
             let (state, id) = (WorkState::new(), context.request_id.clone());
             let exchange = Exchange::new(shared, context, parts, keyed, others);
             let mut work: RequestWork<A::Body> = if is_shadow {

@@ -17,6 +17,9 @@ use crate::{
 /// The names of the presets, in the order of the guide's table.
 pub const PRESET_NAMES: [&str; 7] = ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe"];
 
+/// The names of the presets for agents, whose requests are JSON-RPC.
+pub const AGENT_PRESET_NAMES: [&str; 1] = ["mcp"];
+
 /// The names of the webhook presets. All but the last define key and signature of a sender; the last needs both.
 pub const WEBHOOK_PRESET_NAMES: [&str; 6] =
     ["webhook:standard", "webhook:svix", "webhook:github", "webhook:stripe", "webhook:shopify", "webhook:custom"];
@@ -25,7 +28,8 @@ const SECONDS_PER_MINUTE: u64 = 60;
 const SECONDS_PER_HOUR: u64 = 60 * SECONDS_PER_MINUTE;
 
 impl Policy {
-    /// Returns the preset with this name, or `None`. [`PRESET_NAMES`] and [`WEBHOOK_PRESET_NAMES`] list the names.
+    /// Returns the preset with this name, or `None`. [`PRESET_NAMES`], [`AGENT_PRESET_NAMES`] and
+    /// [`WEBHOOK_PRESET_NAMES`] list the names.
     /// Webhook presets are incomplete without secrets.
     pub fn preset(name: &str) -> Option<Self> {
         Some(match name {
@@ -36,6 +40,7 @@ impl Policy {
             "membership" => Self::membership(),
             "ietf" => Self::ietf(),
             "stripe" => Self::stripe(),
+            "mcp" => Self::mcp(),
             "webhook:custom" => Self::webhook_base(None),
             _ => Self::webhook_base(Some(WebhookScheme::from_name(name.strip_prefix("webhook:")?)?)),
         })
@@ -74,6 +79,8 @@ impl Policy {
             status: Vec::new(),
             grpc_status: Vec::new(),
             envelope: ResponseEnvelope::None,
+            tools: None,
+            remember_tool_errors: true,
             mode: PolicyMode::Enforce,
         }
     }
@@ -190,6 +197,34 @@ impl Policy {
         }
     }
 
+    /// An MCP server: a `tools/call` with a key runs once, and all other messages pass through. See
+    /// [`json_rpc`](crate::json_rpc).
+    pub fn mcp() -> Self {
+        let ietf = Self::ietf();
+        let drop_headers = [HeaderName::from_static("mcp-session-id")].into_iter().chain(ietf.drop_headers);
+        Self {
+            methods: vec![Method::POST],
+            key: KeyPolicy {
+                // No carrier is standard; these are in use, in this order of precedence.
+                from: list(
+                    "json:/params/idempotencyKey json:/params/_meta/io.modelcontextprotocol~1idempotencyKey \
+                     json:/params/_meta/idempotency-key header:idempotency-key",
+                ),
+                ..ietf.key
+            },
+            // Another path is another server.
+            fingerprint: list("path body"),
+            remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
+            refusals: RefusalFormat::JsonRpc,
+            // As the SDKs accept.
+            max_request: 4 << 20,
+            // A retry may come in another session, which its client would leave for the one in the replay.
+            drop_headers: drop_headers.collect(),
+            tools: Some(list("*")),
+            ..Self::ietf()
+        }
+    }
+
     /// Webhook deliveries: the sender's id is the key, and its signature is verified. After a 2xx, further attempts of
     /// a delivery get the same response.
     ///
@@ -269,7 +304,7 @@ mod tests {
 
     #[test]
     fn every_preset_is_consistent_and_found_by_its_name() {
-        for name in PRESET_NAMES {
+        for name in PRESET_NAMES.into_iter().chain(AGENT_PRESET_NAMES) {
             let policy = Policy::preset(name).expect(name);
             assert_eq!(policy.check(), Ok(()), "{name}");
         }

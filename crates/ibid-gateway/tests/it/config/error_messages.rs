@@ -73,7 +73,7 @@ fn values_of_dials() {
 #[test]
 fn presets() {
     let names = "allowed are \"leads\" \"appsportal\" \"bookings\" \"platform\" \"membership\" \"ietf\" \"stripe\" \
-                 \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
+                 \"mcp\" \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
                  \"webhook:custom\"";
     route("preset = \"paypal\"", &format!("preset: \"paypal\" is no preset; {names}"));
     route("preset = \"strpie\"", "preset: \"strpie\" is no preset, did you mean \"stripe\"?");

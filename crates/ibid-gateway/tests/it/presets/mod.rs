@@ -28,6 +28,7 @@ mod appsportal;
 mod bookings;
 mod ietf;
 mod leads;
+mod mcp;
 mod membership;
 mod platform;
 mod requirements;

@@ -1,0 +1,202 @@
+//! The official SDKs of MCP: their clients, and their servers behind the gateway, in both eras of the protocol and with
+//! both kinds of answers.
+//!
+//! The clients (`tests/mcp/client.py`, `tests/mcp/client.mjs`) call and say what they saw; `tests/mcp/server.py` counts
+//! runs. `scripts/tools` installs the SDKs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testbed::{client::post, process::GatewayProcess};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+use crate::support::{BIN, until};
+
+/// Imports of a large SDK, many tests at a time on few cores.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(90);
+const CONFIG: &str = "[store]\nurl = \"memory:\"\n[[route]]\nmatch = \"POST /mcp\"\npreset = \"mcp\"\n";
+
+/// A client of an SDK, and the variant of it that is used.
+#[derive(Clone, Copy, Debug)]
+enum McpSdk {
+    /// `legacy` with a session, `auto` without if the server allows it.
+    Python(&'static str),
+    /// The major version of the SDK.
+    Node(&'static str),
+}
+
+fn python(script: &str) -> Command {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(here.join("../../target/mcp-clients/python/bin/python"));
+    command.arg(here.join("tests/mcp").join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+fn node(script: &str) -> Command {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new("node");
+    let modules = here.join("../../target/mcp-clients/node/node_modules");
+    command.arg(here.join("tests/mcp").join(script)).env("NODE_MODULES", modules);
+    command
+}
+
+fn spawn(command: &mut Command) -> (Child, ChildStdin, Lines<BufReader<ChildStdout>>) {
+    let spawned = command.kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/tools installs the SDK"));
+    let (stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+    (child, stdin, BufReader::new(stdout).lines())
+}
+
+async fn next_line(lines: &mut Lines<BufReader<ChildStdout>>) -> String {
+    let line = timeout(CLIENT_TIMEOUT, lines.next_line()).await.expect("it answers in time");
+    line.expect("text").expect("it runs")
+}
+
+/// A server of the SDK, with the gateway in front of it.
+struct McpServer {
+    process: Child,
+    gateway: GatewayProcess,
+    runs: PathBuf,
+    _folder: TempDir,
+}
+
+impl McpServer {
+    async fn start(answers: &str, dials: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let runs = folder.path().join("runs");
+        let (process, _, mut lines) = spawn(python("server.py").arg(answers).arg(&runs));
+        let url = next_line(&mut lines).await;
+        let gateway = GatewayProcess::spawn(BIN, &format!("{CONFIG}{dials}"), &url).await;
+        Self { process, gateway, runs, _folder: folder }
+    }
+
+    fn runs(&self) -> usize {
+        fs::read_to_string(&self.runs).unwrap_or_default().lines().count()
+    }
+
+    fn client(&self, sdk: McpSdk, agent: &str) -> McpClient {
+        let url = format!("http://{}/mcp", self.gateway.addr());
+        let (mut command, variant) = match sdk {
+            McpSdk::Python(mode) => (python("client.py"), mode),
+            McpSdk::Node(version) => (node("client.mjs"), version),
+        };
+        let (process, calls, answers) = spawn(command.arg(url).arg(variant).arg(agent));
+        McpClient { process, calls, answers }
+    }
+}
+
+struct McpClient {
+    process: Child,
+    calls: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl McpClient {
+    async fn send(&mut self, call: Value) {
+        self.calls.write_all(format!("{call}\n").as_bytes()).await.expect("the client runs");
+    }
+
+    async fn call(&mut self, call: Value) -> Vec<Value> {
+        self.send(call).await;
+        serde_json::from_str(&next_line(&mut self.answers).await).expect("a list")
+    }
+}
+
+fn paid(run: usize, amount: u32) -> Value {
+    json!({ "text": format!("run {run} paid {amount}"), "failed": false })
+}
+
+async fn a_call_runs_once(sdk: McpSdk, answers: &str) {
+    let mut server = McpServer::start(answers, "on_concurrent = \"wait\"\n").await;
+    let mut client = server.client(sdk, "agent-1");
+    for _ in 0..2 {
+        // Each in a session of its own.
+        assert_eq!(client.call(json!({ "key": "k-1", "amount": 5 })).await, [paid(1, 5)]);
+    }
+    let reused = client.call(json!({ "key": "k-1", "amount": 6 })).await;
+    assert_eq!(reused, [json!({ "code": -31010, "type": "key-reused" })]);
+    assert_eq!(server.runs(), 1);
+
+    let mut other = server.client(sdk, "agent-2");
+    assert_eq!(other.call(json!({ "key": "k-1", "amount": 5 })).await, [paid(2, 5)], "another agent's key");
+
+    let all = client.call(json!({ "key": "k-2", "amount": 7, "seconds": 1, "times": 50 })).await;
+    assert_eq!(all, vec![paid(3, 7); 50]);
+    assert_eq!(server.runs(), 3);
+
+    // The tool failed; it is not run again.
+    let failed = client.call(json!({ "key": "k-3", "amount": -1 })).await;
+    assert_eq!(failed[0]["failed"], true, "{failed:?}");
+    assert_eq!(client.call(json!({ "key": "k-3", "amount": -1 })).await, failed);
+    assert_eq!(server.runs(), 4);
+
+    // The client is killed while the tool runs, and another one asks again.
+    client.send(json!({ "key": "k-4", "amount": 8, "seconds": 2 })).await;
+    until("the tool runs", || server.runs() == 5).await;
+    client.process.kill().await.expect("it runs");
+    let mut client = server.client(sdk, "agent-1");
+    assert_eq!(client.call(json!({ "key": "k-4", "amount": 8, "seconds": 2 })).await, [paid(5, 8)]);
+    assert_eq!(server.runs(), 5);
+
+    // The server is killed while the tool runs: nobody knows what became of it.
+    client.send(json!({ "key": "k-5", "amount": 9, "seconds": 60 })).await;
+    until("the tool runs", || server.runs() == 6).await;
+    server.process.kill().await.expect("it runs");
+    let told: Vec<Value> = serde_json::from_str(&next_line(&mut client.answers).await).expect("a list");
+    assert!(!told[0]["code"].is_null(), "{told:?}");
+    let params = json!({ "name": "pay", "arguments": { "amount": 9, "seconds": 60 } });
+    let again = json!({ "jsonrpc": "2.0", "id": "again", "method": "tools/call", "params": params }).to_string();
+    let again = post(server.gateway.addr(), "/mcp").header("Authorization", "Bearer agent-1").key("k-5").json(&again);
+    let told = again.send().await.json();
+    assert_eq!((&told["id"], &told["error"]["data"]["type"]), (&json!("again"), &json!("outcome-unknown")), "{told}");
+}
+
+#[tokio::test]
+async fn pythons_sdk_in_a_session_with_json() {
+    a_call_runs_once(McpSdk::Python("legacy"), "json").await;
+}
+
+#[tokio::test]
+async fn pythons_sdk_in_a_session_with_event_streams() {
+    a_call_runs_once(McpSdk::Python("legacy"), "stream").await;
+}
+
+#[tokio::test]
+async fn pythons_sdk_without_a_session_with_json() {
+    a_call_runs_once(McpSdk::Python("auto"), "json").await;
+}
+
+#[tokio::test]
+async fn pythons_sdk_without_a_session_with_event_streams() {
+    a_call_runs_once(McpSdk::Python("auto"), "stream").await;
+}
+
+#[tokio::test]
+async fn nodes_first_sdk_with_json() {
+    a_call_runs_once(McpSdk::Node("1"), "json").await;
+}
+
+#[tokio::test]
+async fn nodes_first_sdk_with_event_streams() {
+    a_call_runs_once(McpSdk::Node("1"), "stream").await;
+}
+
+#[tokio::test]
+async fn nodes_second_sdk_with_json() {
+    a_call_runs_once(McpSdk::Node("2"), "json").await;
+}
+
+#[tokio::test]
+async fn nodes_second_sdk_with_event_streams() {
+    a_call_runs_once(McpSdk::Node("2"), "stream").await;
+}
