@@ -65,6 +65,7 @@ tables! {
         pub(super) trace: RawTrace,
         pub(super) admin: RawAdmin,
         pub(super) api: RawApi,
+        pub(super) ext_proc: RawExtProc,
         pub(super) store: StoreSettings,
         pub(super) seal: Option<RawSeal>,
         pub(super) policy: Option<RawDials>,
@@ -114,6 +115,10 @@ tables! {
     pub(super) struct RawApi {
         pub(super) listen: Option<ApiListen>,
         pub(super) token: Option<Secret>,
+    }
+
+    pub(super) struct RawExtProc {
+        pub(super) listen: Option<SocketAddr>,
     }
 
     pub(super) struct RawToken {
