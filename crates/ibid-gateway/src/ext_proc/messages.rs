@@ -183,7 +183,8 @@ pub(super) fn immediate(response: &Response<Bytes>) -> ProcessingResponse {
         kept.remove(name);
     }
     let body = match headers.get("grpc-message").filter(|_| grpc_status.is_some()) {
-        Some(message) => message.as_bytes().to_vec(),
+        // Envoy encodes it again.
+        Some(message) => percent_encoding::percent_decode(message.as_bytes()).collect(),
         None => response.body().to_vec(),
     };
     let immediate = ImmediateResponse {

@@ -2,11 +2,19 @@
 
 use std::time::Duration;
 
+use envoy_types::pb::envoy::{
+    config::core::v3::{HeaderMap as EnvoyHeaders, HeaderValue as EnvoyHeader},
+    service::ext_proc::v3::{
+        HttpBody, HttpHeaders, ProcessingRequest, external_processor_client::ExternalProcessorClient,
+        processing_request::Request as EnvoyRequest,
+    },
+};
 use testbed::{
     TestEnvoy,
     client::{RawClient, TestRequest, TestResponse, get, post},
+    grpc::{GrpcTestClient, message},
     process::{GatewayProcess, ProcessSignal},
-    upstream::{TestUpstream, UpstreamReply},
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
 use crate::{
@@ -14,6 +22,7 @@ use crate::{
     sdks::python::uvicorn,
     support::{
         BIN, assert_ran, assert_refused, assert_replay, caller, folder_with, policy, run_ibid, send_until_settled,
+        within,
     },
 };
 
@@ -241,4 +250,97 @@ async fn check_says_what_an_address_means() {
         assert_eq!(output.code, Some(code), "{output:?}");
         assert!(output.all().contains(expected), "{listen}: {output:?}");
     }
+}
+
+/// A replay would need trailers, which Envoy cannot send in place of a request that it buffers.
+#[tokio::test]
+async fn grpc_calls_with_a_key_are_refused_and_others_pass() {
+    let http2 = "    - name: app
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          \"@type\": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          explicit_http_config: { http2_protocol_options: {} }
+      load_assignment:";
+    let upstream = TestUpstream::start_h2c().await;
+    let reply = UpstreamReply::chunks([message("done")]).header("content-type", "application/grpc");
+    upstream.reply_by_default(reply.trailer("grpc-status", "0"));
+    let envoy = TestEnvoy::start(upstream.addr(), &[("    - name: app\n      load_assignment:", http2)]);
+    let route = "[[route]]\nmatch = \"grpc shop.Orders/Create\"\n";
+    let config = format!("[ext_proc]\nlisten = \"{}\"\n{route}", envoy.ext_proc_addr());
+    let _ibid = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
+    let client = GrpcTestClient::connect(envoy.addr()).await;
+    let refused = client.call("/shop.Orders/Create", &[("idempotency-key", "k1")], message("ten")).await;
+    refused.assert_refused(9, "METHOD_UNKNOWN");
+    assert!(refused.value("grpc-message").is_some_and(|text| text.contains("through the gateway")), "{refused:?}");
+    assert_eq!(upstream.requests(), 0);
+    let passed = client.call("/shop.Orders/Create", &[], message("ten")).await;
+    assert_eq!((passed.code(), passed.text().as_str()), (0, "done"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_request_is_let_pass_blocks_nobody() {
+    let setup = EnvoySetup::ietf("on_concurrent = \"wait\"\nwait_timeout = \"20s\"\n").await;
+    let gate = ReplyGate::new();
+    let failing = UpstreamReply::status(503).gated(&gate);
+    setup.upstream.on_each("/pay", [failing, UpstreamReply::usual()]);
+    let first = setup.post("/pay", "k1");
+    let first = tokio::spawn(async move { first.send().await });
+    gate.arrived(1).await;
+    let second = setup.post("/pay", "k1").start().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    second.abort();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 503);
+    assert_ran(&setup.post("/pay", "k1").send().await);
+    assert_eq!(setup.upstream.executions(), 2, "the second request never ran");
+}
+
+fn request_headers(pairs: &[(&str, &str)]) -> EnvoyRequest {
+    let header = |(name, value): &(&str, &str)| EnvoyHeader {
+        key: (*name).to_owned(),
+        raw_value: value.as_bytes().to_vec(),
+        ..EnvoyHeader::default()
+    };
+    let headers = Some(EnvoyHeaders { headers: pairs.iter().map(header).collect() });
+    EnvoyRequest::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() })
+}
+
+/// Envoy goes on unprotected after a stream that ends with OK.
+#[tokio::test]
+async fn a_stream_with_wrong_messages_ends_with_an_error() {
+    let upstream = TestUpstream::start().await;
+    let config = format!("[ext_proc]\nlisten = \"127.0.0.1:0\"\n{}", policy(""));
+    let ibid = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
+    let line = ibid.wait_for_log("ibid: ext_proc on ").await;
+    let address = line.rsplit(' ').next().expect("an address").to_owned();
+    let mut client = ExternalProcessorClient::connect(format!("http://{address}")).await.expect("it listens");
+    let head = [(":method", "POST"), (":path", "/pay"), (":authority", "a"), ("idempotency-key", "k1")];
+    let body = || EnvoyRequest::RequestBody(HttpBody { body: b"{}".to_vec(), ..HttpBody::default() });
+    let cases: [(&str, Vec<EnvoyRequest>); 5] = [
+        ("a body first", vec![body()]),
+        ("an invalid path", vec![request_headers(&[(":method", "POST"), (":path", "\u{1}"), (":authority", "a")])]),
+        ("an invalid header", vec![request_headers(&[&head[..], &[("a", "\u{1}")]].concat())]),
+        ("headers twice", vec![request_headers(&head), request_headers(&head)]),
+        ("a body twice", vec![request_headers(&head), body(), body()]),
+    ];
+    for (what, messages) in cases {
+        let message = |request| ProcessingRequest { request: Some(request), ..ProcessingRequest::default() };
+        // The stream stays open after the last message, as Envoy's does.
+        let messages = futures_util::stream::iter(messages.into_iter().map(message));
+        let messages = futures_util::StreamExt::chain(messages, futures_util::stream::pending());
+        let mut replies = client.process(messages).await.expect("a stream").into_inner();
+        let ended = loop {
+            match within(what, replies.message()).await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("{what}: the stream ended with OK"),
+                Err(status) => break status,
+            }
+        };
+        assert!(
+            matches!(ended.code(), tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition),
+            "{what}: {ended}"
+        );
+    }
+    assert_eq!(upstream.requests(), 0);
 }
