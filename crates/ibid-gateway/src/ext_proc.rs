@@ -239,7 +239,13 @@ impl EnvoyExchange {
             };
             match event {
                 EnvoyEvent::BodyWanted => {
-                    let body = stream.read_request_body().await?;
+                    let body = tokio::select! {
+                        body = stream.read_request_body() => body?,
+                        // It did not arrive in time. Envoy reads no further once its buffer is full.
+                        response = &mut work => {
+                            return respond(stream, response.unwrap_or_else(|never| match never {})).await;
+                        }
+                    };
                     stream.extend_timeout().await?;
                     let _ = content.take().expect("it is requested once").send(body.into());
                     awaiting = MessageKind::RequestBody;

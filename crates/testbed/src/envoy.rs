@@ -20,7 +20,7 @@ deref_to_process!(TestEnvoy);
 impl TestEnvoy {
     /// `changes` replaces parts of the configuration.
     pub fn start(app: SocketAddr, changes: &[(&str, &str)]) -> Self {
-        let process = ServerProcess::new("none: scripts/tools installs it into target/envoy", None);
+        let process = ServerProcess::new("envoy", None);
         let envoy = Self { process, admin: free_port(), ext_proc: free_port() };
         let mut config = fs::read_to_string(root().join("deploy/envoy/envoy.yaml")).expect("the configuration");
         let ports = [(10000, envoy.port()), (9901, envoy.admin), (3000, app.port()), (8083, envoy.ext_proc)];

@@ -106,6 +106,20 @@ async fn a_request_that_no_policy_covers_costs_one_message() {
 }
 
 #[tokio::test]
+async fn envoys_buffer_limits_what_is_protected() {
+    let config = format!("[limits]\nbody_timeout = \"1s\"\n{}", policy("max_request = \"8MiB\"\n"));
+    let setup = EnvoySetup::start(&config, &[]).await;
+    let large = caller(post(setup.envoy.addr(), "/pay")).key("k1").body(vec![b'x'; 3 << 20]);
+    assert_eq!(large.send().await.status, 408);
+    assert_ran(&setup.post("/pay", "k1").send().await);
+
+    setup.upstream.on("/large", UpstreamReply::usual().large(3 << 20));
+    assert_eq!(setup.post("/large", "k2").send().await.status, 500);
+    assert_unknown(&send_until_settled(&setup.post("/large", "k2")).await);
+    assert_eq!(setup.upstream.executions_at("/large"), 1);
+}
+
+#[tokio::test]
 async fn a_client_that_disconnects_leaves_the_outcome_unknown() {
     let setup = EnvoySetup::ietf("").await;
     let gate = setup.upstream.gate("/pay");
