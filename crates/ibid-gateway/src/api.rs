@@ -23,9 +23,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+pub(crate) use self::handler_app::ProbeClient;
 use self::{
     handle::{ExchangeHandle, ExchangeId, HandleSealer},
-    handler_app::{HandlerApp, ProbeClient},
+    handler_app::HandlerApp,
     messages::{BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode},
     pending::{BegunCall, ExchangeGuard, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
     problem::ApiProblem,

@@ -12,6 +12,7 @@ pub mod config;
 mod console;
 pub mod contract_page;
 pub mod cores;
+pub mod ext_proc;
 pub(crate) mod format;
 pub mod jwt;
 mod listener;

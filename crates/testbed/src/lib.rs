@@ -5,7 +5,7 @@
 //! [documentation](docs).
 //!
 //! Real servers that a test starts privately, and that end with it: [`TestRedis`], [`TestPostgres`],
-//! [`TestNats`], [`TestRabbitmq`]; and a [`FaultProxy`] to put in front of one.
+//! [`TestNats`], [`TestRabbitmq`], [`TestEnvoy`]; and a [`FaultProxy`] to put in front of one.
 //!
 //! Everything panics with a description if it does not happen, or not in time: within ten seconds on the wire, thirty
 //! for the start of a gateway, three minutes for a server. No test is skipped.
@@ -17,6 +17,7 @@ pub mod certificates;
 pub mod chromedriver;
 pub mod client;
 pub mod docs;
+mod envoy;
 pub mod fault_proxy;
 pub mod grpc;
 pub mod http1;
@@ -30,6 +31,7 @@ mod server_process;
 pub mod upstream;
 
 pub use self::{
+    envoy::TestEnvoy,
     fault_proxy::{ConnectionTraffic, FaultProxy, ProxyCounts},
     nats::TestNats,
     postgres::{PgBouncer, TestPostgres},

@@ -37,11 +37,11 @@ pub(super) struct HandlerApp {
 }
 
 #[derive(Clone)]
-pub(super) struct ProbeClient {
+pub(crate) struct ProbeClient {
     /// The target of the exchange's own request. A probe has another one.
-    pub(super) method: Method,
-    pub(super) uri: Uri,
-    pub(super) proxy: Proxy,
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) proxy: Proxy,
 }
 
 type HandlerResponse = Result<Response<Full<Bytes>>, AppError<Full<Bytes>>>;
@@ -125,12 +125,12 @@ impl HandlerApp {
 }
 
 impl ProbeClient {
-    fn is_probe<B>(&self, request: &Request<B>) -> bool {
+    pub(crate) fn is_probe<B>(&self, request: &Request<B>) -> bool {
         *request.method() != self.method || request.uri().path_and_query() != self.uri.path_and_query()
     }
 
     /// Sends a probe, which has no body, to the upstream.
-    async fn send<B>(mut self, request: Request<B>, call: AppCall<'_>) -> HandlerResponse {
+    pub(crate) async fn send<B>(mut self, request: Request<B>, call: AppCall<'_>) -> HandlerResponse {
         let mut request: Request<RequestBody<Incoming>> = request.map(|_| RequestBody::default());
         request.headers_mut().remove(header::CONTENT_LENGTH);
         let lost = |outcome| AppError { outcome, response: None };

@@ -24,6 +24,7 @@ use crate::{
     admin::AdminServer,
     api::ApiServer,
     config::{ApiListen, Env, GatewaySettings, SealSettings, ServeArgs},
+    ext_proc::ExtProcServer,
     logs,
     metrics::MetricsObserver,
     reflection,
@@ -69,6 +70,8 @@ pub struct RunningGateway {
     pub admin: Option<SocketAddr>,
     /// Where apps call the exchange API.
     pub api: Option<ApiListen>,
+    /// Where Envoy connects.
+    pub ext_proc: Option<SocketAddr>,
     /// The path on the admin port that logs in to the console once.
     pub login_path: Option<String>,
     is_secure: bool,
@@ -83,6 +86,8 @@ pub struct RunningGateway {
     api_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     /// Saves what was found out about unknown outcomes. Stops after all requests, with the last of them.
     findings_task: (watch::Sender<bool>, tokio::task::JoinHandle<()>),
+    /// Stops after the server, so that requests can end meanwhile.
+    ext_proc_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
     /// Holds the journal lock. Two gateways on one directory would each delete the other's pending answers.
     _journal: Option<ProcessLock>,
@@ -121,6 +126,13 @@ impl RunningGateway {
             api_task = Some((end, tokio::spawn(server.run(ended))));
         }
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
+        let (mut ext_proc, mut ext_proc_task) = (None, None);
+        if let Some(address) = settings.ext_proc {
+            let server = ExtProcServer::bind(address, live.clone(), ibid.clone(), stopping.clone()).await?;
+            ext_proc = Some(server.address().map_err(unnamed)?);
+            let (end, ended) = oneshot::channel();
+            ext_proc_task = Some((end, tokio::spawn(server.run(ended))));
+        }
         let address = server.address().map_err(unnamed)?;
         let admin = admin_server.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
         let login_path = admin_server.as_ref().map(|admin| format!("/login?code={}", admin.create_login_link()));
@@ -140,6 +152,7 @@ impl RunningGateway {
             address,
             admin,
             api,
+            ext_proc,
             login_path,
             is_secure,
             is_admin_secure,
@@ -150,6 +163,7 @@ impl RunningGateway {
             admin_task,
             api_task,
             findings_task,
+            ext_proc_task,
             tracer,
             _journal,
         })
@@ -158,7 +172,7 @@ impl RunningGateway {
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
-        for (end, task) in self.api_task.into_iter().chain(self.admin_task) {
+        for (end, task) in self.api_task.into_iter().chain(self.ext_proc_task).chain(self.admin_task) {
             let _ = end.send(());
             let _ = task.await;
         }
@@ -282,6 +296,9 @@ fn print_addresses(gateway: &RunningGateway) {
     }
     if let Some(api) = &gateway.api {
         let _ = writeln!(out, "ibid: api on {api}");
+    }
+    if let Some(ext_proc) = gateway.ext_proc {
+        let _ = writeln!(out, "ibid: ext_proc on {ext_proc}");
     }
     let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.is_secure), gateway.address);
     if let (Some(admin), Some(path)) = (gateway.admin, &gateway.login_path)

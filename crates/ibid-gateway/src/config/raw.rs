@@ -66,6 +66,7 @@ tables! {
         pub(super) trace: RawTrace,
         pub(super) admin: RawAdmin,
         pub(super) api: RawApi,
+        pub(super) ext_proc: RawExtProc,
         pub(super) store: StoreSettings,
         pub(super) seal: Option<RawSeal>,
         pub(super) policy: Option<RawDials>,
@@ -115,6 +116,10 @@ tables! {
     pub(super) struct RawApi {
         pub(super) listen: Option<ApiListen>,
         pub(super) token: Option<Secret>,
+    }
+
+    pub(super) struct RawExtProc {
+        pub(super) listen: Option<SocketAddr>,
     }
 
     pub(super) struct RawToken {

@@ -76,6 +76,8 @@ pub struct GatewaySettings {
     pub admin: Option<AdminSettings>,
     /// `None` if the exchange API is off.
     pub api: Option<ApiSettings>,
+    /// Where Envoy connects. `None` if external processing is off.
+    pub ext_proc: Option<SocketAddr>,
     pub store: StoreSettings,
     pub seal: Option<SealSettings>,
     pub routes: RouteTable,
@@ -310,6 +312,7 @@ impl GatewaySettings {
             ("admin", fixed(self) != fixed(old)),
             ("admin.tls", has_admin_tls(self) != has_admin_tls(old)),
             ("api", self.api != old.api),
+            ("ext_proc", self.ext_proc != old.ext_proc),
             ("store", self.store != old.store),
             ("seal", SealSettings::needs_restart(old.seal.as_ref(), self.seal.as_ref())),
         ];

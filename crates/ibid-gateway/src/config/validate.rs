@@ -70,6 +70,10 @@ pub(super) fn validate(file: raw::RawFile, path: Option<PathBuf>, lookup: &Value
         let what = format!("\"{listen}\" is where clients connect already (listen)");
         lookup.collect(Err::<(), _>(wrong("admin.listen", what)));
     }
+    if file.ext_proc.listen.is_some_and(|address| address == listen && listen.port() != 0) {
+        let what = format!("\"{listen}\" is where clients connect already (listen)");
+        lookup.collect(Err::<(), _>(wrong("ext_proc.listen", what)));
+    }
     let tls = file.tls.and_then(|tls| lookup.collect(build_tls("tls", tls, lookup)));
     let upstream_tls = build_client_tls("upstream_", file.upstream_ca, file.upstream_cert, file.upstream_key, lookup);
     let credentials = build_credentials(file.credentials, file.credential_schemes);
@@ -103,6 +107,7 @@ pub(super) fn validate(file: raw::RawFile, path: Option<PathBuf>, lookup: &Value
         trace: lookup.collect(build_trace(file.trace, lookup)).flatten(),
         admin,
         api: lookup.collect(build_api(file.api, listen)).flatten(),
+        ext_proc: file.ext_proc.listen,
         store,
         seal: file.seal.and_then(|written| lookup.collect(build_seal(written, compress))),
         routes: routes.with_quota(file.quota.is_set()).with_unknown_calls(file.grpc_unknown),

@@ -66,6 +66,12 @@ pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) ->
             found.push(format!("{reachable} without TLS, {what}"));
         }
     }
+    if let Some(address) = settings.ext_proc.filter(|address| !address.ip().is_loopback()) {
+        found.push(format!(
+            "ext_proc.listen: {address} is reachable from other machines, and who can connect can name any caller; let \
+             only Envoy connect"
+        ));
+    }
     let tokens = settings.admin.iter().flat_map(|admin| &admin.tokens);
     found.extend(tokens.filter(|token| token.token.expose().len() < MIN_TOKEN_BYTES).map(|token| {
         format!("{}: its token is shorter than {MIN_TOKEN_BYTES} characters, and may be guessed", token.name)
@@ -148,6 +154,13 @@ pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
                 route_label(at, route)
             ));
         }
+    }
+    if settings.ext_proc.is_some() {
+        found.push(
+            "ext_proc: with failure_mode_allow: true, Envoy sends requests to the app unprotected whenever ibid does not \
+             answer; set it to false"
+                .into(),
+        );
     }
     if settings.seal.as_ref().is_some_and(|seal| seal.plain_addresses) {
         let what = "seal.plain_addresses: who reads the store can try out callers and keys, one guess at a time";

@@ -7,13 +7,18 @@ use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
 use serde_json::Value;
 use testbed::process;
 
-use super::common::{BIN, at, installed, root, run, yaml};
+use super::common::{BIN, at, installed, root, run, text, yaml};
 
-const MANIFESTS: [&str; 2] = ["deploy/kubernetes/shared-gateway.yaml", "deploy/kubernetes/sidecar.yaml"];
+const MANIFESTS: [&str; 3] =
+    ["deploy/kubernetes/shared-gateway.yaml", "deploy/kubernetes/sidecar.yaml", "deploy/kubernetes/ext-proc.yaml"];
 /// The oldest that they are for, and one of the newest.
 const VERSIONS: [&str; 2] = ["1.31", "1.37"];
 /// What the Secret holds.
-const STORES: [&str; 2] = ["postgres://gateway:s3cret@postgres:5432/ibid", "redis://:s3cret@redis:6379/0"];
+const STORES: [&str; 3] = [
+    "postgres://gateway:s3cret@postgres:5432/ibid",
+    "redis://:s3cret@redis:6379/0",
+    "postgres://gateway:s3cret@postgres:5432/ibid",
+];
 
 fn of_kind<'a>(manifests: &'a [Value], kind: &str) -> Vec<&'a Value> {
     manifests.iter().filter(|manifest| manifest["kind"] == kind).collect()
@@ -111,6 +116,25 @@ fn the_gateway_is_probed_where_it_listens_and_has_time_to_stop() {
         let mounts = container["volumeMounts"].as_array().expect("volumes");
         let writable = mounts.iter().filter(|mount| mount["readOnly"] != true).map(|mount| at(mount, "/mountPath"));
         assert!(writable.into_iter().any(|mount| journal.starts_with(mount)), "{path}: the journal can be written");
+    }
+}
+
+/// Istio and the documentation have the filter that the tests run with Envoy.
+#[test]
+fn istio_has_envoys_filter() {
+    let envoy = yaml("deploy/envoy/envoy.yaml");
+    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config";
+    let mut expected = envoy[0].pointer(filters).expect("the filter").clone();
+    let istio = yaml("deploy/envoy/istio.yaml");
+    let filter = istio[0].pointer("/spec/configPatches/0/patch/value/typed_config").expect("the filter");
+    expected["grpc_service"] = filter["grpc_service"].clone();
+    assert_eq!(*filter, expected);
+    let (file, page) = (text("deploy/envoy/envoy.yaml"), text("docs/envoy.md"));
+    let lines = file.lines().map(str::trim).skip_while(|line| *line != "- name: envoy.filters.http.ext_proc");
+    let lines: Vec<_> = lines.take_while(|line| *line != "- name: envoy.filters.http.router").collect();
+    assert!(lines.len() > 7, "{lines:?}");
+    for line in lines {
+        assert!(page.contains(line.trim_start_matches("- ")), "docs/envoy.md has no {line:?}");
     }
 }
 

@@ -251,7 +251,8 @@ fn documented_keys(page: &str, heading: &str, header: &str, table: &str) -> BTre
     names.map(key).collect()
 }
 
-const SETTINGS_TABLES: [&str; 10] = ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "api", "store", "seal"];
+const SETTINGS_TABLES: [&str; 11] =
+    ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "api", "ext_proc", "store", "seal"];
 const SETTINGS_HEADER: &str = "| key | default | meaning |";
 
 #[test]

@@ -1,5 +1,5 @@
-//! One file of scenarios (`tests/scenarios.toml`), run by every transport: the gateway in front of an app, and an SDK
-//! inside it.
+//! One file of scenarios (`tests/scenarios.toml`), run by every transport: the gateway or Envoy in front of an app, and
+//! an SDK inside it.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +12,7 @@ use std::{
 
 use serde::Deserialize;
 use testbed::{
+    TestEnvoy,
     client::{Broken, RawClient, TestRequest, TestResponse, get, post},
     process::GatewayProcess,
 };
@@ -103,6 +104,8 @@ struct ScenarioAnswer {
 pub(crate) enum ScenarioTransport {
     /// The gateway in front of an app that knows nothing of it.
     Gateway,
+    /// Envoy in front of the same app, with ibid as its external processor.
+    Envoy,
     /// An app with an SDK that calls the exchange API.
     Sdk,
 }
@@ -127,6 +130,7 @@ struct ScenarioRun {
     launch: ScenarioApp,
     app: AppProcess,
     ibid: GatewayProcess,
+    envoy: Option<TestEnvoy>,
     runs_file: PathBuf,
     _folder: tempfile::TempDir,
 }
@@ -166,6 +170,7 @@ impl ScenarioTransport {
     fn name(self) -> &'static str {
         match self {
             Self::Gateway => "gateway",
+            Self::Envoy => "envoy",
             Self::Sdk => "sdk",
         }
     }
@@ -226,16 +231,20 @@ impl ScenarioRun {
         let runs_file = folder.path().join("runs");
         fs::write(&runs_file, "").expect("it is written");
         let socket = folder.path().join("api.sock");
-        let config = format!(
+        let is_sdk = transport == ScenarioTransport::Sdk;
+        let app = launch.start(is_sdk.then_some(&*socket), &runs_file).await;
+        let envoy = (transport == ScenarioTransport::Envoy).then(|| TestEnvoy::start(app.addr, &[]));
+        let mut config = format!(
             "{config}\n[admin]\ntoken = \"{ADMIN_TOKEN}\"\n[store]\nurl = \"embedded:data\"\n[api]\nlisten = \"unix:{}\"\n",
             socket.display()
         );
-        let is_sdk = transport == ScenarioTransport::Sdk;
-        let app = launch.start(is_sdk.then_some(&*socket), &runs_file).await;
+        if let Some(envoy) = &envoy {
+            config += &format!("[ext_proc]\nlisten = \"{}\"\n", envoy.ext_proc_addr());
+        }
         // An app of an SDK is called directly, and nobody uses the gateway's port.
         let ibid = GatewayProcess::launch(BIN).config(config).upstream(&format!("http://{}", app.addr));
         let ibid = ibid.start().await;
-        ScenarioRun { transport, launch, app, ibid, runs_file, _folder: folder }
+        ScenarioRun { transport, launch, app, ibid, envoy, runs_file, _folder: folder }
     }
 
     fn runs(&self) -> usize {
@@ -289,7 +298,11 @@ impl ScenarioRun {
     }
 
     fn request(&self, scenario: &Scenario, step: &ScenarioStep, key: &str) -> TestRequest {
-        let addr = if self.transport == ScenarioTransport::Gateway { self.ibid.addr() } else { self.app.addr };
+        let addr = match (self.transport, &self.envoy) {
+            (ScenarioTransport::Gateway, _) => self.ibid.addr(),
+            (_, Some(envoy)) => envoy.addr(),
+            (_, None) => self.app.addr,
+        };
         let path = step.post.as_deref().expect("a step sends, or does something to a process");
         let key = step.key.as_deref().unwrap_or(key);
         let padding = step.content_bytes.map(|bytes| format!("\"{}\"", "x".repeat(bytes - 2)));

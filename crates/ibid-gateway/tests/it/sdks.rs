@@ -3,4 +3,4 @@
 mod go;
 mod node;
 mod php;
-mod python;
+pub(crate) mod python;

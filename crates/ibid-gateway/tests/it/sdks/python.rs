@@ -23,7 +23,7 @@ fn python_app(server: &str, args: &[&str]) -> ScenarioApp {
     }
 }
 
-fn uvicorn() -> ScenarioApp {
+pub(crate) fn uvicorn() -> ScenarioApp {
     python_app("python", &["serve.py"])
 }
 
