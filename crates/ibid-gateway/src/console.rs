@@ -30,7 +30,7 @@ use self::{
     read_only_pages::{AUDIT_PAGE_SIZE, AuditPage, PoliciesPage, ShadowPage, StorePage},
     recent::RecentPage,
     record::{RecordPage, RefusalRow},
-    record_list::{MAX_SORTED_RECORDS, OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordOrder},
+    record_list::{MAX_SORTED_ROWS_SHOWN, OutcomeUnknownPage, RECORDS_PAGE_SIZE, RecordListPage, RecordOrder},
 };
 use crate::{
     admin::{
@@ -134,10 +134,17 @@ async fn list_records(visit: Visit, form: Form) -> Response {
         Ok(asked) => asked,
         Err(wrong) => return html_response(StatusCode::BAD_REQUEST, &RecordListPage::with_error(&visit, form, wrong)),
     };
-    let order = RecordOrder::of(&form, &visit.state);
-    let (cursor, limit) = order.map_or((cursor, RECORDS_PAGE_SIZE), |_| (None, MAX_SORTED_RECORDS));
-    match records::list(&visit.state, &visit.caller, query, cursor, limit).await {
-        Ok(list) => html_response(StatusCode::OK, &RecordListPage::with_results(&visit, form, list, order)),
+    let (state, caller) = (&visit.state, &visit.caller);
+    let page = match RecordOrder::of(&form, state) {
+        Some(order) => records::list_sorted(state, caller, query, MAX_SORTED_ROWS_SHOWN, |rows| order.sort(rows))
+            .await
+            .map(|sorted| RecordListPage::with_sorted(&visit, form, sorted)),
+        None => records::list(state, caller, query, cursor, RECORDS_PAGE_SIZE)
+            .await
+            .map(|list| RecordListPage::with_results(&visit, form, list)),
+    };
+    match page {
+        Ok(page) => html_response(StatusCode::OK, &page),
         Err(problem) => visit.problem_page(problem),
     }
 }

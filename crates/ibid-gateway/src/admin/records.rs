@@ -8,7 +8,10 @@
 //! with the same reason, each starting at the previous cursor, form one run with one audit entry, written before the
 //! first request and again at the end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http::StatusCode;
 use ibid::store::Address;
@@ -31,6 +34,10 @@ use crate::records::{
 /// Time limit of a store call (10 s); longer than for proxied requests, because an operator can wait.
 const ADMIN_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long entries are read for a sorted list (5 s).
+const SORT_TIME_BUDGET: Duration = Duration::from_secs(5);
+const SORT_PAGE_SIZE: usize = 1000;
+
 /// Lists the entries that match, from a cursor on.
 pub async fn list(
     state: &AdminState, caller: &AdminCaller, mut query: RecordQuery, from: Option<Address>, limit: usize,
@@ -43,6 +50,35 @@ pub async fn list(
     }
     let store = state.ibid.engine().store();
     with_store_timeout(async { Ok(query.list(&**store, from, limit).await?) }).await
+}
+
+/// The first entries of those that match in some order, and how many match.
+pub struct SortedRecords {
+    pub records: Vec<RecordView>,
+    pub matching: usize,
+    /// Whether time ran out before all that match were read.
+    pub is_partial: bool,
+}
+
+/// Reads all entries that match, for at most [`SORT_TIME_BUDGET`], and keeps the first of them by `sort`.
+pub async fn list_sorted(
+    state: &AdminState, caller: &AdminCaller, query: RecordQuery, limit: usize, sort: impl Fn(&mut [RecordView]),
+) -> Result<SortedRecords, AdminProblem> {
+    let start = Instant::now();
+    let mut sorted = SortedRecords { records: Vec::new(), matching: 0, is_partial: false };
+    let mut from = None;
+    loop {
+        let page = list(state, caller, query.clone(), from, SORT_PAGE_SIZE).await?;
+        sorted.matching += page.records.len();
+        sorted.records.extend(page.records);
+        sort(&mut sorted.records);
+        sorted.records.truncate(limit);
+        from = page.next.as_deref().and_then(Address::from_hex);
+        sorted.is_partial = from.is_some() && start.elapsed() >= SORT_TIME_BUDGET;
+        if from.is_none() || sorted.is_partial {
+            return Ok(sorted);
+        }
+    }
 }
 
 pub async fn show(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {

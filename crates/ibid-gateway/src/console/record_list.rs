@@ -16,15 +16,14 @@ use crate::{
         AdminState,
         auth::AdminCaller,
         input::{MAX_REASON_CHARS, parse_filters},
+        records::SortedRecords,
     },
     format::to_sentence,
     records::{AddressPattern, RecordList, RecordQuery, RecordView},
 };
 
 pub(super) const RECORDS_PAGE_SIZE: usize = 50;
-/// How many matching records are read to be sorted.
-pub(super) const MAX_SORTED_RECORDS: usize = 10_000;
-const MAX_SORTED_ROWS_SHOWN: usize = 200;
+pub(super) const MAX_SORTED_ROWS_SHOWN: usize = 200;
 /// Number of previous pages whose cursors the URL carries. From later pages, only a link to the first leads further
 /// back.
 const MAX_BACK_LINKS: usize = 20;
@@ -34,7 +33,8 @@ const MIN_ADDRESS_CHARS: usize = 40;
 const FIRST_PAGE_CURSOR: &str = "start";
 const STATE_NAMES: [&str; 4] = ["processing", "done", "failed", "unknown"];
 
-/// An order other than that of addresses. Reading thousands of records for it is cheap except on Redis, which is scanned.
+/// An order other than that of addresses. All matching records are read for it, which is cheap except on Redis, which is
+/// scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecordOrder {
     Newest,
@@ -59,7 +59,7 @@ impl RecordOrder {
         matches!(state.ibid.engine().store().guarantees().store, "memory" | "embedded" | "postgres")
     }
 
-    fn sort(self, rows: &mut [RecordView]) {
+    pub(super) fn sort(self, rows: &mut [RecordView]) {
         match self {
             Self::Newest => rows.sort_by_key(|row| row.age_ms),
             Self::Oldest => rows.sort_by_key(|row| Reverse(row.age_ms)),
@@ -79,7 +79,7 @@ pub(super) struct RecordListPage {
     tenants: BTreeSet<String>,
     rows: Vec<RecordView>,
     can_sort: bool,
-    /// Of a sorted list: how many match, and whether there are even more.
+    /// Of a sorted list: how many match, and whether more may match that were not read.
     sorted: Option<(usize, bool)>,
     first: Option<String>,
     previous: Option<String>,
@@ -148,16 +148,14 @@ impl Form {
 }
 
 impl RecordListPage {
-    pub(super) fn with_results(visit: &Visit, search: Form, mut list: RecordList, order: Option<RecordOrder>) -> Self {
-        let sorted = order.map(|order| {
-            order.sort(&mut list.records);
-            (list.records.len(), list.next.take().is_some())
-        });
-        if sorted.is_some() {
-            list.records.truncate(MAX_SORTED_ROWS_SHOWN);
-        }
+    pub(super) fn with_sorted(visit: &Visit, search: Form, sorted: SortedRecords) -> Self {
+        let SortedRecords { records, matching, is_partial } = sorted;
+        let list = RecordList { records, next: None };
+        Self { sorted: Some((matching, is_partial)), ..Self::with_results(visit, search, list) }
+    }
+
+    pub(super) fn with_results(visit: &Visit, search: Form, list: RecordList) -> Self {
         Self {
-            sorted,
             first: (!search.value("cursor").is_empty()).then(|| search.page_link("", &[])),
             previous: search.previous_link(),
             next: list.next.as_ref().map(|next| search.next_link(next)),

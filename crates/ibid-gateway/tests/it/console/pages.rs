@@ -383,3 +383,16 @@ async fn records_are_sorted_by_age_where_the_store_can() {
     assert!(!first_key(&oldest).ends_with("order-99-last") && oldest.contains("order-99-last"), "{oldest}");
     assert!(newest.contains("newest first") && !newest.contains("rel=\"next\""), "{newest}");
 }
+
+#[tokio::test]
+async fn the_newest_of_more_records_than_one_page_of_the_store_come_first() {
+    let scene = ConsoleGateway::start_empty().await;
+    for number in 0..1_100 {
+        assert_eq!(scene.pay("9", &format!("order-{number}"), 1).send().await.status, 201);
+    }
+    let newest = scene.log_in(ADMIN).await.get_page("/records?sort=newest").await;
+    for number in 1_000..1_100 {
+        assert!(newest.contains(&format!("order-{number}")), "order-{number} is among the newest 200");
+    }
+    assert!(newest.contains("200 of 1,100"), "{newest}");
+}
