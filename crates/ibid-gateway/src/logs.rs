@@ -178,17 +178,15 @@ impl LogObserver {
         }
     }
 
-    /// Logs each path once, because a client that sends keys there does so with every request.
-    fn log_uncovered(&self, notice: &EngineEvent<'_>, path: &str) {
+    /// Each path is logged once, because a client that sends keys there does so with every request.
+    fn is_first_uncovered(&self, path: &str) -> bool {
         let hash = self.hasher.hash_one(path);
         let mut known = self.uncovered_paths.lock();
-        if known.len() >= MAX_UNCOVERED_PATHS || !known.insert(hash) {
-            return;
-        }
-        tracing::warn!("{notice}");
-        if known.len() == MAX_UNCOVERED_PATHS {
+        let is_first = known.len() < MAX_UNCOVERED_PATHS && known.insert(hash);
+        if is_first && known.len() == MAX_UNCOVERED_PATHS {
             tracing::warn!("requests with a key went to {MAX_UNCOVERED_PATHS} uncovered paths; no more are logged");
         }
+        is_first
     }
 }
 
@@ -260,7 +258,11 @@ impl Observer for LogObserver {
             | EngineEvent::LateAnswer { outcome: RequestOutcome::Unknown, .. } => {
                 tracing::warn!(request_id, trace_id, "{notice}")
             }
-            EngineEvent::UncoveredKey { path, .. } => self.log_uncovered(notice, path),
+            EngineEvent::UncoveredKey { path, .. } => {
+                if self.is_first_uncovered(path) {
+                    tracing::warn!(request_id, trace_id, "{notice}");
+                }
+            }
             _ => tracing::info!(request_id, trace_id, "{notice}"),
         }
     }

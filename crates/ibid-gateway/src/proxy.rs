@@ -260,7 +260,7 @@ impl RequestFailure {
     pub(crate) fn refuse(&self, reason: RefusalReason, why: &str) -> (Response<ProxyResponseBody>, &'static str) {
         // Callers must not learn the upstream's address; it goes to the log.
         let request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok());
-        tracing::warn!(reason = reason.name(), why, request_id, "upstream");
+        tracing::warn!(reason = reason.name(), why, request_id, trace_id = trace::current_trace_id(), "upstream");
         let detail = match reason {
             RefusalReason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
             RefusalReason::Overloaded => "no connection to the app was free in time; nothing was sent to it",

@@ -128,16 +128,18 @@ async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
     assert_eq!((&stored["peer"], &stored["request_id"]), (&"203.0.113.7".into(), &"req-42".into()), "{stored}");
     assert_eq!(upstream.last().header("x-request-id"), Some("req-42"));
     // The caller's trace is named although the gateway traces nothing.
-    let trace = "0af7651916cd43dd8448eb211c80319c";
-    let traced = anonymous_pay(gateway.addr(), "k-2").header("Traceparent", format!("00-{trace}-b7ad6b7169203331-01"));
+    let traced = anonymous_pay(gateway.addr(), "k-2").header("Traceparent", TRACEPARENT);
     traced.send().await;
     let traced = json(&lines(&gateway, "answer stored", 2).await[1]);
-    assert_eq!((&traced["trace_id"], &stored["trace_id"]), (&trace.into(), &().into()), "{traced}");
+    assert_eq!((&traced["trace_id"], &stored["trace_id"]), (&TRACE_ID.into(), &().into()), "{traced}");
     assert_eq!(traced["request_id"].as_str().map(str::len), Some(36), "{traced}");
     let missing = json(&lines(&gateway, "missing idempotency key", 1).await[0]);
     assert_eq!(missing["peer"], "203.0.113.7", "{missing}");
     assert_eq!(missing["request_id"].as_str().map(str::len), Some(36), "{missing}");
 }
+
+const TRACE_ID: &str = "0af7651916cd43dd8448eb211c80319c";
+const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// Also the lines about the app and the store that are written on the way, and what the claim beside a run in shadow mode
 /// meets.
@@ -152,7 +154,7 @@ async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
                   on_store_down = \"open\"\n";
     let gateway = start_gateway(config, &upstream).await;
     let send = async |path: &str, id: &str, key: Option<&str>| {
-        let request = post(gateway.addr(), path).header("X-Request-Id", id);
+        let request = post(gateway.addr(), path).header("X-Request-Id", id).header("Traceparent", TRACEPARENT);
         key.into_iter().fold(request, |request, key| request.key(key)).send().await.status
     };
     assert_eq!(send("/lost", "lost-with-key", Some("k-1")).await, 502);
@@ -176,11 +178,13 @@ async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
         ("upstream-lost", made),
     ];
     assert_eq!(told, expected);
+    let traced: Vec<_> = upstream.iter().map(|line| &line["trace_id"]).collect();
+    assert_eq!(traced, [&TRACE_ID.into(), &TRACE_ID.into(), &TRACE_ID.into(), &TRACE_ID.into(), &Value::Null]);
     // One line for the whole outage.
     let failed = lines(&gateway, "claim: the redis store", 1).await;
     let failed: Vec<Value> = failed.iter().map(|line| json(line)).collect();
     let told: Vec<_> = failed.iter().map(|line| text(line, "request_id")).collect();
-    assert_eq!(told, ["lost-with-key"]);
+    assert_eq!((&told[..], &failed[0]["trace_id"]), (&["lost-with-key"][..], &TRACE_ID.into()));
     let answered = lines(&gateway, "\"outcome\":\"degraded\"", 2).await;
     assert_eq!(json(&answered[1])["request_id"], made);
     gate.open();
