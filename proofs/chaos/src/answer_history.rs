@@ -7,10 +7,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use ibid_histories::event::{HistoryEvent, RequestResult};
 use parking_lot::Mutex;
 
-use crate::random::SplitMix64;
+use crate::{random::SplitMix64, upstream::Execution};
 
+/// All clients share one credential.
+const CALLER: &str = "chaos";
 /// How many keys are fresh enough for another client to join in.
 const MAX_RECENT_KEYS: usize = 32;
 /// How many answers to one key are kept that say nothing new.
@@ -67,6 +70,8 @@ pub struct ChaosOperation {
 pub struct AnswerHistory {
     started_at: Instant,
     state: Mutex<AnswerHistoryState>,
+    /// Everything, for the checker of histories.
+    events: Mutex<Vec<HistoryEvent>>,
     max_keys: usize,
     /// Requests sent, and those of them that were retries.
     pub requests: AtomicUsize,
@@ -106,7 +111,14 @@ impl AnswerHistory {
     /// An empty one. Times are counted from `began`; there will be no more than `max_keys` keys.
     pub fn new(started_at: Instant, max_keys: usize) -> AnswerHistory {
         let (requests, retries) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        AnswerHistory { started_at, state: Mutex::default(), max_keys: max_keys.max(1), requests, retries }
+        AnswerHistory {
+            started_at,
+            state: Mutex::default(),
+            events: Mutex::default(),
+            max_keys: max_keys.max(1),
+            requests,
+            retries,
+        }
     }
 
     /// The time of the run.
@@ -190,10 +202,40 @@ impl AnswerHistory {
         }
     }
 
-    pub(crate) fn count_request(&self, retry: bool) {
-        self.requests.fetch_add(1, SeqCst);
+    /// A request is about to be sent. Returns its number.
+    pub(crate) fn record_invoke(&self, key: &str, retry: bool, at_rest: bool) -> u64 {
         self.retries.fetch_add(usize::from(retry), SeqCst);
+        let request = self.requests.fetch_add(1, SeqCst) as u64;
+        let (caller, key) = (CALLER.to_owned(), key.to_owned());
+        let mut events = self.events.lock();
+        events.push(HistoryEvent::Invoke { at: as_micros(self.now()), request, caller, key, at_rest });
+        request
     }
+
+    /// A request has ended.
+    pub(crate) fn record_return(&self, request: u64, result: RequestResult) {
+        let mut events = self.events.lock();
+        events.push(HistoryEvent::Return { at: as_micros(self.now()), request, result });
+    }
+
+    /// What clients and upstream saw, in the order of time.
+    pub fn events(&self, executions: &HashMap<String, Vec<Execution>>) -> Vec<HistoryEvent> {
+        let mut events = self.events.lock().clone();
+        for (key, executions) in executions {
+            events.extend(executions.iter().map(|one| HistoryEvent::Execute {
+                at: as_micros(one.at),
+                caller: CALLER.to_owned(),
+                key: key.clone(),
+                answer: String::from_utf8_lossy(&one.answer).into_owned(),
+            }));
+        }
+        events.sort_by_key(HistoryEvent::at);
+        events
+    }
+}
+
+fn as_micros(time: Duration) -> u64 {
+    time.as_micros() as u64
 }
 
 #[cfg(test)]

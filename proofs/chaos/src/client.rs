@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ibid_histories::event::RequestResult;
 use testbed::client::{RawClient, TestResponse, post};
 use tokio::time::{sleep, timeout};
 
@@ -63,7 +64,7 @@ impl ChaosClient {
                 break;
             }
             let gateway = self.random.next_below(self.fleet.len());
-            match self.attempt(operation, gateway, nth > 0).await {
+            match self.attempt(operation, gateway, nth > 0, false).await {
                 ChaosAttempt::Final(heard) => return self.history.record_answer(&operation.key, heard),
                 ChaosAttempt::Retry(what) => seen = what,
             }
@@ -78,7 +79,7 @@ impl ChaosClient {
         &mut self, operation: &ChaosOperation, gateway: usize, end: Instant,
     ) -> Option<ObservedAnswer> {
         for nth in 0u32.. {
-            match self.attempt(operation, gateway, nth > 0).await {
+            match self.attempt(operation, gateway, nth > 0, true).await {
                 ChaosAttempt::Final(heard) => return Some(ObservedAnswer { during_verification: true, ..heard }),
                 ChaosAttempt::Retry(_) if Instant::now() >= end => return None,
                 ChaosAttempt::Retry(_) => self.back_off(nth).await,
@@ -93,32 +94,43 @@ impl ChaosClient {
         sleep(pause).await;
     }
 
-    async fn attempt(&mut self, operation: &ChaosOperation, gateway: usize, retry: bool) -> ChaosAttempt {
-        let ChaosOperation { key, path } = operation;
-        self.history.count_request(retry);
+    async fn attempt(
+        &mut self, operation: &ChaosOperation, gateway: usize, retry: bool, at_rest: bool,
+    ) -> ChaosAttempt {
         let begun = self.history.now();
+        let request = self.history.record_invoke(&operation.key, retry, at_rest);
+        // A request without an answer has no end: it may have an effect later.
         let answer = match timeout(ATTEMPT_TIMEOUT, self.send(operation, gateway)).await {
             Err(_) => return ChaosAttempt::Retry(format!("gateway {gateway}: no answer within {ATTEMPT_TIMEOUT:?}")),
             Ok(Err(broken)) => return ChaosAttempt::Retry(format!("gateway {gateway}: {broken}")),
             Ok(Ok(answer)) => answer,
         };
-        let told = match answer.status {
-            201 => FinalAnswer::Completed { status: 201, body: answer.body.clone() },
-            409 if answer.text().contains("#outcome-unknown") => FinalAnswer::OutcomeUnknown,
-            409 if answer.text().contains("#in-progress") => return ChaosAttempt::Retry(format!("{answer:?}")),
-            502..=504 => return ChaosAttempt::Retry(format!("{answer:?}")),
+        let pending = answer.header("idempotency-stored") == Some("pending");
+        let (result, told) = match answer.status {
+            201 => {
+                let told = FinalAnswer::Completed { status: 201, body: answer.body.clone() };
+                (RequestResult::Answer { answer: answer.text(), pending }, Some(told))
+            }
+            409 if answer.text().contains("#outcome-unknown") => {
+                (RequestResult::OutcomeUnknown, Some(FinalAnswer::OutcomeUnknown))
+            }
+            409 if answer.text().contains("#in-progress") => (RequestResult::InProgress, None),
+            502..=504 => (RequestResult::Lost, None),
             _ => {
+                let ChaosOperation { key, path } = operation;
                 self.history.record_unexpected(format!("{key} at {path} from gateway {gateway}: {answer:?}"));
-                return ChaosAttempt::Retry(format!("{answer:?}"));
+                (RequestResult::Lost, None)
             }
         };
+        self.history.record_return(request, result);
+        let Some(told) = told else { return ChaosAttempt::Retry(format!("{answer:?}")) };
         ChaosAttempt::Final(ObservedAnswer {
             told,
             gateway,
             sent_at: begun,
             at: self.history.now(),
             replayed: answer.headers.contains("idempotent-replayed"),
-            pending: answer.header("idempotency-stored") == Some("pending"),
+            pending,
             degraded: answer.header("idempotency-guarantee") == Some("degraded"),
             during_verification: false,
         })

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use ibid_histories::{checker::check_history, event::HistoryEvent};
+
 use crate::{
     answer_history::{AnswerSnapshot, FinalAnswer, ObservedAnswer},
     run::ChaosPlan,
@@ -33,6 +35,8 @@ pub struct FaultInterval {
 pub struct RunObservations {
     /// By key.
     pub executions: HashMap<String, Vec<Execution>>,
+    /// Every request and execution, for the checker of histories.
+    pub history: Vec<HistoryEvent>,
     /// How many executions are on the disk.
     pub executions_on_disk: usize,
     /// What the clients were told.
@@ -104,6 +108,10 @@ pub struct ChaosReport {
     pub lost: Vec<KeyFinding>,
     /// Keys about which the gateways disagree at the end, or do not answer, for none of the reasons above.
     pub unsettled: Vec<KeyFinding>,
+    /// Keys whose history the checker does not explain, and that are none of the above.
+    pub unexplained: Vec<KeyFinding>,
+    /// Requests and executions that the checker looked at.
+    pub checked_events: usize,
     /// What should not happen whatever is allowed.
     pub violations: Vec<String>,
     /// The upstream's log, kept where there is something to look at.
@@ -118,7 +126,8 @@ impl ChaosReport {
 
     /// How many keys did not get what was promised, by kind and added up, excused or not.
     pub fn finding_count(&self) -> usize {
-        [&self.duplicates, &self.divergent, &self.lost, &self.unsettled].iter().map(|findings| findings.len()).sum()
+        let kinds = [&self.duplicates, &self.divergent, &self.lost, &self.unsettled, &self.unexplained];
+        kinds.iter().map(|findings| findings.len()).sum()
     }
 }
 
@@ -147,12 +156,15 @@ pub(crate) fn evaluate_run(plan: &ChaosPlan, seen: RunObservations) -> ChaosRepo
         divergent: Vec::new(),
         lost: Vec::new(),
         unsettled: Vec::new(),
+        unexplained: Vec::new(),
+        checked_events: 0,
         violations: find_violations(&seen),
         log: None,
     };
     for one in &seen.faults {
         *outcome.faults.entry(one.name.clone()).or_default() += 1;
     }
+    let rejected = check(&seen.history, &mut outcome);
     let unsettled: BTreeSet<&str> = seen.unsettled.iter().map(String::as_str).collect();
     for operation in &seen.answers.operations {
         let key = operation.key.as_str();
@@ -169,6 +181,13 @@ pub(crate) fn evaluate_run(plan: &ChaosPlan, seen: RunObservations) -> ChaosRepo
         }
         let (divergence, loss) = (find_divergence(runs, heard), find_loss(heard));
         let explained = divergence.is_some() || loss.is_some();
+        match rejected.get(key) {
+            Some(why) if runs.len() < 2 && !explained => outcome.unexplained.push(finding(why.clone())),
+            None if runs.len() > 1 || explained => {
+                outcome.violations.push(format!("the checker of histories accepts {key}, which is wrong"));
+            }
+            _ => {}
+        }
         let for_a_while = divergence.is_none() && answered_at_the_end(heard);
         outcome.lost.extend(loss.map(|what| KeyFinding { is_temporary: for_a_while, ..finding(what) }));
         outcome.divergent.extend(divergence.map(&finding));
@@ -179,6 +198,20 @@ pub(crate) fn evaluate_run(plan: &ChaosPlan, seen: RunObservations) -> ChaosRepo
         }
     }
     outcome
+}
+
+/// The keys that the checker of histories rejects, and why.
+fn check(history: &[HistoryEvent], outcome: &mut ChaosReport) -> HashMap<String, String> {
+    match check_history(history) {
+        Ok(verdict) => {
+            outcome.checked_events = verdict.events;
+            verdict.rejected.into_iter().map(|one| (one.key, one.reason)).collect()
+        }
+        Err(why) => {
+            outcome.violations.push(format!("the history cannot be checked: {why}"));
+            HashMap::new()
+        }
+    }
 }
 
 /// What no promise excuses.

@@ -45,6 +45,9 @@ struct ChaosArgs {
     /// Excuses more than the scenario does: duplicates-if-degraded, duplicates-if-announced, loss.
     #[arg(long, value_name = "WHAT")]
     allow: Vec<Exemption>,
+    /// The folder for the history of each scenario, which `ibid-histories` and other checkers read.
+    #[arg(long, value_name = "DIR")]
+    histories: Option<PathBuf>,
     /// Says which scenarios there are.
     #[arg(long)]
     list: bool,
@@ -89,7 +92,7 @@ async fn run_all(args: &ChaosArgs, bin: &std::path::Path) -> ExitCode {
         how.seed = args.seed.unwrap_or(how.seed);
         (how.clients, how.gateways) = (usize::from(args.clients), args.gateways.map(usize::from));
         how.waiters = args.waiters.map(|waiters| waiters as usize);
-        how.exemptions = &args.allow;
+        (how.exemptions, how.histories) = (&args.allow, args.histories.as_deref());
         println!("== {}: {} (--seed {})", scenario.name, scenario.description, how.seed);
         let began = Instant::now();
         let (code, verdict) = match run_scenario(scenario, &how).await {

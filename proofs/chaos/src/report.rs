@@ -59,6 +59,7 @@ impl ChaosReport {
         complain("ran more than once", &self.duplicates, announced);
         complain("got different answers", &self.divergent, announced);
         complain("lost their answer", &self.lost, 0);
+        complain("have a history that one run does not explain", &self.unexplained, 0);
         if !self.unsettled.is_empty() {
             complaints.push(format!("{} keys are unsettled at the end", self.unsettled.len()));
         }
@@ -70,7 +71,7 @@ impl fmt::Display for ChaosReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ChaosReport { name, seed, duration: took, gateways, clients, .. } = self;
         writeln!(f, "{name}: {gateways} gateways, {clients} clients, {:.1}s, --seed {seed}", took.as_secs_f64())?;
-        let rows: [(&str, usize); 17] = [
+        let rows: [(&str, usize); 19] = [
             ("requests", self.requests),
             ("  of them retries", self.retries),
             ("  answered by a replay", self.replays),
@@ -88,6 +89,8 @@ impl fmt::Display for ChaosReport {
             ("DIVERGENT", self.divergent.len()),
             ("LOST", self.lost.len()),
             ("UNSETTLED", self.unsettled.len()),
+            ("events checked as histories", self.checked_events),
+            ("UNEXPLAINED", self.unexplained.len()),
         ];
         for (what, n) in rows {
             writeln!(f, "  {what:<46}{n:>9}")?;
@@ -102,6 +105,7 @@ impl fmt::Display for ChaosReport {
             ("divergent", &self.divergent),
             ("lost", &self.lost),
             ("unsettled", &self.unsettled),
+            ("unexplained", &self.unexplained),
         ];
         let mut shown: Vec<&str> = Vec::new();
         for (kind, findings) in findings {
@@ -120,7 +124,7 @@ impl fmt::Display for ChaosReport {
             writeln!(f, "  BROKEN: {broken}")?;
         }
         if let Some(log) = &self.log {
-            writeln!(f, "  every execution: {}", log.display())?;
+            writeln!(f, "  every execution: {}, every request: history.jsonl beside it", log.display())?;
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    io,
+    fs::File,
+    io::{self, BufWriter},
     path::PathBuf,
     sync::{
         Arc,
@@ -11,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ibid_histories::event::write_history;
 use parking_lot::Mutex;
 use testbed::FaultProxy;
 use tokio::{
@@ -55,6 +57,8 @@ pub struct ChaosPlan {
     pub max_keys: usize,
     /// How long everything may take to settle once it is whole again.
     pub settle_timeout: Duration,
+    /// Where the history is written to.
+    pub history_file: Option<PathBuf>,
 }
 
 impl ChaosPlan {
@@ -74,6 +78,7 @@ impl ChaosPlan {
             slowest_response: Duration::from_millis(20),
             max_keys: 20_000,
             settle_timeout: Duration::from_secs(30),
+            history_file: None,
         }
     }
 }
@@ -122,8 +127,13 @@ pub async fn run(
     let restless = fleet.wait_until_idle(plan.settle_timeout).await.err();
     let unsettled = verify(&fleet, &board, plan).await;
 
+    let executions = upstream.executions();
+    let history = board.events(&executions);
+    let file = plan.history_file.clone().unwrap_or_else(|| folder.path().join("history.jsonl"));
+    write_history(&history, BufWriter::new(File::create(file)?))?;
     let seen = RunObservations {
-        executions: upstream.executions(),
+        executions,
+        history,
         executions_on_disk: upstream.executions_on_disk()?,
         answers: board.snapshot(),
         faults: injected,

@@ -231,13 +231,24 @@ pub struct ScenarioOptions<'a> {
     pub waiters: Option<usize>,
     /// What is excused beyond what the scenario excuses.
     pub exemptions: &'a [Exemption],
+    /// The folder for the history, as `SCENARIO-SEED.jsonl`.
+    pub histories: Option<&'a Path>,
 }
 
 impl<'a> ScenarioOptions<'a> {
     /// With this binary for so long; the seed is of the moment.
     pub fn new(bin: &'a Path, length: Duration) -> ScenarioOptions<'a> {
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_micros() as u64);
-        ScenarioOptions { bin, length, seed, clients: 12, gateways: None, waiters: None, exemptions: &[] }
+        ScenarioOptions {
+            bin,
+            length,
+            seed,
+            clients: 12,
+            gateways: None,
+            waiters: None,
+            exemptions: &[],
+            histories: None,
+        }
     }
 }
 
@@ -274,6 +285,8 @@ pub async fn run_scenario(scenario: &Scenario, how: &ScenarioOptions<'_>) -> io:
         ScenarioAction::Faults { process_faults: blows, network_faults: tears } => {
             let configs = stores.iter().map(|store| config(store)).collect();
             let mut plan = ChaosPlan::new(scenario.name, how.bin, configs, how.seed, how.length);
+            let history_name = format!("{}-{}.jsonl", scenario.name, how.seed);
+            plan.history_file = how.histories.map(|folder| folder.join(history_name));
             plan.clients = how.clients;
             let faults = |stage: &FaultTargets| build_faults(stage, &*backend, &links, blows, tears);
             let outcome = run(&plan, faults).await?;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ibid_histories::event::RequestResult;
+
 use super::*;
 use crate::{answer_history::ChaosOperation, fault_schedule::FaultRate, report::Exemption};
 
@@ -46,8 +48,39 @@ fn judged(runs: Vec<Execution>, heard: Vec<ObservedAnswer>) -> ChaosReport {
     seen.answers.operations = vec![operation("k"), operation("fine")];
     seen.executions = [("k".to_owned(), runs), ("fine".to_owned(), fine.0)].into();
     seen.answers.answers = [("k".to_owned(), heard), ("fine".to_owned(), fine.1)].into();
+    seen.history = history_of(&seen);
     seen.faults = vec![FaultInterval { name: "store: cut".into(), from: ms(2), healed_at: ms(30) }];
     evaluate_run(&plan(), seen)
+}
+
+/// The same story for the checker, and a request of each key that was lost.
+fn history_of(seen: &RunObservations) -> Vec<HistoryEvent> {
+    let (caller, micros) = (|| "chaos".to_owned(), |time: Duration| time.as_micros() as u64);
+    let mut events = Vec::new();
+    for (key, heard) in &seen.answers.answers {
+        let key = || key.clone();
+        let (request, at_rest) = (events.len() as u64, false);
+        events.push(HistoryEvent::Invoke { at: 0, request, caller: caller(), key: key(), at_rest });
+        for heard in heard {
+            let (request, at) = (events.len() as u64, micros(heard.sent_at));
+            let at_rest = heard.during_verification;
+            events.push(HistoryEvent::Invoke { at, request, caller: caller(), key: key(), at_rest });
+            let result = match &heard.told {
+                FinalAnswer::OutcomeUnknown => RequestResult::OutcomeUnknown,
+                FinalAnswer::Completed { body, .. } => {
+                    RequestResult::Answer { answer: String::from_utf8_lossy(body).into(), pending: heard.pending }
+                }
+            };
+            events.push(HistoryEvent::Return { at: micros(heard.at), request, result });
+        }
+        events.extend(seen.executions[&key()].iter().map(|run| HistoryEvent::Execute {
+            at: micros(run.at),
+            caller: caller(),
+            key: key(),
+            answer: String::from_utf8_lossy(&run.answer).into(),
+        }));
+    }
+    events
 }
 
 fn kept(outcome: &ChaosReport, allow: &[Exemption]) -> bool {
@@ -183,4 +216,30 @@ fn whatever_is_allowed_some_things_are_not() {
     assert!(complaints(&|seen| seen.answers.answers.clear()).contains("shows nothing"));
     assert!(complaints(&|seen| drop(seen.executions.insert("x".into(), vec![]))).contains("no client sent"));
     assert!(complaints(&|seen| seen.unsettled = vec!["k".into()]).contains("unsettled"));
+}
+
+/// The evaluation looks only at final answers; the checker also at requests that were told to come back.
+#[test]
+fn what_only_the_checker_rejects_is_a_finding() {
+    let mut seen = RunObservations { executions_on_disk: 1, ..RunObservations::default() };
+    seen.answers.operations = vec![ChaosOperation { key: "k".into(), path: "/".into() }];
+    seen.executions = [("k".to_owned(), vec![ran(1, 3)])].into();
+    seen.answers.answers = [("k".to_owned(), vec![done(1, 5)])].into();
+    seen.history = history_of(&seen);
+    let (request, caller) = (99, "chaos".to_owned());
+    seen.history.push(HistoryEvent::Invoke { at: 9_000, request, caller, key: "k".into(), at_rest: false });
+    seen.history.push(HistoryEvent::Return { at: 9_500, request, result: RequestResult::InProgress });
+    let outcome = evaluate_run(&plan(), seen);
+    assert_eq!((outcome.unexplained.len(), outcome.finding_count()), (1, 1), "{outcome}");
+    assert!(!kept(&outcome, &[]) && outcome.unexplained[0].description.contains("had the answer before"), "{outcome}");
+}
+
+#[test]
+fn the_checker_must_reject_what_the_evaluation_finds() {
+    let mut seen = RunObservations { executions_on_disk: 2, ..RunObservations::default() };
+    seen.answers.operations = vec![ChaosOperation { key: "k".into(), path: "/".into() }];
+    seen.executions = [("k".to_owned(), vec![ran(1, 3), ran(2, 4)])].into();
+    seen.answers.answers = [("k".to_owned(), vec![done(1, 5)])].into();
+    let outcome = evaluate_run(&plan(), seen);
+    assert!(outcome.violations.iter().any(|what| what.contains("accepts k")), "{outcome}");
 }
