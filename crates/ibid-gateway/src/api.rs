@@ -45,6 +45,8 @@ use crate::{
 mod handle;
 mod handler_app;
 mod messages;
+#[cfg(fuzzing)]
+pub use messages::parse_any_message;
 mod pending;
 mod problem;
 mod socket;

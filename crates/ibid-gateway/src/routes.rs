@@ -16,6 +16,8 @@ use ibid::{
 use self::pattern::PathComparison;
 
 mod path;
+#[cfg(fuzzing)]
+pub use path::normalise as normalise_path;
 mod pattern;
 
 pub use crate::config::GrpcUnknown;

@@ -57,6 +57,8 @@ mod key_names;
 mod maintenance;
 mod operations;
 mod resp;
+#[cfg(fuzzing)]
+pub use resp::reply_length;
 mod routing;
 mod scripts;
 mod sentinel;

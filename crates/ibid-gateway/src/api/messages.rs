@@ -93,6 +93,15 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, A
     serde_json::from_slice(body).map_err(|why| wrong(why.to_string()))
 }
 
+/// Reads a body as each kind of message, for the fuzzer.
+#[cfg(fuzzing)]
+pub fn parse_any_message(body: &[u8]) -> Result<(), String> {
+    let begin = parse::<BeginCall>(body, "a begin call").and_then(|call| call.request().map(drop));
+    let end = parse::<EndCall>(body, "an end call").and_then(|call| call.response().map(drop));
+    let failed = parse::<FailedCall>(body, "a failed call").map(drop);
+    begin.or(end).or(failed).map_err(|why| format!("{why:?}"))
+}
+
 impl BeginCall {
     /// Builds the request that the client sent to the app.
     pub(super) fn request(&self) -> Result<Request<Full<Bytes>>, ApiProblem> {

@@ -16,6 +16,8 @@ mod checkout;
 mod connect;
 mod error;
 mod h1_codec;
+#[cfg(fuzzing)]
+pub use h1_codec::fuzzing::decode_reply;
 mod h1_connection;
 mod handshake;
 mod pool;

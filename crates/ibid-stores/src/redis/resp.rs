@@ -89,6 +89,12 @@ pub(super) fn parse_reply(buffer: &[u8]) -> Result<Option<(Reply, usize)>, Strin
     Ok(parser.reply(0)?.map(|reply| (reply, parser.at)))
 }
 
+/// The length of the reply at the start of the buffer, for the fuzzer.
+#[cfg(fuzzing)]
+pub fn reply_length(buffer: &[u8]) -> Result<Option<usize>, String> {
+    Ok(parse_reply(buffer)?.map(|(_, length)| length))
+}
+
 struct Parser<'a> {
     buffer: &'a [u8],
     at: usize,

@@ -1,0 +1,10 @@
+//! Messages of the exchange API: any bytes are read or refused with a problem that says something.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|body: &[u8]| {
+    if let Err(why) = ibid_gateway::api::parse_any_message(body) {
+        assert!(!why.is_empty());
+    }
+});
