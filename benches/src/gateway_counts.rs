@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     args::BenchArgs,
-    load::{LoadGenerator, LoadKeys, LoadPlan, LoadProtocol, StopCondition},
+    load::{ApiLoad, LoadGenerator, LoadKeys, LoadPlan, LoadProtocol, StopCondition},
     rows::ContenderProgram,
-    runner::{ibid_args, start_server},
+    runner::{api_config, ibid_args, start_server},
     server_child::ServerChild,
 };
 
@@ -50,11 +50,16 @@ pub async fn table(args: &BenchArgs) -> Result<String, String> {
         "Gateway on the memory store, per request (300-byte JSON request and answer)\n\n\
          | request | instructions | of it SHA-256 | clock readings | futex calls | system calls |\n|---|---|---|---|---|---|\n",
     );
-    for (name, keys) in [("first", LoadKeys::Unique), ("replay", LoadKeys::Fixed(64))] {
+    for (name, keys, is_api) in [
+        ("first", LoadKeys::Unique, false),
+        ("replay", LoadKeys::Fixed(64), false),
+        ("first, exchange API (begin and end)", LoadKeys::Unique, true),
+        ("replay, exchange API", LoadKeys::Fixed(64), true),
+    ] {
         let mut each = GatewayCalls::default();
         for tracer in [CallTracer::Callgrind, CallTracer::Strace] {
-            let once = run(args, tracer, keys, REQUESTS).await?;
-            let twice = run(args, tracer, keys, 2 * REQUESTS).await?;
+            let once = run(args, tracer, keys, is_api, REQUESTS).await?;
+            let twice = run(args, tracer, keys, is_api, 2 * REQUESTS).await?;
             let per_request = |pick: fn(&GatewayCalls) -> f64| (pick(&twice) - pick(&once)) / REQUESTS as f64;
             each.instructions += per_request(|calls| calls.instructions);
             each.sha256 += per_request(|calls| calls.sha256);
@@ -71,7 +76,9 @@ pub async fn table(args: &BenchArgs) -> Result<String, String> {
     Ok(table)
 }
 
-async fn run(args: &BenchArgs, tracer: CallTracer, keys: LoadKeys, requests: u64) -> Result<GatewayCalls, String> {
+async fn run(
+    args: &BenchArgs, tracer: CallTracer, keys: LoadKeys, is_api: bool, requests: u64,
+) -> Result<GatewayCalls, String> {
     let upstream = start_server(args, ContenderProgram::Upstream, None, None).await?;
     let folder = tempfile::tempdir().map_err(|why| format!("no folder for a profile: {why}"))?;
     let file = folder.path().join("counts");
@@ -87,7 +94,13 @@ async fn run(args: &BenchArgs, tracer: CallTracer, keys: LoadKeys, requests: u64
     let mut command = flags.to_vec();
     command.push(args.ibid_bin.display().to_string());
     command.extend(ibid_args(&format!("http://{}", upstream.addr())));
-    let server = ServerChild::start(Path::new(program), &command).await?;
+    let api_folder = tempfile::tempdir().map_err(|why| format!("no folder for a socket: {why}"))?;
+    if is_api {
+        let config = api_folder.path().join("ibid.toml");
+        fs::write(&config, api_config(api_folder.path())).map_err(|why| format!("{}: {why}", config.display()))?;
+        command.extend(["--config".to_owned(), config.display().to_string()]);
+    }
+    let server = ServerChild::start(Path::new(program), &command).await?.with_folder(api_folder);
     let plan = LoadPlan {
         addr: server.addr(),
         protocol: LoadProtocol::Http1,
@@ -96,6 +109,7 @@ async fn run(args: &BenchArgs, tracer: CallTracer, keys: LoadKeys, requests: u64
         connections: CONNECTIONS,
         namespace: 1,
         keys,
+        api: server.api_socket().map(|socket| ApiLoad { socket, response_bytes: 300 }),
     };
     let failed = |why: std::io::Error| format!("{program}: {why}");
     let mut load = LoadGenerator::connect(&plan).await.map_err(failed)?;

@@ -105,6 +105,7 @@ impl PacedLoad {
             connections: args.connections,
             namespace: since_epoch.as_nanos() as u64,
             keys: LoadKeys::Unique,
+            api: None,
         };
         let load = LoadGenerator::connect(&plan).await.map_err(|error| error.to_string())?;
         let mut started = Self { server, load };

@@ -9,7 +9,7 @@
 //! # use ibid_bench::load::{LoadGenerator, LoadKeys, LoadPlan, LoadProtocol, StopCondition};
 //! # async fn example() -> std::io::Result<()> {
 //! let plan = LoadPlan { addr: ([127, 0, 0, 1], 8080).into(), protocol: LoadProtocol::Http1, path: "/".into(), body_bytes: 300,
-//!                   connections: 64, namespace: 1, keys: LoadKeys::Unique };
+//!                   connections: 64, namespace: 1, keys: LoadKeys::Unique, api: None };
 //! let mut load = LoadGenerator::connect(&plan).await?;
 //! let run = load.run(StopCondition::Requests(100_000), std::process::id()).await?;
 //! println!("{:.0} req/s, p99 {:?}", run.per_second(), run.latency.quantile(0.99));
@@ -30,13 +30,17 @@ use std::{
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Semaphore, task::JoinSet, time::timeout};
 
 use self::{
+    exchange_api::ExchangeLoadConnection,
     grpc::GrpcLoadConnection,
     http1::{Http1LoadConnection, INITIAL_BUFFER_BYTES, read_response},
 };
 use crate::{cpu, histogram::LatencyHistogram};
 
+mod exchange_api;
 mod grpc;
 mod http1;
+
+pub use self::exchange_api::ApiLoad;
 
 /// A server that leaves a request unanswered for so long has failed the run.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -58,6 +62,8 @@ pub struct LoadPlan {
     pub namespace: u64,
     /// Which keys to use.
     pub keys: LoadKeys,
+    /// The app on the exchange API that is sent the requests, in place of a gateway at `addr`.
+    pub api: Option<ApiLoad>,
 }
 
 /// What is spoken.
@@ -112,6 +118,8 @@ pub struct LoadResult {
     pub server_cpu: Duration,
     /// CPU time this process consumed meanwhile.
     pub own_cpu: Duration,
+    /// How often the handlers of an app on the exchange API ran.
+    pub executed: u64,
     /// The first thing that went wrong; such a run's figures mean nothing.
     pub problem: Option<String>,
 }
@@ -146,11 +154,15 @@ impl LoadGenerator {
     pub async fn connect(plan: &LoadPlan) -> io::Result<Self> {
         let mut connections = Vec::with_capacity(plan.connections);
         for index in 0..plan.connections as u64 {
-            let stream = TcpStream::connect(plan.addr).await?;
-            stream.set_nodelay(true)?;
-            let line = match plan.protocol {
-                LoadProtocol::Http1 => ProtocolConnection::Http1(Http1LoadConnection::new(stream, plan)),
-                LoadProtocol::Grpc => {
+            let line = match (&plan.api, plan.protocol) {
+                (Some(api), _) => {
+                    ProtocolConnection::ExchangeApi(ExchangeLoadConnection::connect(api, plan, index).await?)
+                }
+                (None, LoadProtocol::Http1) => {
+                    ProtocolConnection::Http1(Http1LoadConnection::new(connect(plan.addr).await?, plan))
+                }
+                (None, LoadProtocol::Grpc) => {
+                    let stream = connect(plan.addr).await?;
                     ProtocolConnection::Grpc(Box::new(GrpcLoadConnection::connect(stream, plan).await?))
                 }
             };
@@ -233,6 +245,12 @@ impl LoadGenerator {
     }
 }
 
+async fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(addr).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
 /// The serial numbers of one connection's keys.
 #[derive(Debug)]
 enum KeySerials {
@@ -274,6 +292,7 @@ struct LoadConnection {
 enum ProtocolConnection {
     Http1(Http1LoadConnection),
     Grpc(Box<GrpcLoadConnection>),
+    ExchangeApi(ExchangeLoadConnection),
 }
 
 impl LoadConnection {
@@ -309,6 +328,9 @@ impl LoadConnection {
                     .get_or_insert_with(|| format!("status {status} instead of {expect}:\n{}", self.last_response()));
             }
         }
+        if let ProtocolConnection::ExchangeApi(app) = &mut self.protocol {
+            tally.executed = std::mem::take(&mut app.executed);
+        }
         tally.status = expect;
         (self, tally)
     }
@@ -319,6 +341,7 @@ impl LoadConnection {
         match &mut self.protocol {
             ProtocolConnection::Http1(line) => line.exchange(serial).await,
             ProtocolConnection::Grpc(calls) => calls.exchange(serial).await,
+            ProtocolConnection::ExchangeApi(app) => app.exchange(serial).await,
         }
     }
 
@@ -327,6 +350,7 @@ impl LoadConnection {
         match &self.protocol {
             ProtocolConnection::Http1(line) => line.last(),
             ProtocolConnection::Grpc(calls) => calls.last(),
+            ProtocolConnection::ExchangeApi(app) => app.last(),
         }
     }
 }
@@ -380,6 +404,7 @@ struct ConnectionTally {
     status: u16,
     expected: u64,
     others: BTreeMap<u16, u64>,
+    executed: u64,
     latency: LatencyHistogram,
     problem: Option<String>,
 }
@@ -392,6 +417,7 @@ impl ConnectionTally {
             outcome.requests += count;
         }
         outcome.latency.merge(&self.latency);
+        outcome.executed += self.executed;
         outcome.problem = outcome.problem.take().or(self.problem);
     }
 }

@@ -233,6 +233,7 @@ async fn count_request_trips(
         connections: 1,
         namespace: 1,
         keys,
+        api: None,
     };
     let failed = |error: std::io::Error| error.to_string();
     let mut load = LoadGenerator::connect(&plan).await.map_err(failed)?;

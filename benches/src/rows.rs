@@ -53,6 +53,8 @@ pub enum ContenderProgram {
     IbidEmbedded,
     /// As `Ibid`, with one route, for the gRPC method `Guarded`, in front of `layer-app`.
     IbidGrpc,
+    /// As `Ibid`, whose exchange API is called in place of the gateway, by the load generator as the app.
+    IbidApi,
     /// As `Ibid`, on shared stores, whose servers are started or emptied for the run.
     IbidOn(SharedStores),
     /// `layer-app` of this package.
@@ -76,6 +78,7 @@ impl ContenderProgram {
             | Self::Ibid
             | Self::IbidLogging
             | Self::IbidEmbedded
+            | Self::IbidApi
             | Self::IbidOn(_) => Some(Self::Upstream),
             Self::IbidGrpc => Some(Self::LayerApp),
             Self::Upstream | Self::LayerApp | Self::Limit(_) => None,
@@ -209,6 +212,8 @@ const GATEWAY: &[Contender] = &[
     contender("proxy", ContenderProgram::Proxy, "/orders", KeyTraffic::Miss),
     contender("ibid-miss", ContenderProgram::Ibid, "/orders", KeyTraffic::Miss),
     contender("ibid-replay", ContenderProgram::Ibid, "/orders", KeyTraffic::Replay),
+    contender("api-miss", ContenderProgram::IbidApi, "/orders", KeyTraffic::Miss),
+    contender("api-replay", ContenderProgram::IbidApi, "/orders", KeyTraffic::Replay),
     contender("ibid-logging-miss", ContenderProgram::IbidLogging, "/orders", KeyTraffic::Miss),
     contender("embedded-miss", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Miss),
     contender("embedded-replay", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Replay),
@@ -274,6 +279,9 @@ pub const BENCHMARKS: &[Benchmark] = &[
             row("gateway-embedded-replay-300", "embedded-replay", &[shown("nginx"), shown("proxy")]),
             row("peer-haproxy-300", "haproxy", &[shown("nginx")]),
             row("peer-envoy-300", "envoy", &[shown("nginx")]),
+            // The exchange API: begin and end on a Unix socket, beside the gateway for the same request.
+            row("api-memory-miss-300", "api-miss", &[cpu_ratio("ibid-miss", 1.3), shown("ibid-miss")]),
+            row("api-memory-replay-300", "api-replay", &[cpu_ratio("ibid-replay", 1.3), shown("ibid-replay")]),
             // What one line of log per request costs; there is no target for it.
             row("gateway-memory-log-info-300", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
         ],
@@ -422,7 +430,7 @@ mod tests {
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
         assert_eq!(names(&["layer-memory", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 30);
+        assert_eq!(names(&[]).len(), 32);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }

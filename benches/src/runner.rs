@@ -10,7 +10,7 @@
 use std::{
     fs,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -19,10 +19,10 @@ use tokio::time::sleep;
 use crate::{
     args::BenchArgs,
     cpu::{self, MachineTimes},
-    load::{self, LoadGenerator, LoadKeys, LoadPlan, LoadResult, StopCondition},
+    load::{self, ApiLoad, LoadGenerator, LoadKeys, LoadPlan, LoadResult, StopCondition},
     peers,
     rows::{Benchmark, BenchmarkRow, Contender, ContenderProgram, KeyTraffic},
-    server_child::ServerChild,
+    server_child::{API_SOCKET, ServerChild},
     store_limits::{LimitResult, StoreLimit},
     stores::{self, BenchDatabase, StoreServers},
 };
@@ -296,7 +296,8 @@ impl BenchmarkRun<'_> {
         let machine = [machine_before, cpu::read_machine().map_err(|error| error.to_string())?];
         let behind = backend_cpu_times(behind, backing.as_ref())?;
         let [app_cpu, stores_cpu] = [0, 1].map(|nth| behind[nth].saturating_sub(behind_before[nth]));
-        let executed = load::executions(app).await.map_err(|error| error.to_string())? - executed_before;
+        // An app on the exchange API runs its handlers itself.
+        let executed = load::executions(app).await.map_err(|error| error.to_string())? - executed_before + run.executed;
         if let Some((database, before)) = database.zip(figures_before) {
             eprintln!("  {}", database.figures()?.per_request(&before, run.requests));
         }
@@ -331,6 +332,7 @@ impl BenchmarkRun<'_> {
                 KeyTraffic::Miss => LoadKeys::Unique,
                 KeyTraffic::Replay => LoadKeys::Fixed(self.args.replay_keys),
             },
+            api: server.api_socket().map(|socket| ApiLoad { socket, response_bytes: self.args.response_bytes }),
         };
         let failed = |what: &dyn std::fmt::Display| format!("warming up: {what}");
         let mut load = LoadGenerator::connect(&plan).await.map_err(|error| failed(&error))?;
@@ -362,6 +364,7 @@ fn program_path(args: &BenchArgs, program: ContenderProgram) -> Option<(PathBuf,
         | ContenderProgram::IbidLogging
         | ContenderProgram::IbidEmbedded
         | ContenderProgram::IbidGrpc
+        | ContenderProgram::IbidApi
         | ContenderProgram::IbidOn(_) => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
         ContenderProgram::Peer(peer) => peer.program(args),
         ContenderProgram::IdempotentProxy => {
@@ -369,6 +372,11 @@ fn program_path(args: &BenchArgs, program: ContenderProgram) -> Option<(PathBuf,
         }
         ContenderProgram::Limit(_) => return None,
     })
+}
+
+/// The configuration of an exchange API whose socket is in this folder.
+pub(crate) fn api_config(folder: &Path) -> String {
+    format!("[api]\nlisten = \"unix:{}\"\n", folder.join(API_SOCKET).display())
 }
 
 /// What the quiet gateway on the memory store is told, in front of `upstream`.
@@ -391,7 +399,11 @@ pub(crate) async fn start_server(
     let folder = tempfile::tempdir().map_err(|why| format!("no folder for a store: {why}"))?;
     let embedded = format!("embedded:{}", folder.path().display());
     let file = folder.path().join("ibid.toml");
-    let config = config.or_else(|| (program == ContenderProgram::IbidGrpc).then(|| GRPC_ROUTES.to_owned()));
+    let config = config.or_else(|| match program {
+        ContenderProgram::IbidGrpc => Some(GRPC_ROUTES.to_owned()),
+        ContenderProgram::IbidApi => Some(api_config(folder.path())),
+        _ => None,
+    });
     if let Some(config) = config {
         fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
     }
@@ -403,7 +415,7 @@ pub(crate) async fn start_server(
         ContenderProgram::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
         ContenderProgram::Ibid => [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream]].concat(),
         ContenderProgram::IbidLogging => [SERVE_ARGS, MEMORY_STORE_ARGS, &["--upstream", &upstream]].concat(),
-        ContenderProgram::IbidGrpc => {
+        ContenderProgram::IbidGrpc | ContenderProgram::IbidApi => {
             [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
         }
         ContenderProgram::IbidEmbedded => {

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader, Read},
     net::SocketAddr,
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
     thread,
@@ -21,6 +21,8 @@ use tokio::{
 
 /// How long a server may take to say that it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// The name of an exchange API's socket in its server's folder.
+pub const API_SOCKET: &str = "api.sock";
 /// Lines of output kept to explain a failure.
 const MAX_KEPT_LINES: usize = 20;
 
@@ -121,6 +123,13 @@ impl ServerChild {
             sleep(Duration::from_millis(20)).await;
         }
         Ok(())
+    }
+
+    /// Where its exchange API listens, if it has one.
+    #[must_use]
+    pub fn api_socket(&self) -> Option<PathBuf> {
+        let socket = self.folder.as_ref()?.path().join(API_SOCKET);
+        socket.exists().then_some(socket)
     }
 
     /// Where it listens.

@@ -3,7 +3,7 @@
 use std::io;
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
@@ -44,7 +44,9 @@ impl Http1LoadConnection {
 }
 
 /// Reads exactly one response into the start of `buffer`.
-pub(super) async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<ResponseFrame> {
+pub(super) async fn read_response(
+    stream: &mut (impl AsyncRead + Unpin), buffer: &mut Vec<u8>,
+) -> io::Result<ResponseFrame> {
     let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
     let mut filled = 0;
     loop {

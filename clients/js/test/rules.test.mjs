@@ -153,7 +153,7 @@ test('an answer that breaks off is asked for again', async t => {
   assert.deepEqual([await answer.json(), app.keys().size, kept.pending()], [{ run: 3 }, 1, 0])
 })
 
-test('what cannot be reached stops as network, with its key kept', async t => {
+test('what cannot be reached stops as network, with its key kept', async () => {
   const kept = storage()
   const { error } = await ends(idempotentFetch('http://127.0.0.1:1/', PAY, { operation: 'o', storage: kept, schedule: [5, 5] }))
   assert.deepEqual([error.reason, error.attempts, kept.entries.size], ['network', 3, 1])

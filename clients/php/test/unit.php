@@ -1,6 +1,6 @@
 <?php
 
-// What the scenarios do not show, without an ibid.
+// What the scenarios do not show. IBID_API names an ibid whose every path is covered.
 
 declare(strict_types=1);
 
@@ -9,6 +9,7 @@ ini_set('error_log', '/dev/null');
 
 use Ibid\Answer;
 use Ibid\Ibid;
+use Ibid\NotStarted;
 use Ibid\Run;
 
 function check(bool $holds, string $what): void
@@ -33,4 +34,30 @@ try {
 } catch (InvalidArgumentException) {
 }
 check(!$ibid->covers('GET') && $ibid->covers('POST'), 'methods');
+
+// identify names the caller, and the client cannot.
+$users = ['u1', 'u2', 'u1'];
+$ibid = new Ibid(getenv('IBID_API'), identify: function (string $source) use (&$users): array {
+    check($source === 'the request', 'identify gets the request');
+    return ['Authorization' => 'Bearer ' . array_shift($users)];
+});
+$runs = 0;
+$bodies = [];
+for ($call = 0; $call < 3; $call++) {
+    $sent = [['host', 'a'], ['idempotency-key', 'k-1'], ['authorization', 'Bearer forged'], ['X-Forwarded-For', '198.51.100.7']];
+    $begun = $ibid->begin('the request', 'POST', '/pay', $sent, '{}', '192.0.2.1');
+    $answer = $begun instanceof Run ? $ibid->end($begun, new Answer(201, [], 'paid by ' . ++$runs)) : $begun;
+    $bodies[] = $answer->body;
+}
+check($bodies === ['paid by 1', 'paid by 2', 'paid by 1'], 'a key is valid for the caller that identify names: ' . json_encode($bodies));
+
+// A handler that did not start can run again, and one that failed cannot.
+$ibid = new Ibid(getenv('IBID_API'));
+$begin = fn (string $key) => $ibid->begin(null, 'POST', '/pay', [['host', 'a'], ['idempotency-key', $key]], '{}', null);
+$ibid->failed($begin('k-2'), new NotStarted());
+$again = $begin('k-2');
+check($again instanceof Run, 'not started');
+$ibid->failed($again, new RuntimeException('oops'));
+$refused = $begin('k-2');
+check($refused instanceof Answer && str_contains($refused->body, '#outcome-unknown'), 'outcome unknown');
 echo "all passed\n";

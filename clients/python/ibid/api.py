@@ -10,9 +10,11 @@ import os
 import secrets
 import threading
 import time
-from typing import Any, Callable, Coroutine, Mapping, NamedTuple, Optional
+from dataclasses import dataclass, field
+from typing import Any, Callable, Coroutine, Mapping, NamedTuple
 
 log = logging.getLogger("ibid")
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
 Headers = list[tuple[str, str]]
 _PAUSES = (0.0, 0.1, 0.3, 0.6, 1.0)
 _UNSENT, _UNANSWERED = 0, -1  # In place of a status.
@@ -37,6 +39,9 @@ class Answer(NamedTuple):
     headers: Headers
     body: bytes
 
+    def adding(self, name: str, value: str) -> Answer:
+        return self._replace(headers=self.headers + [(name, value)])
+
 
 class Run(NamedTuple):
     """The handler runs now. Without `exchange`, nobody is told how it ends; `degraded`: nothing protects it."""
@@ -46,7 +51,12 @@ class Run(NamedTuple):
     deadline: float = 0.0
     degraded: bool = False
 
+    @property
+    def is_covered(self) -> bool:
+        return bool(self.exchange) or self.degraded
 
+
+@dataclass(eq=False)
 class Ibid:
     """Where ibid is, and how an app uses it.
 
@@ -56,35 +66,25 @@ class Ibid:
     job) that the app has authenticated itself. They replace what the client sent under these names.
     """
 
-    def __init__(
-        self,
-        address: str,
-        token: Optional[str] = None,
-        unreachable: str = "closed",
-        identify: Optional[Callable[[Any], Mapping[str, str]]] = None,
-        methods: tuple[str, ...] = ("POST", "PUT", "PATCH", "DELETE"),
-        timeout: float = 60.0,
-    ) -> None:
-        if unreachable not in ("closed", "open"):
-            raise ValueError(f"unreachable: expected 'closed' or 'open', got {unreachable!r}")
-        self.address, self.unreachable, self.identify = address, unreachable, identify
-        self.methods, self.timeout = methods, timeout
-        self._head = "host: localhost\r\ncontent-type: application/json\r\n"
-        self._head += f"authorization: Bearer {token}\r\n" if token else ""
+    address: str
+    token: str | None = field(default=None, repr=False)
+    unreachable: str = "closed"
+    identify: Callable[[Any], Mapping[str, str]] | None = None
+    methods: tuple[str, ...] = METHODS
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.unreachable not in ("closed", "open"):
+            raise ValueError(f"unreachable: expected 'closed' or 'open', got {self.unreachable!r}")
         self._idle: list[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._lock = threading.Lock()
         self._background: tuple[int, Any] = (0, None)
 
     async def begin(
-        self, source: Any, method: str, target: str, headers: Headers, body: bytes, peer: Optional[str]
-    ) -> "Answer | Run":
+        self, source: Any, method: str, target: str, headers: Headers, body: bytes, peer: str | None
+    ) -> Answer | Run:
         """Decides about a request."""
-        named = dict(self.identify(source)) if self.identify else {}
-        if named:
-            replaced = {name.lower() for name in named} | {"x-forwarded-for"}
-            headers = [pair for pair in headers if pair[0].lower() not in replaced] + list(named.items())
-            headers += [("x-forwarded-for", peer)] if peer else []
-            peer = "127.0.0.1"
+        headers, peer = self._identified(source, headers, peer)
         message = {"id": secrets.token_hex(16), "method": method, "target": target, "headers": headers, "peer": peer}
         message["body_base64"] = base64.b64encode(body).decode()
         was_sent = False
@@ -108,7 +108,7 @@ class Ibid:
     async def end(self, run: Run, own: Answer) -> Answer:
         """Records the handler's response. Returns what goes to the client."""
         if run.degraded:
-            return own._replace(headers=own.headers + [("idempotency-guarantee", "degraded")])
+            return own.adding("idempotency-guarantee", "degraded")
         body = base64.b64encode(own.body).decode()
         return await self._finish(run, "end", {"status": own.status, "headers": own.headers, "body_base64": body}, own)
 
@@ -118,6 +118,31 @@ class Ibid:
             how = "not-started" if isinstance(error, NotStarted) else "unknown"
             await self._finish(run, "failed", {"how": how}, _unavailable("the handler failed"))
 
+    def run(self, run: Run, handler: Callable[[], Answer]) -> Answer:
+        """Runs a handler in a thread without an event loop, and records its response."""
+        try:
+            own = handler()
+        except BaseException as error:
+            self.wait(self.failed(run, error))
+            raise
+        return self.wait(self.end(run, own))
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Waits for a coroutine of this class in a thread without an event loop."""
+        with self._lock:
+            if self._background[0] != os.getpid():  # A fork has no threads.
+                self._background, self._idle = (os.getpid(), asyncio.new_event_loop()), []
+                threading.Thread(target=self._background[1].run_forever, daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, self._background[1]).result()
+
+    def _identified(self, source: Any, headers: Headers, peer: str | None) -> tuple[Headers, str | None]:
+        named = dict(self.identify(source)) if self.identify else {}
+        if not named:
+            return headers, peer
+        replaced = {name.lower() for name in named} | {"x-forwarded-for"}
+        kept = [pair for pair in headers if pair[0].lower() not in replaced]
+        return kept + list(named.items()) + ([("x-forwarded-for", peer)] if peer else []), "127.0.0.1"
+
     async def _finish(self, run: Run, verb: str, message: dict[str, Any], own: Answer) -> Answer:
         pause = 0.0
         while True:
@@ -126,11 +151,12 @@ class Ibid:
                 return _answer(found)
             if (status > 0 and status != 503) or time.monotonic() > run.deadline:
                 log.error("the end of an exchange was not recorded: %s", found)
-                return own._replace(headers=own.headers + [("idempotency-stored", "false")])
+                return own.adding("idempotency-stored", "false")
             pause = min(pause + 0.1, 1.0)
             await asyncio.sleep(pause)
 
     async def _call(self, path: str, message: dict[str, Any]) -> tuple[int, Any]:
+        """Returns the status and the content, or `_UNSENT` or `_UNANSWERED` and the error."""
         loop = asyncio.get_running_loop()
         self._idle = [idle for idle in self._idle if idle[0] is loop and not idle[1].at_eof()]
         is_reused = bool(self._idle)
@@ -139,17 +165,18 @@ class Ibid:
         except OSError as error:
             return _UNSENT, error
         body = json.dumps(message).encode()
+        token = f"authorization: Bearer {self.token}\r\n" if self.token else ""
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{token}"
         try:
-            writer.write(f"POST {path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             status, found = await asyncio.wait_for(_read(reader), self.timeout)
-        except (OSError, EOFError, asyncio.TimeoutError) as error:
+        except BaseException as error:
             writer.close()
+            if not isinstance(error, (OSError, EOFError, asyncio.TimeoutError)):
+                raise
             # ibid may have closed an idle connection. Every call can be sent again.
-            again = await self._call(path, message) if is_reused else (_UNANSWERED, error)
+            again = await self._call(path, message) if is_reused else (_UNSENT, None)
             return again if again[0] != _UNSENT else (_UNANSWERED, error)
-        except asyncio.CancelledError:
-            writer.close()
-            raise
         self._idle.append((loop, reader, writer))
         return status, found
 
@@ -158,14 +185,6 @@ class Ibid:
             return await asyncio.open_unix_connection(self.address[5:])
         host, _, port = self.address.rpartition(":")
         return await asyncio.open_connection(host.strip("[]"), int(port))
-
-    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs one of the methods above for a thread without an event loop, in a thread of this process."""
-        with self._lock:
-            if self._background[0] != os.getpid():  # A fork has no threads.
-                self._background, self._idle = (os.getpid(), asyncio.new_event_loop()), []
-                threading.Thread(target=self._background[1].run_forever, daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._background[1]).result()
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, Any]:

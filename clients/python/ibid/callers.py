@@ -2,71 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import random
-import threading
+import sqlite3
 import time
 import uuid
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping
+
+from .api import METHODS
 
 KEY_HEADER = "Idempotency-Key"
 OPERATION_HEADER = "X-Ibid-Operation"
-_METHODS = ("POST", "PUT", "PATCH", "DELETE")
-_RETRIED = ("in-progress", "store-unavailable", "overloaded", "upstream-unreachable", "upstream-lost", "upstream-timeout")
 _MAX_ATTEMPTS = 5
 
 
 class KeptKeys:
-    """Keys by the name of their operation, in a file: a restarted program goes on with the same key."""
+    """Keys by the name of their operation, in an SQLite file: a restarted program continues with the same key."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.lock = path, threading.Lock()
+        self.path = path
+        self._change("CREATE TABLE IF NOT EXISTS keys (operation TEXT PRIMARY KEY, key TEXT NOT NULL)")
 
     def key(self, operation: str) -> str:
-        with self.lock:
-            keys = self._read()
-            if operation not in keys:
-                keys[operation] = str(uuid.uuid4())
-                self._write(keys)
-            return keys[operation]
+        """The key of an operation, which threads and processes share."""
+        insert = "INSERT INTO keys VALUES (?, ?) ON CONFLICT DO UPDATE SET key = key RETURNING key"
+        return self._change(insert, operation, str(uuid.uuid4()))[0][0]
 
     def forget(self, operation: str) -> None:
-        with self.lock:
-            keys = self._read()
-            if keys.pop(operation, None):
-                self._write(keys)
+        self._change("DELETE FROM keys WHERE operation = ?", operation)
 
-    def _read(self) -> dict[str, str]:
-        try:
-            with open(self.path, encoding="utf-8") as file:
-                return json.load(file)
-        except FileNotFoundError:
-            return {}
-
-    def _write(self, keys: dict[str, str]) -> None:
-        with open(self.path + ".new", "w", encoding="utf-8") as file:
-            json.dump(keys, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self.path + ".new", self.path)
+    def _change(self, statement: str, *values: str) -> list[Any]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=10, isolation_level=None)) as file:
+            return file.execute(statement, values).fetchall()
 
 
-def retry_after(status: int, headers: Mapping[str, str], body: bytes) -> Optional[float]:
+def retry_after(status: int, headers: Mapping[str, str], body: bytes) -> float | None:
     """The least seconds until the next attempt, or None if the answer is final."""
     try:
         name = str(json.loads(body)["type"]).rpartition("#")[2]
     except (ValueError, TypeError, KeyError):
         name = ""
-    if name not in _RETRIED and status not in (429, 502, 503, 504):
+    is_refusal = name in ("in-progress", "store-unavailable", "overloaded") or name.startswith("upstream-")
+    if not is_refusal and status not in (429, 502, 503, 504):
         return None
     after = str(headers.get("retry-after") or "")
     return float(after) if after.isdigit() else 0.0
 
 
-def send(method: str, headers: Any, keys: Optional[KeptKeys], once: Callable[[], Any], lost: Any) -> Any:
+def send(method: str, headers: Any, keys: KeptKeys | None, once: Callable[[], Any], lost: Any) -> Any:
     """Sends with `once` until the answer is final. `lost` is what it raises if there is no complete answer."""
-    if method.upper() not in _METHODS:
+    if method.upper() not in METHODS:
         return once()
     operation = headers.pop(OPERATION_HEADER, None)
     if KEY_HEADER not in headers:
@@ -88,7 +74,7 @@ def send(method: str, headers: Any, keys: Optional[KeptKeys], once: Callable[[],
     raise AssertionError("the last attempt returns or raises")
 
 
-def httpx_transport(wrapped: Any = None, keys: Optional[KeptKeys] = None) -> Any:
+def httpx_transport(wrapped: Any = None, keys: KeptKeys | None = None) -> Any:
     """A transport for `httpx.Client(transport=…)`."""
     import httpx
 
@@ -111,7 +97,7 @@ def httpx_transport(wrapped: Any = None, keys: Optional[KeptKeys] = None) -> Any
     return IdempotentTransport()
 
 
-def requests_adapter(keys: Optional[KeptKeys] = None) -> Any:
+def requests_adapter(keys: KeptKeys | None = None) -> Any:
     """An adapter for `requests.Session().mount("https://", …)`."""
     import requests
     from requests.adapters import HTTPAdapter

@@ -22,17 +22,19 @@ def idempotent(ibid: Ibid, key: Callable[..., str], name: str = "") -> Callable[
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             body = json.dumps([args, kwargs], sort_keys=True).encode()
-            headers = [("host", "jobs"), ("content-type", "application/json"), ("idempotency-key", key(*args, **kwargs))]
+            headers = [("host", "jobs"), ("content-type", "application/json")]
+            headers.append(("idempotency-key", key(*args, **kwargs)))
             begun = ibid.wait(ibid.begin((args, kwargs), "POST", target, headers, body, None))
             if isinstance(begun, Answer):
                 return _result(begun)
-            try:
-                result = function(*args, **kwargs)
-                own = Answer(200, [("content-type", "application/json")], json.dumps(result).encode())
-            except BaseException as error:
-                ibid.wait(ibid.failed(begun, error))
-                raise
-            return _result(ibid.wait(ibid.end(begun, own))) if begun.exchange else result
+            if not begun.is_covered:
+                return function(*args, **kwargs)
+
+            def respond() -> Answer:
+                result = json.dumps(function(*args, **kwargs))
+                return Answer(200, [("content-type", "application/json")], result.encode())
+
+            return _result(ibid.run(begun, respond))
 
         return call
 

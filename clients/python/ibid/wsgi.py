@@ -32,14 +32,9 @@ class IdempotentWSGI:
         for name in [name for name in environ if name.startswith("HTTP_IBID_")]:
             del environ[name]
         environ.update({"HTTP_" + name.upper().replace("-", "_"): value for name, value in begun.headers})
-        if not begun.exchange and not begun.degraded:
+        if not begun.is_covered:
             return self.app(environ, start_response)
-        try:
-            own = self._call(environ)
-        except BaseException as error:
-            self.ibid.wait(self.ibid.failed(begun, error))
-            raise
-        return _respond(start_response, self.ibid.wait(self.ibid.end(begun, own)))
+        return _respond(start_response, self.ibid.run(begun, lambda: self._call(environ)))
 
     def _call(self, environ: Environ) -> Answer:
         started: list[Any] = []

@@ -1,9 +1,11 @@
 """What the scenarios do not show. IBID_API names an ibid whose every path is covered; IBID_URL is its gateway."""
 
+import io
 import os
 import tempfile
 import unittest
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from ibid import Ibid, IbidError, IdempotentWSGI, NotStarted, idempotent
 from ibid.callers import OPERATION_HEADER, KeptKeys, httpx_transport, requests_adapter
@@ -13,11 +15,10 @@ ADDRESS, URL = os.environ["IBID_API"], os.environ["IBID_URL"]
 
 def call_wsgi(app, headers):
     started = []
-    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/pay", "HTTP_HOST": "shop.example.com", "REMOTE_ADDR": "192.0.2.1"}
-    environ.update({"HTTP_" + name.upper().replace("-", "_"): value for name, value in headers.items()})
-    environ["wsgi.input"] = open(os.devnull, "rb")
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/pay", "REMOTE_ADDR": "192.0.2.1", "wsgi.input": io.BytesIO()}
+    for name, value in {"Host": "shop.example.com", **headers}.items():
+        environ["HTTP_" + name.upper().replace("-", "_")] = value
     body = b"".join(app(environ, lambda status, told, *_: started.extend([status, dict(told)])))
-    environ["wsgi.input"].close()
     return int(started[0][:3]), {name.lower(): value for name, value in started[1].items()}, body
 
 
@@ -103,6 +104,11 @@ class Callers(unittest.TestCase):
             own = {"Idempotency-Key": str(uuid.uuid4())}
             bodies = {post(keys, "/pay", own).text for _ in range(2)}
             self.assertEqual(len(bodies), 1, "the caller's own key")
+
+    def test_threads_agree_on_the_key_of_an_operation(self):
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as threads:
+            keys = KeptKeys(os.path.join(folder, "keys"))
+            self.assertEqual(len(set(threads.map(keys.key, ["order-17"] * 50))), 1)
 
     def test_httpx(self):
         import httpx

@@ -1,47 +1,27 @@
 //! The exchange API: apps in any language use the engine of this process without a proxy in between.
 //!
 //! It is a transport around [`Ibid::handle`]: `POST /v1/exchanges` begins an exchange, `…/end` carries the handler's
-//! response ([`handler_app`]). Policies decide as they do in the gateway. [`pending`] has the exchanges of this process; a
+//! response ([`calls`], [`handler_app`]). Policies decide as they do in the gateway. [`pending`] has the exchanges of this process; a
 //! [`handle`] ends an exchange that another process began.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use ibid::{
-    Ibid,
-    http::{MemoryReservation, RequestSender, ResumedRun, RouteMatch},
-    store::{ClaimToken, SettleOutcome},
-};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq as _;
+use ibid::Ibid;
 use tokio::{
     sync::{Semaphore, oneshot, watch},
-    task::JoinSet,
-    time::{Instant, timeout},
+    time::timeout,
 };
 
 pub(crate) use self::handler_app::ProbeClient;
-use self::{
-    handle::{ExchangeHandle, ExchangeId, HandleSealer},
-    handler_app::HandlerApp,
-    messages::{BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode},
-    pending::{BegunCall, ExchangeGuard, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
-    problem::ApiProblem,
-    socket::ApiListener,
-};
+use self::{calls::ApiState, socket::ApiListener};
 use crate::{
     admin::idle::{self, IdleLimits},
     config::ApiSettings,
-    format::now_ms,
-    proxy::{Proxy, ProxyClient},
-    server::ambiguity,
-    snapshot::RequestHead,
+    cores::Cores,
     watch::LiveConfig,
 };
 
+mod calls;
 mod handle;
 mod handler_app;
 mod messages;
@@ -59,28 +39,13 @@ const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// At shutdown: maximum time for the last calls to get their answers.
 const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-const COLLECTION_PATH: &str = "/v1/exchanges";
-const DOCUMENT_PATH: &str = "/v1/openapi.json";
-
-type CallResponse = Response<Full<Bytes>>;
-type CallResult = Result<CallResponse, ApiProblem>;
 
 /// A listening exchange API.
 pub struct ApiServer {
     listener: ApiListener,
+    /// Serve the connections. The work on an exchange runs on the core of its `begin`.
+    cores: Cores,
     state: Arc<ApiState>,
-}
-
-struct ApiState {
-    live: Arc<LiveConfig>,
-    ibid: Ibid,
-    token: Option<String>,
-    sealer: Arc<HandleSealer>,
-    exchanges: ExchangeTable,
-    /// The work on all exchanges.
-    work: parking_lot::Mutex<JoinSet<()>>,
-    /// Becomes true at shutdown: nothing more begins.
-    stop: watch::Receiver<bool>,
 }
 
 impl ApiServer {
@@ -89,10 +54,9 @@ impl ApiServer {
     ) -> Result<Self, String> {
         let listener = ApiListener::bind(&settings.listen).await;
         let listener = listener.map_err(|why| format!("api.listen: {} cannot be bound: {why}", settings.listen))?;
+        let cores = Cores::start().map_err(|why| format!("api: the threads cannot be started: {why}"))?;
         let token = settings.token.as_ref().map(|token| token.expose().to_owned());
-        let sealer = Arc::new(HandleSealer::new(token.as_deref()));
-        let (exchanges, work) = Default::default();
-        Ok(Self { listener, state: Arc::new(ApiState { live, ibid, token, sealer, exchanges, work, stop }) })
+        Ok(Self { listener, cores, state: Arc::new(ApiState::new(live, ibid, token, stop)) })
     }
 
     /// The address, unless it is a Unix socket.
@@ -103,9 +67,9 @@ impl ApiServer {
     /// Serves until `ended`. Exchanges that began before a shutdown can end until then; afterwards their handles are
     /// still valid.
     pub async fn run(self, mut ended: oneshot::Receiver<()>) {
-        let Self { listener, state } = self;
+        let Self { listener, cores, state } = self;
         let limits = state.live.now().settings.limits.clone();
-        let (room, mut connections) = (Arc::new(Semaphore::new(limits.max_connections)), JoinSet::new());
+        let room = Arc::new(Semaphore::new(limits.max_connections));
         let (limits, (close, closing)) = (IdleLimits::from(&limits), watch::channel(false));
         loop {
             let next = async {
@@ -116,12 +80,12 @@ impl ApiServer {
                 _ = &mut ended => break,
                 next = next => next,
             };
-            while connections.try_join_next().is_some() {}
             match accepted {
                 Ok(Some(socket)) => {
                     let (state, mut closing) = (state.clone(), closing.clone());
-                    connections.spawn(async move {
+                    cores.spawn(async move {
                         let _permit = permit;
+                        let Ok(socket) = socket.into_stream() else { return };
                         let stop = async move { drop(closing.wait_for(|is_closing| *is_closing).await) };
                         idle::serve(socket, limits, stop, |request| state.clone().handle(request)).await;
                     });
@@ -133,297 +97,12 @@ impl ApiServer {
                 }
             }
         }
-        // Work that is dropped parks its claim.
-        let mut work = std::mem::take(&mut *state.work.lock());
-        work.shutdown().await;
+        state.give_up_work().await;
         let _ = close.send(true);
-        let answered = async { while connections.join_next().await.is_some() {} };
-        let _ = timeout(LAST_ANSWERS_TIMEOUT, answered).await;
+        let _ = timeout(LAST_ANSWERS_TIMEOUT, cores.wait_idle()).await;
+        cores.abort().await;
         let later = state.ibid.engine().settle_queue();
         let _ = timeout(SETTLE_FLUSH_TIMEOUT, later.wait_until_empty()).await;
+        cores.stop().await;
     }
-}
-
-impl ApiState {
-    async fn handle(self: Arc<Self>, request: Request<Incoming>) -> CallResponse {
-        self.call(request).await.unwrap_or_else(ApiProblem::into_response)
-    }
-
-    async fn call(self: &Arc<Self>, request: Request<Incoming>) -> CallResult {
-        self.check_token(&request)?;
-        let path = request.uri().path().to_owned();
-        if request.uri().query().is_some() {
-            return Err(ApiProblem::bad_request("the query is not understood; send none"));
-        }
-        if path == DOCUMENT_PATH {
-            check_method(&request, Method::GET)?;
-            return Ok(json_response(StatusCode::OK, Bytes::from_static(OPENAPI_DOCUMENT.as_bytes())));
-        }
-        let rest = path.strip_prefix(COLLECTION_PATH).ok_or_else(not_found)?;
-        let named = match rest.strip_prefix('/').map(|rest| rest.split_once('/')) {
-            None if rest.is_empty() => None,
-            Some(Some((handle, verb @ ("end" | "failed" | "extend")))) => Some((handle, verb)),
-            _ => return Err(not_found()),
-        };
-        check_method(&request, Method::POST)?;
-        let Some((handle, verb)) = named else {
-            let (body, _reserved) = self.read(request).await?;
-            return self.begin(&body).await;
-        };
-        let unknown = "there is no such exchange: the handle is damaged, or comes from an ibid with another api.token";
-        let (body, _reserved) = self.read(request).await?;
-        let handle = self.sealer.open(handle).ok_or_else(|| ApiProblem::new(StatusCode::NOT_FOUND, unknown))?;
-        match verb {
-            "end" => {
-                let call: EndCall = messages::parse(&body, "{\"status\", \"headers\", \"body_base64\"}")?;
-                self.end(&handle, HandlerReply::Response(call.response()?), &body).await
-            }
-            "failed" => {
-                let call: FailedCall = messages::parse(&body, "{\"how\": \"not-started\"} or {\"how\": \"unknown\"}")?;
-                self.end(&handle, HandlerReply::Failed(call.how), &body).await
-            }
-            _ => {
-                let ExtendCall {} = messages::parse(&body, "{}")?;
-                self.extend(&handle).await
-            }
-        }
-    }
-
-    fn check_token(&self, request: &Request<Incoming>) -> Result<(), ApiProblem> {
-        let Some(token) = &self.token else { return Ok(()) };
-        let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let sent =
-            sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        if sent.is_some_and(|(_, sent)| bool::from(sent.trim().as_bytes().ct_eq(token.as_bytes()))) {
-            return Ok(());
-        }
-        let detail = "the token is missing or wrong; send Authorization: Bearer TOKEN with the value of api.token";
-        let how = HeaderValue::from_static("Bearer realm=\"ibid\"");
-        Err(ApiProblem::new(StatusCode::UNAUTHORIZED, detail).with(header::WWW_AUTHENTICATE, how))
-    }
-
-    /// Reads the whole body. The memory is reserved for as long as the call lasts.
-    async fn read(&self, request: Request<Incoming>) -> Result<(Bytes, MemoryReservation), ApiProblem> {
-        let (body_timeout, most) = {
-            let now = self.live.now();
-            (now.settings.limits.body_timeout, now.settings.buffer_memory / 4)
-        };
-        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let length: u64 = length.ok_or_else(|| {
-            ApiProblem::new(StatusCode::LENGTH_REQUIRED, "the header content-length is missing; send it")
-        })?;
-        if length > most {
-            let detail =
-                format!("the body has {length} bytes; at most {most} are accepted (a quarter of buffer_memory)");
-            return Err(ApiProblem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
-        }
-        // The text and what is decoded from it.
-        let reserved = self.ibid.reserve(length * 2).ok_or_else(|| ApiProblem::unavailable("buffer_memory is full"))?;
-        match timeout(body_timeout, request.into_body().collect()).await {
-            Ok(Ok(body)) => Ok((body.to_bytes(), reserved)),
-            Ok(Err(_)) => Err(ApiProblem::bad_request("the body broke off")),
-            Err(_) => Err(ApiProblem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
-        }
-    }
-
-    async fn begin(self: &Arc<Self>, body: &[u8]) -> CallResult {
-        if *self.stop.borrow() {
-            return Err(ApiProblem::unavailable("ibid is stopping; nothing began"));
-        }
-        let call: BeginCall = messages::parse(body, "{\"id\", \"method\", \"target\", \"headers\", …}")?;
-        let id = ExchangeId::parse(&call.id).ok_or_else(|| {
-            ApiProblem::bad_request("id: expected 32 hex digits: 128 random bits, new for every start of a handler")
-        })?;
-        let request = call.request()?;
-        let digest: [u8; 32] = Sha256::digest(body).into();
-        let Some((exchange, is_new)) = self.exchanges.enter(id, Some(digest)) else {
-            let detail = "id: another request has used it; make 128 new random bits for every start of a handler";
-            return Err(ApiProblem::new(StatusCode::CONFLICT, detail));
-        };
-        let begun = exchange.begun();
-        if is_new {
-            // Another request with the same id is another claim, even after a restart.
-            let token =
-                Sha256::new().chain_update(b"ibid exchange ").chain_update(id.0).chain_update(digest).finalize();
-            let claim_token = Some(ClaimToken(token[..16].try_into().expect("16 bytes")));
-            let sender = RequestSender { peer: call.peer, claim_token, ..RequestSender::default() };
-            let (state, exchange) = (self.clone(), exchange.clone());
-            self.spawn(async move { state.run(exchange, request, sender).await });
-        }
-        match begun.await {
-            Some(BegunCall::Pass) => {
-                let mut response = Response::new(Full::default());
-                *response.status_mut() = StatusCode::NO_CONTENT;
-                Ok(response)
-            }
-            Some(BegunCall::Run(grant)) => Ok(json_response(StatusCode::CREATED, encode(&*grant))),
-            Some(BegunCall::Answer(answer)) => Ok(json_response(StatusCode::OK, answer)),
-            None => Err(ApiProblem::unavailable("ibid is stopping; nothing began")),
-        }
-    }
-
-    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut all = self.work.lock();
-        while all.try_join_next().is_some() {}
-        all.spawn(work);
-    }
-
-    /// Works on a request from its beginning to its end, as the gateway does.
-    async fn run(&self, exchange: Arc<PendingExchange>, mut request: Request<Full<Bytes>>, mut sender: RequestSender) {
-        let finishing = ExchangeGuard::new(&self.exchanges, &exchange);
-        if let Some(detail) = ambiguity(&request) {
-            let refusal = ibid::Refusal::new(ibid::RefusalReason::RequestAmbiguous, detail);
-            let format = self.live.now().settings.routes.refusal_shape(request.uri().path());
-            let protocol = ibid::http::Protocol::Http;
-            return finishing.finish(ibid::http::refusal_response(&refusal, format, protocol)).await;
-        }
-        let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-        own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
-        let now = self.live.now();
-        let head = RequestHead {
-            method: request.method(),
-            uri: request.uri(),
-            version: request.version(),
-            headers: request.headers(),
-        };
-        let routed = now.route_request(head);
-        if let Some((verifier, wanted)) = now.verifier_for(&routed) {
-            sender.identity = Some(Box::pin(verifier.identify_caller(request.headers(), &wanted)).await);
-        }
-        let route = match &routed.route_match {
-            RouteMatch::Covered { route, .. } | RouteMatch::UnknownCall(route) => Some(route.clone()),
-            _ => None,
-        };
-        let settings = &now.settings;
-        let peer = sender.peer.unwrap_or(std::net::Ipv4Addr::LOCALHOST.into());
-        let client = ProxyClient::new(peer, false, &settings.trusted_proxies, &settings.limits, std::sync::Weak::new());
-        let proxy = Proxy { client, upstream: routed.upstream, refusals: routed.refusals, trace: None };
-        let probes = Some(ProbeClient { method: request.method().clone(), uri: request.uri().clone(), proxy });
-        let app = HandlerApp {
-            exchange: exchange.clone(),
-            sealer: self.sealer.clone(),
-            requested_at_ms: now_ms(),
-            route,
-            probes,
-            resumed: None,
-        };
-        // An app answers preflights itself.
-        let response = self.ibid.handle(app, request, sender, routed.route_match, &|_, _| None);
-        drop(now);
-        finishing.finish(response.await.unwrap_or_else(|never| match never {})).await;
-    }
-
-    async fn end(self: &Arc<Self>, handle: &ExchangeHandle, reply: HandlerReply, body: &[u8]) -> CallResult {
-        let what = if matches!(reply, HandlerReply::Failed(_)) { "failed" } else { "end" };
-        let digest = Sha256::new().chain_update(what).chain_update(body).finalize().into();
-        let mut exchange = self.find(handle).await?;
-        let mut taken = exchange.reply(reply.clone(), digest);
-        if matches!(taken, Err(ReplyError::NotRunning)) {
-            // Its time was over a moment ago. The reply counts all the same, unless another run has taken over.
-            exchange.answer().await;
-            exchange = self.find(handle).await?;
-            taken = exchange.reply(reply, digest);
-        }
-        match taken {
-            // An exchange that has completed is answered from its record.
-            Ok(()) | Err(ReplyError::NotRunning) => {}
-            Err(ReplyError::EndedOtherwise) => {
-                let detail =
-                    "the exchange has ended with another response or failure, which stays; this one is ignored";
-                return Err(ApiProblem::new(StatusCode::CONFLICT, detail));
-            }
-        }
-        let answer = exchange.answer().await;
-        let answer = answer.ok_or_else(|| ApiProblem::unavailable("ibid is stopping; send it again"))?;
-        Ok(json_response(StatusCode::OK, answer))
-    }
-
-    async fn extend(self: &Arc<Self>, handle: &ExchangeHandle) -> CallResult {
-        let lost = |detail| ApiProblem::new(StatusCode::CONFLICT, detail);
-        let exchange = self.find(handle).await?;
-        let route = self.route(handle);
-        if let Some(route) = &route
-            && let Some(lease) = handle.lease(route)
-        {
-            match self.ibid.engine().store().extend(&lease, route.policy.lease).await {
-                Ok(SettleOutcome::Applied | SettleOutcome::Restored) => {}
-                Ok(SettleOutcome::ClaimLost(_)) => {
-                    return Err(lost(
-                        "the claim was settled or taken over; send the response with /end to learn which counts",
-                    ));
-                }
-                Err(_) => return Err(ApiProblem::unavailable("the store is unavailable; send it again")),
-            }
-        }
-        let timeout = route.map_or(Duration::from_secs(60), |route| route.policy.timeout);
-        if !exchange.extend(Instant::now() + timeout) {
-            return Err(lost("the exchange has ended"));
-        }
-        let deadline_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        Ok(json_response(StatusCode::OK, encode(&Deadline { deadline_ms })))
-    }
-
-    /// Finds the exchange of a handle, or continues it if another process began it or its time was over.
-    async fn find(self: &Arc<Self>, handle: &ExchangeHandle) -> Result<Arc<PendingExchange>, ApiProblem> {
-        let gone = |detail| ApiProblem::new(StatusCode::NOT_FOUND, detail);
-        let id = handle.id().ok_or_else(|| gone("the handle is damaged"))?;
-        if let Some(known) = self.exchanges.get(id) {
-            known.started().await;
-            return Ok(known);
-        }
-        let route = self.route(handle).ok_or_else(|| {
-            gone(match handle.route_name() {
-                Some(_) => "the route of the exchange is no longer configured; nothing can be recorded",
-                None => "the exchange ran without a claim, and ibid no longer knows it; nothing can be recorded",
-            })
-        })?;
-        let (head, lease) = handle.head().zip(handle.lease(&route)).ok_or_else(|| gone("the handle is damaged"))?;
-        let (exchange, is_new) = self.exchanges.enter(id, None).expect("any request matches");
-        if is_new {
-            let app = HandlerApp {
-                exchange: exchange.clone(),
-                sealer: self.sealer.clone(),
-                requested_at_ms: handle.requested_at_ms,
-                route: Some(route.clone()),
-                probes: None,
-                resumed: Some(handle.clone()),
-            };
-            let run = ResumedRun { route, lease, requested_at_ms: handle.requested_at_ms };
-            let (state, exchange) = (self.clone(), exchange.clone());
-            self.spawn(async move {
-                let finishing = ExchangeGuard::new(&state.exchanges, &exchange);
-                let response = state.ibid.resume(app, head, &RequestSender::default(), run);
-                finishing.finish(response.await.unwrap_or_else(|never| match never {})).await;
-            });
-        }
-        exchange.started().await;
-        Ok(exchange)
-    }
-
-    fn route(&self, handle: &ExchangeHandle) -> Option<Arc<ibid::http::Route>> {
-        let name = handle.route_name()?;
-        let now = self.live.now();
-        let route = now.settings.routes.iter().find(|route| route.guard(false).name == name);
-        route.map(|route| route.guard(false).clone())
-    }
-}
-
-fn check_method(request: &Request<Incoming>, allowed: Method) -> Result<(), ApiProblem> {
-    if *request.method() == allowed {
-        return Ok(());
-    }
-    let detail = format!("only {allowed} is understood here");
-    let allow = HeaderValue::from_str(allowed.as_str()).expect("a method");
-    Err(ApiProblem::new(StatusCode::METHOD_NOT_ALLOWED, detail).with(header::ALLOW, allow))
-}
-
-fn not_found() -> ApiProblem {
-    ApiProblem::new(StatusCode::NOT_FOUND, format!("there is no such endpoint; {DOCUMENT_PATH} says which there are"))
-}
-
-fn json_response(status: StatusCode, body: Bytes) -> CallResponse {
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }

@@ -1,19 +1,19 @@
 //! The handle of an exchange: what ends it, even after ibid was restarted. It carries a code that only this
 //! configuration's token makes, so that a damaged or invented one is refused.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use data_encoding::BASE64URL_NOPAD;
+use data_encoding::{BASE64URL_NOPAD, HEXLOWER, HEXLOWER_PERMISSIVE};
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, request::Parts};
 use ibid::{
     http::{Route, key_headers},
     store::{Address, ClaimRequest, ClaimToken, Fence, Fingerprint, Lease, Tags},
 };
-use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 const CODE_BYTES: usize = 16;
+const ID_DIGITS: usize = 32;
 /// Longer user agents are cut: they only appear in reports.
 const MAX_AGENT_BYTES: usize = 120;
 
@@ -22,9 +22,9 @@ const MAX_AGENT_BYTES: usize = 120;
 pub(super) struct ExchangeId(pub(super) [u8; 16]);
 
 /// The content of a handle.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub(super) struct ExchangeHandle {
-    id: ByteText,
+    pub(super) id: ExchangeId,
     pub(super) requested_at_ms: u64,
     method: String,
     path: String,
@@ -33,39 +33,13 @@ pub(super) struct ExchangeHandle {
     claim: Option<ClaimContent>,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct ClaimContent {
     route: String,
-    address: ByteText,
-    token: ByteText,
-    fence: u64,
-    attempt: u32,
-    front_only: bool,
-    take_over: Option<u64>,
-    fingerprint: (u8, ByteText),
-    tags: ByteText,
-    label: ByteText,
+    lease: Lease,
 }
 
-/// Bytes as base64, which is a third of their length as a list of numbers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct ByteText(String);
-
-impl ByteText {
-    fn new(bytes: &[u8]) -> Self {
-        Self(BASE64URL_NOPAD.encode(bytes))
-    }
-
-    fn bytes(&self) -> Option<Vec<u8>> {
-        BASE64URL_NOPAD.decode(self.0.as_bytes()).ok()
-    }
-
-    fn array<const N: usize>(&self) -> Option<[u8; N]> {
-        self.bytes()?.try_into().ok()
-    }
-}
-
-/// Seals and opens handles.
+/// Seals and opens handles. As text, a handle is the id in hex, and then the other fields and their code in base64.
 pub(super) struct HandleSealer(Hmac<Sha256>);
 
 impl ExchangeHandle {
@@ -81,17 +55,13 @@ impl ExchangeHandle {
             Some((name.to_string(), value[..value.len().min(length)].to_owned()))
         };
         Self {
-            id: ByteText::new(&id.0),
+            id,
             requested_at_ms,
             method: request.method().to_string(),
             path: request.uri().path().to_owned(),
             headers: names.iter().filter_map(value).collect(),
-            claim: claim.map(|(route, lease)| ClaimContent::new(route, lease)),
+            claim: claim.map(|(route, lease)| ClaimContent { route: route.name.clone(), lease: lease.clone() }),
         }
-    }
-
-    pub(super) fn id(&self) -> Option<ExchangeId> {
-        self.id.array().map(ExchangeId)
     }
 
     /// The head of the request, as far as it matters for the end.
@@ -111,43 +81,96 @@ impl ExchangeHandle {
         self.claim.as_ref().map(|claim| claim.route.as_str())
     }
 
-    /// The claim under this route.
+    /// The claim under this route, whose durations may have changed.
     pub(super) fn lease(&self, route: &Route) -> Option<Lease> {
-        self.claim.as_ref()?.lease(route)
+        let Lease { request, fence, attempt, front_only } = self.claim.as_ref()?.lease.clone();
+        let (lease, ttl) = (route.policy.lease, route.policy.ttl);
+        let request = Arc::new(ClaimRequest { lease, ttl, ..(*request).clone() });
+        Some(Lease { request, fence, attempt, front_only })
+    }
+
+    fn write(&self, into: &mut Vec<u8>) {
+        write_number(into, self.requested_at_ms);
+        write_bytes(into, self.method.as_bytes());
+        write_bytes(into, self.path.as_bytes());
+        write_number(into, self.headers.len() as u64);
+        for (name, value) in &self.headers {
+            write_bytes(into, name.as_bytes());
+            write_bytes(into, value.as_bytes());
+        }
+        let Some(ClaimContent { route, lease }) = &self.claim else { return };
+        let Lease { request, fence, attempt, front_only } = lease;
+        write_bytes(into, route.as_bytes());
+        write_bytes(into, &request.address.0);
+        write_bytes(into, &request.token.0);
+        write_bytes(into, &request.fingerprint.digest);
+        write_bytes(into, request.tags.as_bytes());
+        write_bytes(into, &request.label);
+        let numbers = [fence.0, (*attempt).into(), (*front_only).into(), request.fingerprint.version.into()];
+        let take_over = request.take_over.into_iter().map(|fence| fence.0);
+        numbers.into_iter().chain(take_over).for_each(|number| write_number(into, number));
+    }
+
+    fn read(id: ExchangeId, mut from: HandleReader<'_>) -> Option<Self> {
+        let (requested_at_ms, method, path) = (from.number()?, from.text()?, from.text()?);
+        let headers = (0..from.number()?).map(|_| Some((from.text()?, from.text()?))).collect::<Option<_>>()?;
+        let claim = if from.0.is_empty() { None } else { Some(ClaimContent::read(from)?) };
+        Some(Self { id, requested_at_ms, method, path, headers, claim })
     }
 }
 
 impl ClaimContent {
-    fn new(route: &Route, lease: &Lease) -> Self {
-        let Lease { request, fence, attempt, front_only } = lease;
-        Self {
-            route: route.name.clone(),
-            address: ByteText::new(&request.address.0),
-            token: ByteText::new(&request.token.0),
-            fence: fence.0,
-            attempt: *attempt,
-            front_only: *front_only,
-            take_over: request.take_over.map(|fence| fence.0),
-            fingerprint: (request.fingerprint.version, ByteText::new(&request.fingerprint.digest)),
-            tags: ByteText::new(request.tags.as_bytes()),
-            label: ByteText::new(&request.label),
-        }
+    fn read(mut from: HandleReader<'_>) -> Option<Self> {
+        let (route, address, token, digest) = (from.text()?, from.array()?, from.array()?, from.array()?);
+        let (tags, label) = (Tags::from_bytes(from.bytes()?.to_vec().into())?, from.bytes()?.to_vec().into());
+        let (fence, attempt) = (Fence(from.number()?), from.number()?.try_into().ok()?);
+        let (front_only, version) = (from.number()? != 0, from.number()?.try_into().ok()?);
+        let request = ClaimRequest {
+            address: Address(address),
+            token: ClaimToken(token),
+            fingerprint: Fingerprint { version, digest },
+            tags,
+            label,
+            lease: Duration::ZERO,
+            ttl: Duration::ZERO,
+            take_over: if from.0.is_empty() { None } else { Some(Fence(from.number()?)) },
+        };
+        Some(Self { route, lease: Lease { request: Arc::new(request), fence, attempt, front_only } })
+    }
+}
+
+fn write_number(into: &mut Vec<u8>, number: u64) {
+    into.extend(number.to_le_bytes());
+}
+
+fn write_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
+    write_number(into, bytes.len() as u64);
+    into.extend(bytes);
+}
+
+/// Reads the fields that `write_number` and `write_bytes` wrote.
+struct HandleReader<'a>(&'a [u8]);
+
+impl<'a> HandleReader<'a> {
+    fn number(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
     }
 
-    fn lease(&self, route: &Route) -> Option<Lease> {
-        let (version, digest) = &self.fingerprint;
-        let request = ClaimRequest {
-            address: Address(self.address.array()?),
-            token: ClaimToken(self.token.array()?),
-            fingerprint: Fingerprint { version: *version, digest: digest.array()? },
-            tags: Tags::from_bytes(self.tags.bytes()?.into())?,
-            label: self.label.bytes()?.into(),
-            lease: route.policy.lease,
-            ttl: route.policy.ttl,
-            take_over: self.take_over.map(Fence),
-        };
-        let &Self { fence, attempt, front_only, .. } = self;
-        Some(Lease { request: Arc::new(request), fence: Fence(fence), attempt, front_only })
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()?.try_into().ok()?;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes()?.try_into().ok()
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
     }
 }
 
@@ -160,24 +183,38 @@ impl HandleSealer {
     }
 
     pub(super) fn seal(&self, handle: &ExchangeHandle) -> String {
-        let mut bytes = serde_json::to_vec(handle).expect("text and numbers");
-        let code = self.0.clone().chain_update(&bytes).finalize().into_bytes();
+        let mut bytes = Vec::with_capacity(512);
+        handle.write(&mut bytes);
+        let code = self.code(handle.id, &bytes).finalize().into_bytes();
         bytes.extend_from_slice(&code[..CODE_BYTES]);
-        BASE64URL_NOPAD.encode(&bytes)
+        let mut text = HEXLOWER.encode(&handle.id.0);
+        BASE64URL_NOPAD.encode_append(&bytes, &mut text);
+        text
     }
 
     /// Returns `None` if the text is no handle of this configuration.
     pub(super) fn open(&self, text: &str) -> Option<ExchangeHandle> {
-        let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).ok()?;
+        let id = ExchangeId::of_handle(text)?;
+        let bytes = BASE64URL_NOPAD.decode(&text.as_bytes()[ID_DIGITS..]).ok()?;
         let (content, code) = bytes.split_at_checked(bytes.len().checked_sub(CODE_BYTES)?)?;
-        self.0.clone().chain_update(content).verify_truncated_left(code).ok()?;
-        serde_json::from_slice(content).ok()
+        self.code(id, content).verify_truncated_left(code).ok()?;
+        ExchangeHandle::read(id, HandleReader(content))
+    }
+
+    fn code(&self, id: ExchangeId, content: &[u8]) -> Hmac<Sha256> {
+        self.0.clone().chain_update(id.0).chain_update(content)
     }
 }
 
 impl ExchangeId {
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(text.as_bytes()).ok()?;
+        let bytes = HEXLOWER_PERMISSIVE.decode(text.as_bytes()).ok()?;
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// The id that a handle names, which is not checked.
+    pub(super) fn of_handle(text: &str) -> Option<Self> {
+        let bytes = HEXLOWER.decode(text.as_bytes().get(..ID_DIGITS)?).ok()?;
         bytes.try_into().ok().map(Self)
     }
 }
@@ -193,7 +230,7 @@ mod tests {
         let sealer = HandleSealer::new(Some("secret"));
         let text = sealer.seal(&handle);
         let opened = sealer.open(&text).expect("it is ours");
-        assert_eq!((opened.id(), opened.head().unwrap().uri.path()), (Some(ExchangeId([7; 16])), "/payments"));
+        assert_eq!((opened.id, opened.head().unwrap().uri.path()), (ExchangeId([7; 16]), "/payments"));
         assert!(HandleSealer::new(Some("other")).open(&text).is_none());
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();

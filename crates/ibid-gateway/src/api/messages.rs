@@ -1,6 +1,6 @@
 //! The JSON of the exchange API. Header values are text whose characters are bytes (ISO 8859-1), bodies are base64.
 
-use std::net::IpAddr;
+use std::{borrow::Cow, net::IpAddr};
 
 use bytes::Bytes;
 use data_encoding::BASE64;
@@ -80,7 +80,7 @@ struct AnswerMessage<'a> {
 #[derive(Serialize)]
 struct EncodedAnswer<'a> {
     status: u16,
-    headers: Vec<(&'a str, String)>,
+    headers: Vec<(&'a str, Cow<'a, str>)>,
     body_base64: String,
 }
 
@@ -149,20 +149,26 @@ fn decode_headers(pairs: &[(String, String)]) -> Result<HeaderMap, ApiProblem> {
     for (name, value) in pairs {
         let wrong = |what: &str| ApiProblem::bad_request(format!("headers: {name:?} {what}"));
         let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is no name of a header"))?;
-        let bytes: Option<Vec<u8>> = value.chars().map(|char| u8::try_from(char).ok()).collect();
-        let bytes = bytes.ok_or_else(|| wrong("has characters beyond ISO 8859-1; send each byte as one character"))?;
-        let value = HeaderValue::from_bytes(&bytes).map_err(|_| wrong("has control characters in its value"))?;
+        let value = if value.is_ascii() {
+            HeaderValue::from_str(value)
+        } else {
+            let bytes: Option<Vec<u8>> = value.chars().map(|char| u8::try_from(char).ok()).collect();
+            let beyond = || wrong("has characters beyond ISO 8859-1; send each byte as one character");
+            HeaderValue::from_bytes(&bytes.ok_or_else(beyond)?)
+        };
+        let value = value.map_err(|_| wrong("has control characters in its value"))?;
         headers.try_append(parsed, value).map_err(|_| wrong("is one header too many"))?;
     }
     Ok(headers)
 }
 
-fn header_text(value: &HeaderValue) -> String {
-    value.as_bytes().iter().map(|byte| char::from(*byte)).collect()
+fn header_text(value: &HeaderValue) -> Cow<'_, str> {
+    let text = || value.as_bytes().iter().map(|byte| char::from(*byte)).collect();
+    value.to_str().map_or_else(|_| Cow::Owned(text()), Cow::Borrowed)
 }
 
 /// The names and values of headers as messages have them.
-pub(super) fn header_pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, String)> {
+fn header_pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
     headers.iter().map(|(name, value)| (name.as_str(), header_text(value)))
 }
 

@@ -11,6 +11,7 @@ use http::Response;
 use http_body_util::{BodyExt as _, Full};
 use ibid::http::ResponseBody;
 use parking_lot::Mutex;
+use subtle::ConstantTimeEq as _;
 use tokio::{
     sync::{Notify, oneshot},
     time::Instant,
@@ -28,7 +29,6 @@ const MAX_FINISHED: usize = 10_000;
 const MAX_FINISHED_BYTES: usize = 16 << 20;
 
 /// How the handler ended.
-#[derive(Clone)]
 pub(super) enum HandlerReply {
     Response(Response<Full<Bytes>>),
     Failed(HandlerFailure),
@@ -60,7 +60,8 @@ struct ExchangeState {
     grant: Option<Arc<RunGrant>>,
     /// Present while the handler runs.
     reply: Option<oneshot::Sender<HandlerReply>>,
-    reply_digest: Option<[u8; 32]>,
+    /// Tells another reply from the same one sent again.
+    reply_hash: Option<u64>,
     deadline: Option<Instant>,
     /// The encoded answer for the client, or `None` if it was dropped at shutdown.
     answer: Option<Option<Bytes>>,
@@ -70,8 +71,8 @@ struct ExchangeState {
 pub(super) enum ReplyError {
     /// The exchange has ended in another way.
     EndedOtherwise,
-    /// The exchange never reached a handler, or it has ended without a reply.
-    NotRunning,
+    /// The exchange never reached a handler, or it has ended without a reply. Has the reply.
+    NotRunning(HandlerReply),
 }
 
 #[derive(Default)]
@@ -193,20 +194,24 @@ impl PendingExchange {
     }
 
     /// Passes on how the handler ended. The same reply may come again.
-    pub(super) fn reply(&self, reply: HandlerReply, digest: [u8; 32]) -> Result<(), ReplyError> {
+    pub(super) fn reply(&self, reply: HandlerReply, hash: u64) -> Result<(), ReplyError> {
         let mut state = self.state.lock();
-        match (state.reply.take(), state.reply_digest) {
-            (_, Some(earlier)) if earlier == digest => Ok(()),
+        match (state.reply.take(), state.reply_hash) {
+            (_, Some(earlier)) if earlier == hash => Ok(()),
             (_, Some(_)) => Err(ReplyError::EndedOtherwise),
             (Some(waiting), None) => {
-                state.reply_digest = Some(digest);
-                waiting.send(reply).map_err(|_| {
-                    state.reply_digest = None;
-                    ReplyError::NotRunning
-                })
+                waiting.send(reply).map_err(ReplyError::NotRunning)?;
+                state.reply_hash = Some(hash);
+                Ok(())
             }
-            (None, None) => Err(ReplyError::NotRunning),
+            (None, None) => Err(ReplyError::NotRunning(reply)),
         }
+    }
+
+    /// Whether this is the handle that `begin` gave out: it needs no further check.
+    pub(super) fn has_handle(&self, text: &str) -> bool {
+        let state = self.state.lock();
+        state.grant.as_ref().is_some_and(|grant| bool::from(grant.exchange.as_bytes().ct_eq(text.as_bytes())))
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -227,7 +232,7 @@ impl PendingExchange {
     fn finish(&self, answer: Option<Bytes>) -> bool {
         let mut state = self.state.lock();
         (state.answer, state.reply) = (Some(answer), None);
-        let has_replied = state.reply_digest.is_some();
+        let has_replied = state.reply_hash.is_some();
         drop(state);
         self.changed.notify_waiters();
         has_replied

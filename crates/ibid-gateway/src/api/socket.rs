@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener, UnixStream},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
 
 use crate::config::ApiListen;
@@ -21,6 +21,12 @@ pub(super) enum ApiListener {
 
 /// Removes the socket's file when it is dropped.
 pub(super) struct SocketFile(PathBuf);
+
+/// An accepted connection, which becomes a stream on the thread that serves it.
+pub(super) enum ApiSocket {
+    Tcp(std::net::TcpStream),
+    Unix(StdUnixStream),
+}
 
 /// A connection of either kind.
 pub(super) type ApiStream = Box<dyn ByteStream>;
@@ -44,18 +50,29 @@ impl ApiListener {
     }
 
     /// Accepts a connection. `None` if its user may not use the API.
-    pub(super) async fn accept(&self) -> io::Result<Option<ApiStream>> {
+    pub(super) async fn accept(&self) -> io::Result<Option<ApiSocket>> {
         match self {
             Self::Tcp(listener) => {
                 let (socket, _) = listener.accept().await?;
                 let _ = socket.set_nodelay(true);
-                Ok(Some(Box::new(socket)))
+                socket.into_std().map(|socket| Some(ApiSocket::Tcp(socket)))
             }
             Self::Unix(listener, _) => {
                 let (socket, _) = listener.accept().await?;
-                Ok(is_same_user(&socket).then(|| Box::new(socket) as ApiStream))
+                let is_allowed = is_same_user(&socket);
+                is_allowed.then(|| socket.into_std().map(ApiSocket::Unix)).transpose()
             }
         }
+    }
+}
+
+impl ApiSocket {
+    /// Registers the connection with the runtime of this thread.
+    pub(super) fn into_stream(self) -> io::Result<ApiStream> {
+        Ok(match self {
+            Self::Tcp(socket) => Box::new(TcpStream::from_std(socket)?),
+            Self::Unix(socket) => Box::new(UnixStream::from_std(socket)?),
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The exchange API, seen by an app that calls it.
 
 mod bad_input;
-mod common;
+pub(crate) mod common;
 mod crash;
 mod dependencies;
 mod exchanges;

@@ -16,6 +16,7 @@ mod coverage;
 mod crash;
 mod disk;
 mod docs;
+mod examples;
 mod ext_proc;
 mod faults;
 mod grpc;

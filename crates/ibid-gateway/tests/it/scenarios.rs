@@ -1,5 +1,5 @@
 //! One file of scenarios (`tests/scenarios.toml`), run by every transport: the gateway or Envoy in front of an app, and
-//! an SDK inside it.
+//! an SDK, the exchange API or the layer inside it.
 
 use std::{
     collections::BTreeMap,
@@ -24,6 +24,8 @@ use tokio::{
 };
 
 use crate::support::{BIN, is_in_progress, until};
+
+mod rust_app;
 
 const ADMIN_TOKEN: &str = "token-of-the-operator";
 const APP_START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -108,6 +110,10 @@ pub(crate) enum ScenarioTransport {
     Envoy,
     /// An app with an SDK that calls the exchange API.
     Sdk,
+    /// An app that calls the exchange API itself.
+    Api,
+    /// An app with ibid's layer. There is no ibid beside it: to restart ibid is to restart the app.
+    Layer,
 }
 
 /// How to start an app: program, arguments, variables, and the directory of its files.
@@ -172,7 +178,14 @@ impl ScenarioTransport {
             Self::Gateway => "gateway",
             Self::Envoy => "envoy",
             Self::Sdk => "sdk",
+            Self::Api => "api",
+            Self::Layer => "layer",
         }
+    }
+
+    /// Whether the app calls the exchange API.
+    fn has_api(self) -> bool {
+        matches!(self, Self::Sdk | Self::Api)
     }
 }
 
@@ -231,8 +244,7 @@ impl ScenarioRun {
         let runs_file = folder.path().join("runs");
         fs::write(&runs_file, "").expect("it is written");
         let socket = folder.path().join("api.sock");
-        let is_sdk = transport == ScenarioTransport::Sdk;
-        let app = launch.start(is_sdk.then_some(&*socket), &runs_file).await;
+        let app = launch.start(transport.has_api().then_some(&*socket), &runs_file).await;
         let envoy = (transport == ScenarioTransport::Envoy).then(|| TestEnvoy::start(app.addr, &[]));
         let mut config = format!(
             "{config}\n[admin]\ntoken = \"{ADMIN_TOKEN}\"\n[store]\nurl = \"embedded:data\"\n[api]\nlisten = \"unix:{}\"\n",
@@ -241,7 +253,7 @@ impl ScenarioRun {
         if let Some(envoy) = &envoy {
             config += &format!("[ext_proc]\nlisten = \"{}\"\n", envoy.ext_proc_addr());
         }
-        // An app of an SDK is called directly, and nobody uses the gateway's port.
+        // An app with ibid inside is called directly, and nobody uses the gateway's port.
         let ibid = GatewayProcess::launch(BIN).config(config).upstream(&format!("http://{}", app.addr));
         let ibid = ibid.start().await;
         ScenarioRun { transport, launch, app, ibid, envoy, runs_file, _folder: folder }
@@ -316,6 +328,10 @@ impl ScenarioRun {
 
     async fn restart(&mut self, who: &str, only_stop: bool) {
         match (who, only_stop) {
+            ("ibid", false) if self.transport == ScenarioTransport::Layer => {
+                self.app.kill();
+                self.start_app_again().await;
+            }
             ("ibid", true) => self.ibid.kill().await,
             ("ibid", false) => self.ibid.restart().await,
             ("app", false) => {
@@ -324,14 +340,18 @@ impl ScenarioRun {
                     return;
                 }
                 self.app.kill();
-                // On the same port, which the gateway knows.
-                self.launch.env.push(("PORT".into(), self.app.addr.port().to_string()));
-                let socket = self.runs_file.with_file_name("api.sock");
-                let api = (self.transport == ScenarioTransport::Sdk).then_some(&*socket);
-                self.app = self.launch.start(api, &self.runs_file).await;
+                self.start_app_again().await;
             }
             other => panic!("{other:?} is nothing to restart"),
         }
+    }
+
+    /// On the same port, which the gateway knows.
+    async fn start_app_again(&mut self) {
+        let _ = self.app.process.wait().await;
+        self.launch.env.push(("PORT".into(), self.app.addr.port().to_string()));
+        let socket = self.runs_file.with_file_name("api.sock");
+        self.app = self.launch.start(self.transport.has_api().then_some(&*socket), &self.runs_file).await;
     }
 
     /// Resolves the only unknown outcome, as an operator would.

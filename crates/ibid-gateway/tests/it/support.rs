@@ -18,11 +18,13 @@ pub(crate) use self::{
         HealAfterFailures, InProcessGateway, anonymous_pay, entries, failing_store, start_in_process,
         start_on_opened_store,
     },
+    schemathesis::run_schemathesis,
     scripted_upstream::ScriptedUpstream,
 };
 
 mod ibid_process;
 mod in_process;
+mod schemathesis;
 mod scripted_upstream;
 pub(crate) mod tls;
 

@@ -1,28 +1,17 @@
 //! The description of the API holds: Schemathesis, which nobody here wrote, asks everything that it allows and much that it
 //! does not, and compares each answer with it. `scripts/test` installs it.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs};
 
 use ibid::RefusalReason;
 use serde_json::Value;
 use testbed::client::get;
-use tokio::{process::Command, time::timeout};
 
 use super::common::{ADMIN_TOKEN, USER_TOKEN, VIEWER_TOKEN};
-use crate::support::TestGateway;
-
-/// How long one run may take, on a machine that does much else.
-const SCHEMATHESIS_TIMEOUT: Duration = Duration::from_secs(240);
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use crate::{
+    scenarios::root,
+    support::{TestGateway, run_schemathesis},
+};
 
 fn openapi_document() -> Value {
     serde_json::from_str(ibid_gateway::admin::api::OPENAPI_DOCUMENT).expect("JSON")
@@ -82,40 +71,16 @@ async fn every_endpoint_of_the_document_is_there() {
 }
 
 /// Runs it with a token; `fixed` are values of parameters that it could not guess.
-async fn run_schemathesis(office: &TestGateway, token: &str, fixed: &str, flags: &[&str]) {
-    let program = root().join("target/schemathesis/bin/schemathesis");
-    assert!(program.exists(), "{} is missing: scripts/tools installs it", program.display());
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("schemathesis.toml");
-    fs::write(&config, format!("color = false\n{fixed}")).unwrap();
+async fn run(office: &TestGateway, token: &str, fixed: &str, flags: &[&str]) {
     let admin = format!("http://{}", office.gateway.admin_addr());
-    let mut command = Command::new(&program);
-    command.arg("--config-file").arg(&config).arg("run").arg(format!("{admin}/api/openapi.json"));
-    command.args([
-        "--url",
-        &admin,
-        "--checks",
-        "all",
-        "--max-examples",
-        "15",
-        "--seed",
-        "7",
-        "--request-timeout",
-        "20",
-    ]);
-    command.args(["--continue-on-failure", "--header", &format!("Authorization: Bearer {token}")]).args(flags);
-    command.current_dir(folder.path()).stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(SCHEMATHESIS_TIMEOUT, command.output()).await.expect("it ends").expect("it runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("Test cases:") && !said.contains(" 0 generated"), "{said}");
+    run_schemathesis(&admin, &format!("{admin}/api/openapi.json"), token, fixed, flags).await;
 }
 
 /// In its stateful phase it takes addresses from lists and changes what is there.
 #[tokio::test]
 async fn everything_is_answered_as_the_document_says() {
     let office = TestGateway::with_records().await;
-    run_schemathesis(&office, ADMIN_TOKEN, "", &[]).await;
+    run(&office, ADMIN_TOKEN, "", &[]).await;
 }
 
 /// On a record that is there: shown, resolved, and then refused.
@@ -124,7 +89,7 @@ async fn a_record_that_is_there_is_answered_as_the_document_says() {
     let office = TestGateway::with_records().await;
     let fixed = format!("[parameters]\n\"path.address\" = \"{}\"\n", office.address("key-two-of-u1-lost").await);
     let flags = ["--include-path-regex", "records/.address", "--exclude-path", "/api/records/{address}/forget"];
-    run_schemathesis(&office, ADMIN_TOKEN, &fixed, &[&flags[..], &["--phases", "coverage,fuzzing"]].concat()).await;
+    run(&office, ADMIN_TOKEN, &fixed, &[&flags[..], &["--phases", "coverage,fuzzing"]].concat()).await;
     let audit = office.admin_json("/api/audit?limit=1000").await;
     let entries = audit["entries"].as_array().unwrap().iter();
     let outcomes: BTreeSet<_> = entries.map(|entry| entry["outcome"].as_str().unwrap()).collect();
@@ -138,7 +103,7 @@ async fn a_reseal_is_answered_as_the_document_says() {
         TestGateway::embedded(&format!("{}{}", super::common::ADMIN_CONFIG, crate::sealing::table(&["k"]))).await;
     assert_eq!(office.pay_as("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
     let flags = ["--include-path-regex", "^/api/(reseal|audit)$", "--phases", "coverage,fuzzing"];
-    run_schemathesis(&office, ADMIN_TOKEN, "", &flags).await;
+    run(&office, ADMIN_TOKEN, "", &flags).await;
     let audit = office.admin_json("/api/audit?limit=1000").await;
     assert!(audit["entries"].as_array().unwrap().iter().any(|entry| entry["outcome"] == "changed"), "{audit:#}");
 }
@@ -148,7 +113,7 @@ async fn a_reseal_is_answered_as_the_document_says() {
 async fn other_roles_are_answered_as_the_document_says() {
     let office = TestGateway::with_records().await;
     for token in [VIEWER_TOKEN, USER_TOKEN] {
-        run_schemathesis(&office, token, "", &["--phases", "coverage"]).await;
+        run(&office, token, "", &["--phases", "coverage"]).await;
     }
     assert_eq!(office.admin_json("/api/records").await["records"].as_array().map(Vec::len), Some(4));
 }

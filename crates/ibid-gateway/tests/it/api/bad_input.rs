@@ -120,3 +120,41 @@ async fn a_request_that_two_readers_understand_differently_is_refused() {
     let (_, message) = gateway.run(&own).await;
     assert!(!message["headers"].to_string().contains("\"99\""), "{message}");
 }
+
+#[tokio::test]
+async fn an_end_above_the_limit_of_a_call_is_refused_and_the_exchange_goes_on() {
+    let gateway = ApiGateway::ietf("").await;
+    let (exchange, _) = gateway.run(&payment("key-1")).await;
+    let head = format!("POST /v1/exchanges/{exchange}/end HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+    let endless = format!("{head}content-length: 99999999999\r\n\r\n");
+    gateway.send(endless.as_bytes()).await.assert_problem(413, "at most 67108864");
+    assert_eq!(gateway.begin(&payment("key-1")).await.answer().refusal(), "in-progress");
+    assert_eq!(gateway.end(&exchange, &created("paid")).await.answer().body, "paid");
+}
+
+/// Twenty ends with different bodies at once: one counts, and it is what a client gets from then on.
+#[tokio::test]
+async fn of_different_ends_at_once_one_counts() {
+    let gateway = ApiGateway::ietf("").await;
+    let (exchange, _) = gateway.run(&payment("key-1")).await;
+    let ends = (0..20).map(async |nth| gateway.end(&exchange, &created(&format!("paid by {nth}"))).await);
+    let replies = futures_util::future::join_all(ends).await;
+    let (counted, others): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| reply.status == 200);
+    assert_eq!(counted.len(), 1, "{replies:?}");
+    others.iter().for_each(|reply| reply.assert_problem(409, "ended with another response"));
+    let replay = gateway.begin(&payment("key-1")).await.answer();
+    assert_eq!((replay.is_replay(), &replay.body), (true, &counted[0].answer().body));
+}
+
+/// After a restart only the record knows how the exchange ended.
+#[tokio::test]
+async fn another_end_after_a_restart_gets_the_recorded_answer() {
+    let mut gateway = ApiGateway::ietf("").await;
+    let (exchange, _) = gateway.run(&payment("key-1")).await;
+    gateway.end(&exchange, &created("paid")).await.answer();
+    gateway.process.kill().await;
+    gateway.process.restart().await;
+    let other = gateway.end(&exchange, &created("something else")).await.answer();
+    assert_eq!((other.is_replay(), other.body.as_str()), (true, "paid"));
+    assert_eq!(gateway.begin(&payment("key-1")).await.answer().body, "paid");
+}

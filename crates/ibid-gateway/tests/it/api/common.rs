@@ -16,7 +16,7 @@ use crate::support::{BIN, policy};
 pub(super) const TOKEN: &str = "token-of-the-app";
 
 #[derive(Clone, Debug)]
-pub(super) enum ApiPlace {
+pub(crate) enum ApiPlace {
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
@@ -29,10 +29,10 @@ pub(super) struct ApiGateway {
 
 /// What the API answered.
 #[derive(Debug)]
-pub(super) struct ApiReply {
-    pub(super) status: u16,
-    pub(super) head: String,
-    pub(super) body: String,
+pub(crate) struct ApiReply {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
 }
 
 impl ApiGateway {
@@ -96,7 +96,7 @@ impl ApiGateway {
     }
 }
 
-pub(super) async fn send(place: &ApiPlace, bytes: &[u8]) -> io::Result<ApiReply> {
+pub(crate) async fn send(place: &ApiPlace, bytes: &[u8]) -> io::Result<ApiReply> {
     async fn exchange(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         // The answer to a call that is too large may come before its end.
@@ -119,13 +119,13 @@ pub(super) async fn send(place: &ApiPlace, bytes: &[u8]) -> io::Result<ApiReply>
 
 impl ApiReply {
     #[track_caller]
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|why| panic!("{why}: {self:?}"))
     }
 
     /// What the client gets: status, body, and the value of the replay header.
     #[track_caller]
-    pub(super) fn answer(&self) -> ClientAnswer {
+    pub(crate) fn answer(&self) -> ClientAnswer {
         assert_eq!(self.status, 200, "{self:?}");
         let answer = &self.json()["answer"];
         let headers = answer["headers"].as_array().expect("headers").iter();
@@ -150,10 +150,10 @@ impl ApiReply {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ClientAnswer {
-    pub(super) status: u64,
-    pub(super) headers: Vec<(String, String)>,
-    pub(super) body: String,
+pub(crate) struct ClientAnswer {
+    pub(crate) status: u64,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: String,
 }
 
 impl ClientAnswer {
@@ -178,7 +178,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_else(|| panic!("no text: {value}")).to_owned()
 }
 
-pub(super) fn request_bytes(path: &str, token: Option<&str>, body: &str) -> Vec<u8> {
+pub(crate) fn request_bytes(path: &str, token: Option<&str>, body: &str) -> Vec<u8> {
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
     let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
     format!("POST {path} HTTP/1.1\r\n{head}{token}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
@@ -205,7 +205,7 @@ pub(super) fn payment_of(key: &str, body: &str) -> Value {
     })
 }
 
-pub(super) fn new_id() -> String {
+pub(crate) fn new_id() -> String {
     let token = ibid::store::ClaimToken::mint().0;
     token.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,5 +1,6 @@
-use std::process::Command;
+use tokio::process::Command;
 
+use super::{SdkTestbed, run_to_end};
 use crate::scenarios::{ScenarioApp, ScenarioTransport, root, run_all};
 
 /// `clients/php/test/app.php` on PHP's own server, with enough workers for fifty requests at once.
@@ -23,16 +24,25 @@ async fn psr_15_passes_all_scenarios() {
     run_all(ScenarioTransport::Sdk, php_app("psr")).await;
 }
 
-/// Without an ibid: `closed` refuses, `open` runs.
-#[test]
-fn the_library_passes_its_own_tests() {
+#[tokio::test]
+async fn the_library_passes_its_own_tests() {
+    let mut tests = Command::new("php");
+    let said = SdkTestbed::start().await.run(tests.arg("test/unit.php").current_dir(root().join("clients/php"))).await;
+    assert!(said.ends_with("all passed\n"), "{said}");
+}
+
+#[tokio::test]
+async fn the_source_is_free_of_errors_and_its_package_is_valid() {
     let folder = root().join("clients/php");
-    for entry in std::fs::read_dir(folder.join("src")).expect("its source") {
-        let file = entry.expect("a file").path();
-        let lint = Command::new("php").arg("-l").arg(&file).output().expect("PHP runs");
-        assert!(lint.status.success(), "{lint:?}");
+    for part in ["src", "test"] {
+        for entry in std::fs::read_dir(folder.join(part)).expect("its source") {
+            run_to_end(Command::new("php").arg("-l").arg(entry.expect("a file").path())).await;
+        }
     }
-    let output = Command::new("php").arg("test/unit.php").current_dir(&folder).output().expect("PHP runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && said.ends_with("all passed\n"), "{output:?}");
+    for package in [folder, root().join("examples/leads-php")] {
+        let mut validate = Command::new("composer");
+        validate.args(["validate", "--strict", "--no-check-lock", "--no-interaction"]).current_dir(package);
+        validate.env("COMPOSER_ALLOW_SUPERUSER", "1").env("COMPOSER_DISABLE_NETWORK", "1");
+        run_to_end(validate.env("COMPOSER_HOME", root().join("target/composer"))).await;
+    }
 }

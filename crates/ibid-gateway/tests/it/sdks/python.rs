@@ -1,15 +1,7 @@
-use std::{process::Stdio, time::Duration};
+use tokio::process::Command;
 
-use testbed::{
-    process::GatewayProcess,
-    upstream::{TestUpstream, UpstreamReply},
-};
-use tokio::{process::Command, time::timeout};
-
-use crate::{
-    scenarios::{ScenarioApp, ScenarioTransport, root, run_all},
-    support::{BIN, policy},
-};
+use super::{SdkTestbed, run_to_end};
+use crate::scenarios::{ScenarioApp, ScenarioTransport, root, run_all};
 
 /// `clients/python/test/app.py` on an app server that `scripts/tools` has installed.
 fn python_app(server: &str, args: &[&str]) -> ScenarioApp {
@@ -49,7 +41,7 @@ async fn wsgi_passes_all_scenarios() {
 /// The package as `pip install` puts it, with httpx and requests beside it.
 #[tokio::test]
 async fn the_installed_package_passes_its_own_tests() {
-    let python = root().join("target/redirect-clients/bin/python");
+    let python = root().join("target/python-sdk/bin/python");
     let folder = tempfile::tempdir().expect("a folder");
     // A copy, because setuptools builds inside the source folder.
     run_to_end(Command::new("cp").arg("-r").arg(root().join("clients/python")).arg(folder.path())).await;
@@ -57,24 +49,21 @@ async fn the_installed_package_passes_its_own_tests() {
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]).arg(&site);
     run_to_end(install.arg(folder.path().join("python"))).await;
+    for file in ["ibid/py.typed", "ibid_sdk-0.1.0.dist-info/LICENSE-MIT"] {
+        assert!(site.join(file).exists(), "{file} is not installed");
+    }
 
-    let upstream = TestUpstream::start().await;
-    upstream.on_each("/flaky", [UpstreamReply::status(503), UpstreamReply::usual()]);
-    let config = format!("[api]\nlisten = \"unix:api.sock\"\n{}", policy(""));
-    let gateway = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url());
-    let gateway = gateway.arg("--store").arg("memory:").start().await;
     let mut tests = Command::new(&python);
     tests.arg("test_sdk.py").current_dir(root().join("clients/python/test")).env("PYTHONPATH", &site);
-    tests.env("PYTHONDONTWRITEBYTECODE", "1").env("IBID_URL", format!("http://{}", gateway.addr()));
-    tests.env("IBID_API", format!("unix:{}", gateway.dir().join("api.sock").display()));
-    let said = run_to_end(&mut tests).await;
-    assert!(said.contains("Ran 8 tests"), "{said}");
+    let said = SdkTestbed::start().await.run(tests.env("PYTHONDONTWRITEBYTECODE", "1")).await;
+    assert!(said.contains("Ran 9 tests"), "{said}");
 }
 
-async fn run_to_end(command: &mut Command) -> String {
-    let output = timeout(Duration::from_secs(120), command.stdin(Stdio::null()).kill_on_drop(true).output());
-    let output = output.await.expect("it ends in time").expect("it runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    said
+#[tokio::test]
+async fn the_source_passes_its_linter() {
+    for check in [&["check"][..], &["format", "--check"]] {
+        let mut ruff = Command::new(root().join("target/python-sdk/bin/ruff"));
+        ruff.args(check).args(["--no-cache", "ibid", "test"]).current_dir(root().join("clients/python"));
+        run_to_end(&mut ruff).await;
+    }
 }
