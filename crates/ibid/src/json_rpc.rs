@@ -183,6 +183,13 @@ impl ProtocolRules for JsonRpcRules {
         }))
     }
 
+    /// The fields are those of the tool's arguments. Calls of two tools have no intent in common.
+    fn intent(&self, fields: &[JsonPointer], input: &FingerprintInput<'_>) -> Option<[u8; 32]> {
+        let [_, _, tool, ..] = &*MESSAGE_MEMBERS;
+        let fields = fields.iter().map(|field| field.under("/params/arguments"));
+        input.json_intent(&std::iter::once(tool.clone()).chain(fields).collect::<Vec<_>>())
+    }
+
     fn write_endpoint(&self, request: &Parts, out: &mut String) {
         HttpRules.write_endpoint(request, out);
     }

@@ -40,6 +40,7 @@ pub mod fingerprint;
 pub mod grpc;
 pub mod http;
 pub mod inbox;
+pub mod intent;
 pub mod journal;
 pub mod json_rpc;
 pub mod key;

@@ -84,7 +84,8 @@ impl Exchange {
         let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
         let started = run.as_ref().map_or_else(Instant::now, ClaimedRun::granted_at);
         let lease = run.as_ref().map(|run| (run.lease(), run.claimed_at()));
-        let heartbeat = shared.engine.heartbeat(context.policy().terms(), lease);
+        let intent = run.as_ref().and_then(ClaimedRun::intent);
+        let heartbeat = shared.engine.heartbeat(context.policy().terms(), lease, intent);
         let (handler_claim, anonymous) = (handler_claim.as_ref(), anonymous.as_deref());
         let buffers = buffers.as_mut().expect("the body was read");
         let mut call =

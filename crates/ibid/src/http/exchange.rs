@@ -25,7 +25,7 @@ use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
     key::MaskedKey,
     observe::{EngineEvent, RequestOutcome},
-    policy::PolicyMode,
+    policy::{OnMatch, PolicyMode},
     record::Record,
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
@@ -158,7 +158,14 @@ impl Exchange {
             deadline,
             body_type: std::marker::PhantomData::<fn(B)>,
         };
-        *run = match shared.engine.begin_at(now, context.policy().terms(), request, &mut claimant).await {
+        let (terms, guard) = (context.policy().terms(), context.policy().guard.as_ref());
+        let begun = match (shared.engine.begin_at(now, terms, request, &mut claimant).await, guard.zip(identity.intent)) {
+            (BeginOutcome::Run(run), Some((guard, intent))) => {
+                Box::pin(shared.engine.claim_intent(terms, guard, intent, context.key.as_str(), run)).await
+            }
+            (begun, _) => begun,
+        };
+        *run = match begun {
             BeginOutcome::Run(run) => Some(run),
             BeginOutcome::RunUnprotected => None,
             BeginOutcome::Replay(entry, stored) => {
@@ -222,7 +229,7 @@ impl Exchange {
         // Only after the body is complete, so that slow senders do not occupy slots.
         let entered = shared.engine.running().try_enter(shared.settings.max_running);
         *slot = Some(entered.ok_or_else(|| NotClaimedReason::Refused(overloaded()))?);
-        let RequestIdentity { address, fingerprint, digests } = &identity;
+        let RequestIdentity { address, fingerprint, digests, .. } = &identity;
         (context.address, context.part_digests) = (Some(*address), *digests);
         if context.key.is_empty() {
             context.key = MaskedKey::of(keyed.key());
@@ -292,7 +299,7 @@ where
                 Err(later) => Some(later.await),
             };
         }
-        exchange.run = Some(engine.resume(exchange.context.policy().terms(), lease));
+        exchange.run = Some(engine.resume(exchange.context.policy(), lease));
         let (outcome, now) = exchange.run(&mut app, &work_state).await;
         match exchange.end(now, outcome, &work_state).await {
             Ok(response) => response,
@@ -318,6 +325,10 @@ struct RequestClaimant<'a, A, B> {
 impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
     fn max_wait(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn may_be_held(&self) -> bool {
+        self.context.policy().guard.as_ref().is_some_and(|guard| guard.on_match == OnMatch::Hold)
     }
 
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {

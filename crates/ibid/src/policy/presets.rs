@@ -79,6 +79,7 @@ impl Policy {
             status: Vec::new(),
             grpc_status: Vec::new(),
             envelope: ResponseEnvelope::None,
+            guard: None,
             tools: None,
             remember_tool_errors: true,
             mode: PolicyMode::Enforce,
