@@ -10,8 +10,8 @@ use ibid::{
     json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
     policy::{
-        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
-        OnUnknown, PolicyMode, RefusalFormat, Remember, ResolveProbe, ResponseEnvelope,
+        FingerprintPart, HeaderTemplate, IntentGuard, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMatch,
+        OnMismatch, OnStoreDown, OnUnknown, PolicyMode, RefusalFormat, Remember, ResolveProbe, ResponseEnvelope,
     },
     scope::ScopePart,
     webhook::{SignatureEncoding, SignedContent},
@@ -36,6 +36,7 @@ use crate::routes::{GrpcUnknown, Match};
 
 /// Shorter than the 5 s after which many app servers (Node, uvicorn, Hypercorn) close idle connections.
 const DEFAULT_UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+const DEFAULT_GUARD_WINDOW: Duration = Duration::from_secs(600);
 
 tables! {
     pub(super) struct RawFile {
@@ -179,6 +180,7 @@ tables! {
         pub(super) status: PerReason<RefusalStatus>,
         pub(super) grpc_status: PerReason<GrpcCode>,
         pub(super) envelope: Option<ResponseEnvelope>,
+        pub(super) guard: Option<RawGuard>,
         /// Only for agents.
         pub(super) tools: Option<Vec<ToolPattern>>,
         pub(super) remember_tool_errors: Option<bool>,
@@ -193,6 +195,13 @@ tables! {
         pub(super) max_length: Option<usize>,
     }
 
+    #[derive(Clone)]
+    pub(super) struct RawGuard {
+        pub(super) fields: Vec<JsonPointer>,
+        pub(super) window: Duration = DEFAULT_GUARD_WINDOW,
+        pub(super) on_match: OnMatch = OnMatch::Reject,
+    }
+
     pub(super) struct RawLabel {
         pub(super) tenant: Option<ScopePart>,
         pub(super) user: Option<ScopePart>,
@@ -205,6 +214,13 @@ tables! {
         pub(super) encoding: SignatureEncoding = SignatureEncoding::Hex,
         pub(super) content: SignedContent = SignedContent::body(),
         pub(super) timestamp: Option<HeaderName>,
+    }
+}
+
+impl From<RawGuard> for Option<IntentGuard> {
+    fn from(guard: RawGuard) -> Self {
+        let RawGuard { fields, window, on_match } = guard;
+        Some(IntentGuard { fields, window, on_match })
     }
 }
 

@@ -174,9 +174,9 @@ fn another_store_and_a_shorter_ttl() {
             "store.url changed from redis://127.0.0.1/0 to postgres://u@127.0.0.1/d: what the old store remembers will not be found again",
         ],
     );
-    let sooner = shortened_ttls(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
+    let sooner = shortened_memory(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
     assert_eq!(sooner, ["POST /payments/*: ttl shortened from 24h to 1h: answers will be forgotten sooner"]);
-    assert!(shortened_ttls(&load(PAY), &load(&format!("{PAY}ttl = \"72h\""))).is_empty());
+    assert!(shortened_memory(&load(PAY), &load(&format!("{PAY}ttl = \"72h\""))).is_empty());
 }
 
 #[test]
