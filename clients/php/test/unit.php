@@ -33,4 +33,7 @@ try {
 } catch (InvalidArgumentException) {
 }
 check(!$ibid->covers('GET') && $ibid->covers('POST'), 'methods');
+foreach (json_decode(file_get_contents(__DIR__ . '/../../outbound_keys.json'), true, 512, JSON_THROW_ON_ERROR) as $row) {
+    check(\Ibid\outboundKey($row['operation'], $row['name']) === $row['key'], 'the keys of outbound calls are those of every SDK');
+}
 echo "all passed\n";

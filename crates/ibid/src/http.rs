@@ -35,7 +35,7 @@ pub use self::{
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
     rules::{completed_answer_of, error_answer, success_answer},
-    service::{IbidLayer, IbidService, KeyHeaderLookup},
+    service::{IbidLayer, IbidService, KeyHeaderLookup, remove_ibid_headers},
 };
 pub(crate) use self::{
     body::WholeBody,

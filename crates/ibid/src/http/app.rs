@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     engine::{ClaimedRun, CompletedAnswer},
+    key::OperationId,
     record::Record,
     store::Lease,
 };
@@ -97,6 +98,14 @@ pub struct RunInfo {
     pub attempt: u32,
     /// Grows with every run of the same operation. A resource can refuse a lower fence than it has seen.
     pub fence: u64,
+    /// The operation, for [`outbound_key`](crate::outbound_key).
+    pub operation: OperationId,
+}
+
+impl RunInfo {
+    pub(super) fn of(lease: &Lease) -> Self {
+        Self { attempt: lease.attempt, fence: lease.fence.0, operation: OperationId::of(&lease.request.address) }
+    }
 }
 
 /// Tracks whether a request may have been sent. If the request is abandoned while unsent, it provably did not happen.
@@ -226,6 +235,11 @@ impl HandlerClaim {
     /// The lease of the claim.
     pub fn lease(&self) -> &Lease {
         &self.0.lease
+    }
+
+    /// The operation, for [`outbound_key`](crate::outbound_key).
+    pub fn operation(&self) -> OperationId {
+        OperationId::of(&self.0.lease.request.address)
     }
 
     /// The route that governs the request.

@@ -44,6 +44,7 @@ use crate::{
 
 const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("ibid-attempt");
 const FENCE_HEADER: HeaderName = HeaderName::from_static("ibid-fence");
+const OPERATION_HEADER: HeaderName = HeaderName::from_static("ibid-operation");
 
 /// What the client of a run gets.
 pub(super) enum AppAnswer {
@@ -81,7 +82,7 @@ impl Exchange {
         B: Send + 'static,
     {
         let Self { shared, context, run, handler_claim, anonymous, buffers, parts, body, .. } = self;
-        let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
+        let info = run.as_ref().map(|run| RunInfo::of(run.lease()));
         let started = run.as_ref().map_or_else(Instant::now, ClaimedRun::granted_at);
         let lease = run.as_ref().map(|run| (run.lease(), run.claimed_at()));
         let intent = run.as_ref().and_then(ClaimedRun::intent);
@@ -285,7 +286,7 @@ fn prepare_request<B>(
     context: &RequestContext, run: Option<RunInfo>, mut parts: Parts, body: ReadBody,
 ) -> Request<RequestBody<B>> {
     let ReadBody { data, trailers, .. } = body;
-    parts.headers.reserve(3);
+    parts.headers.reserve(4);
     // The stored response must be readable by every later client, whatever codings it accepts.
     let sent = &context.sent_names;
     for name in [header::ACCEPT_ENCODING, header::EXPECT].iter().filter(|name| sent.may_have(name)) {
@@ -302,6 +303,8 @@ fn prepare_request<B>(
     if let Some(run) = run {
         parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
         parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
+        let operation = run.operation.to_string().try_into().expect("hex digits");
+        parts.headers.insert(OPERATION_HEADER, operation);
     }
     Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
 }
