@@ -33,7 +33,7 @@ pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
         format!("{} {}", reason.name().replace('-', "_"), GrpcStatusCode::from_number((*code).into()).name())
     });
     let tools = policy.tools.iter().flat_map(|tools| {
-        [("tools", format_list(tools)), ("remember_tool_errors", policy.remember_tool_errors.to_string())]
+        [("tools", tools.to_string()), ("remember_tool_errors", policy.remember_tool_errors.to_string())]
     });
     let guard = policy.guard.as_ref().map_or("none".into(), |IntentGuard { fields, window, on_match }| {
         format!("{}; {}, {on_match}", format_list(fields), format_duration(*window))

@@ -18,7 +18,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
     fingerprint::JsonPointer,
-    json_rpc::ToolPattern,
+    json_rpc::ToolSelection,
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
     scope::ScopePart,
@@ -109,7 +109,7 @@ pub struct Policy {
     pub guard: Option<IntentGuard>,
     /// For an MCP server: the tools whose calls are covered. Its requests are JSON-RPC, see
     /// [`json_rpc`](crate::json_rpc). `None`: requests are plain HTTP.
-    pub tools: Option<Vec<ToolPattern>>,
+    pub tools: Option<ToolSelection>,
     /// For an MCP server: whether results with `isError`, and JSON-RPC errors of a tool, are remembered.
     pub remember_tool_errors: bool,
     /// Whether the policy is enforced.

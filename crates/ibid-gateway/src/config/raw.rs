@@ -7,7 +7,7 @@ use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     RefusalReason,
     fingerprint::JsonPointer,
-    json_rpc::ToolPattern,
+    json_rpc::{ToolPattern, ToolSelection},
     key::{KeyFormat, KeySource},
     policy::{
         FingerprintPart, HeaderTemplate, IntentGuard, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMatch,
@@ -182,7 +182,7 @@ tables! {
         pub(super) envelope: Option<ResponseEnvelope>,
         pub(super) guard: Option<RawGuard>,
         /// Only for agents.
-        pub(super) tools: Option<Vec<ToolPattern>>,
+        pub(super) tools: Option<ToolSelection>,
         pub(super) remember_tool_errors: Option<bool>,
         pub(super) upstream: Option<UpstreamUrl>,
         pub(super) mode: Option<PolicyMode>,
@@ -261,6 +261,20 @@ impl FromToml for Remember {
 
     fn schema() -> Json {
         json!({ "anyOf": [schema::choices(&["all", "final", "success"]), schema::list(RememberItem::schema())] })
+    }
+}
+
+/// A keyword or a list of names.
+impl FromToml for ToolSelection {
+    fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
+        match node.value {
+            Value::String(text) if text == "annotations" => Ok(Self::Annotations),
+            _ => Vec::<ToolPattern>::from_toml(node).map(Self::Named),
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [schema::choices(&["annotations"]), schema::list(ToolPattern::schema())] })
     }
 }
 

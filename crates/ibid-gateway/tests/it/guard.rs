@@ -49,7 +49,7 @@ async fn one_of_fifty_runs(store: &str) {
     let mut nth = 0;
     let answers = many(50, || {
         nth += 1;
-        order(gateways[nth % 2], &format!("order-{nth:04}"))
+        order(gateways[nth % 2], &format!("order-number-{nth:04}"))
     })
     .await;
     let winner = answers.iter().position(|answer| answer.status == 201).expect("one runs");
@@ -59,19 +59,19 @@ async fn one_of_fifty_runs(store: &str) {
         assert_duplicate(answer, &first);
     }
     assert_eq!(upstream.executions(), 1);
-    let again = order(gateways[1], &format!("order-{:04}", winner + 1)).send().await;
+    let again = order(gateways[1], &format!("order-number-{:04}", winner + 1)).send().await;
     assert_replay(&again, &answers[winner]);
-    let different = caller(post(one.addr(), "/pay")).header("Host", "shop.example").key("order-9999");
+    let different = caller(post(one.addr(), "/pay")).header("Host", "shop.example").key("order-number-9999");
     assert_ran(&different.json(r#"{"order":"o2","amount":5}"#).send().await);
     upstream.on("/refund", UpstreamReply::status(500));
     let refund = |gateway: &GatewayProcess, key: &str| {
         let request = caller(post(gateway.addr(), "/refund")).header("Host", "shop.example").key(key);
         request.json(r#"{"order":"o1","amount":5}"#)
     };
-    assert_eq!(refund(gateways[0], "refund-0001").send().await.status, 500);
+    assert_eq!(refund(gateways[0], "refund-number-0001").send().await.status, 500);
     upstream.on("/refund", UpstreamReply::status(201));
-    assert_eq!(refund(gateways[1], "refund-0002").send().await.status, 201);
-    assert_duplicate(&refund(gateways[0], "refund-0003").send().await, "refu****0002");
+    assert_eq!(refund(gateways[1], "refund-number-0002").send().await.status, 201);
+    assert_duplicate(&refund(gateways[0], "refund-number-0003").send().await, "refu****0002");
     let metrics = get(one.admin_addr(), "/metrics").header("Authorization", format!("Bearer {TOKEN}")).send().await;
     let metrics = metrics.text();
     let counted = metrics.lines().find(|line| line.starts_with("idempotency_duplicate_intents_total{on_match=\"reject\"}"));
@@ -118,20 +118,20 @@ async fn a_killed_gateway_leaves_key_and_intent_to_the_retry_of_the_key() {
     let config = config("url = \"embedded:data\"", &dials);
     let mut gateway = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
     upstream.on_each("/pay", [UpstreamFault::Hang.into(), UpstreamReply::usual()]);
-    let lost = order(&gateway, "order-0001").start().await;
+    let lost = order(&gateway, "order-number-0001").start().await;
     upstream.wait_for(1).await;
     gateway.restart().await;
     drop(lost);
-    assert_duplicate(&order(&gateway, "order-0002").send().await, "orde****0001");
+    assert_duplicate(&order(&gateway, "order-number-0002").send().await, "orde****0001");
     sleep(Duration::from_millis(400)).await;
-    assert_duplicate(&order(&gateway, "order-0002").send().await, "orde****0001");
+    assert_duplicate(&order(&gateway, "order-number-0002").send().await, "orde****0001");
     let retried = until_some("the lease to expire", || async {
-        let answer = order(&gateway, "order-0001").send().await;
+        let answer = order(&gateway, "order-number-0001").send().await;
         (answer.status == 201).then_some(answer)
     })
     .await;
     assert_eq!(upstream.last().header("ibid-attempt"), Some("2"), "{retried:?}");
-    assert_duplicate(&order(&gateway, "order-0002").send().await, "orde****0001");
+    assert_duplicate(&order(&gateway, "order-number-0002").send().await, "orde****0001");
     assert_eq!(upstream.executions_at("/pay"), 1);
 }
 
@@ -142,11 +142,11 @@ async fn an_operator_who_releases_the_key_frees_its_intent() {
     upstream.on_each("/pay", [UpstreamFault::CloseWithoutReply.into(), UpstreamReply::usual()]);
     let config = config("url = \"embedded:data\"", GUARD);
     let gateway = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
-    assert_eq!(order(&gateway, "order-0001").send().await.status, 502);
-    assert_duplicate(&order(&gateway, "order-0002").send().await, "orde****0001");
+    assert_eq!(order(&gateway, "order-number-0001").send().await.status, 502);
+    assert_duplicate(&order(&gateway, "order-number-0002").send().await, "orde****0001");
     let admin = format!("http://{}", gateway.admin_addr());
-    for (verb, second) in [("release", "order-0002"), ("forget", "order-0003")] {
-        let first = if verb == "release" { "order-0001" } else { "order-0002" };
+    for (verb, second) in [("release", "order-number-0002"), ("forget", "order-number-0003")] {
+        let first = if verb == "release" { "order-number-0001" } else { "order-number-0002" };
         let args = ["keys", verb, "--key", first, "--reason", "ticket 7", "--admin", &admin];
         let changed = run_ibid(&args, &[("IBID_ADMIN_TOKEN", TOKEN)]).await;
         assert_eq!(changed.code, Some(0), "{}", changed.stderr);
@@ -160,9 +160,9 @@ async fn a_held_key_is_shown_beside_the_first_and_runs_once_it_is_released() {
     let dials = "guard = { fields = [\"/order\"], window = \"1m\", on_match = \"hold\" }";
     let gateway = GatewayProcess::launch(BIN).config(config("url = \"embedded:data\"", dials));
     let gateway = gateway.upstream(&upstream.url()).start().await;
-    assert_ran(&order(&gateway, "order-0001").header("User-Agent", "shop/1").send().await);
+    assert_ran(&order(&gateway, "order-number-0001").header("User-Agent", "shop/1").send().await);
     for _ in 0..2 {
-        let held = order(&gateway, "order-0002").header("User-Agent", "agent/2").send().await;
+        let held = order(&gateway, "order-number-0002").header("User-Agent", "agent/2").send().await;
         assert_duplicate(&held, "orde****0001");
         assert!(held.text().contains("operator"), "{held:?}");
     }
@@ -172,10 +172,10 @@ async fn a_held_key_is_shown_beside_the_first_and_runs_once_it_is_released() {
         assert_eq!(shown.code, Some(0), "{}", shown.stderr);
         shown
     };
-    let shown = keys(&["show", "--key", "order-0002", "--json"]).await.json();
+    let shown = keys(&["show", "--key", "order-number-0002", "--json"]).await.json();
     assert_eq!((&shown["state"], &shown["held"]["differs"]), (&json!("unknown"), &json!(["body"])), "{shown:#}");
     assert_eq!(shown["held"]["first"]["user_agent"], "shop/1", "{shown:#}");
-    let text = String::from_utf8(keys(&["show", "--key", "order-0002"]).await.stdout).expect("text");
+    let text = String::from_utf8(keys(&["show", "--key", "order-number-0002"]).await.stdout).expect("text");
     assert!(text.contains("held by the intent guard: the key orde****0001"), "{text}");
     assert!(text.contains("differs in     body") && text.contains("first key      orde****0001"), "{text}");
     let address = shown["address"].as_str().expect("an address");
@@ -185,10 +185,10 @@ async fn a_held_key_is_shown_beside_the_first_and_runs_once_it_is_released() {
     let page = get(gateway.admin_addr(), &format!("/records/{address}")).header("Cookie", cookie).send().await.text();
     assert!(page.contains("Held by the intent guard") && page.contains("orde****0001"), "{page}");
     assert!(page.contains("shop/1") && page.contains("agent/2") && page.contains("differ in: body"), "{page}");
-    keys(&["release", "--key", "order-0002", "--reason", "a second order"]).await;
-    assert_ran(&order(&gateway, "order-0002").send().await);
+    keys(&["release", "--key", "order-number-0002", "--reason", "a second order"]).await;
+    assert_ran(&order(&gateway, "order-number-0002").send().await);
     assert_eq!(upstream.executions(), 2);
-    assert_duplicate(&order(&gateway, "order-0003").send().await, "orde****0001");
+    assert_duplicate(&order(&gateway, "order-number-0003").send().await, "orde****0001");
     let list = keys(&["list", "--json"]).await.json();
     let keys: Vec<_> = list["records"].as_array().expect("records").iter().map(|row| row["key"].clone()).collect();
     assert_eq!(keys.len(), 4, "three keys and one intent: {keys:?}");

@@ -61,24 +61,20 @@ impl HeldIntent {
     pub(super) fn settlement(
         &self, key: &Lease, settlement: &Settlement, settled: &Result<SettleOutcome, StoreError>,
     ) -> Settlement {
-        // The handler's own transaction may have completed the key.
-        let completed = match (settled, settlement) {
-            (_, Settlement::Complete { failed, summary, .. }) => Some((*failed, *summary)),
+        let unknown = Settlement::Park { ttl: key.request.ttl.max(key.request.lease), retry_in: Duration::ZERO };
+        let (failed, summary) = match (settled, settlement) {
             (Ok(SettleOutcome::ClaimLost(entry)), _) => match &**entry {
-                ClaimOutcome::Completed(entry) if entry.fence == key.fence => Some((entry.failed, note_summary())),
-                _ => None,
+                // The handler's own transaction completed the key.
+                ClaimOutcome::Completed(entry) if entry.fence == key.fence => (entry.failed, note_summary()),
+                // Another run of the key takes the intent over. If it were completed, that run would go on without it.
+                _ => return unknown,
             },
-            _ => None,
+            (_, Settlement::Complete { failed, summary, .. }) => (*failed, *summary),
+            // Whether the handler's transaction committed is not known.
+            (Err(_), Settlement::Release) => return unknown,
+            (_, settlement) => return settlement.clone(),
         };
-        match (completed, settlement, settled) {
-            (Some((true, _)), ..) => Settlement::Release,
-            (Some((false, summary)), ..) => completed_intent(summary, self.window),
-            // Whether the transaction committed is not known.
-            (None, Settlement::Release, Err(_)) => {
-                Settlement::Park { ttl: key.request.ttl.max(key.request.lease), retry_in: Duration::ZERO }
-            }
-            (None, settlement, _) => settlement.clone(),
-        }
+        if failed { Settlement::Release } else { completed_intent(summary, self.window) }
     }
 }
 

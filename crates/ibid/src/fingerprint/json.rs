@@ -123,6 +123,17 @@ pub(crate) fn hash_present_values(body: &[u8], at: &[JsonPointer], stream: &mut 
     })
 }
 
+/// The canonical form of the value at a pointer. Returns `None` if there is none, or the body has no canonical form.
+pub(crate) fn canonical_text(body: &[u8], at: &JsonPointer) -> Option<String> {
+    JsonBuffers::with(|buffers| {
+        let document = JsonDocument::read(body, true, NameEquality::Exact, buffers)?;
+        let value = document.buffers.closed[document.find_node(at)?].value;
+        let mut out = Vec::new();
+        CanonicalWriter { document: &document, sink: &mut out }.value(value);
+        String::from_utf8(out).ok()
+    })
+}
+
 fn read_without<'d>(
     body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, buffers: &'d mut JsonBuffers,
 ) -> Option<JsonDocument<'d>> {
@@ -215,7 +226,6 @@ impl TextSink for HashStream {
     }
 }
 
-#[cfg(test)]
 impl TextSink for Vec<u8> {
     fn byte(&mut self, byte: u8) {
         self.push(byte);

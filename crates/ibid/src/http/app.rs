@@ -51,6 +51,9 @@ pub trait App<B>: Clone + Send + 'static {
     /// Whether [`send`](Self::send) ends by itself in time. The layer then does not apply the policy's `timeout`.
     const HAS_OWN_DEADLINE: bool = false;
 
+    /// Whether [`send`](Self::send) also sends other requests than the operation's own, such as a probe.
+    const SENDS_OTHERS: bool = false;
+
     /// Sends a request that no claim protects.
     fn pass(&mut self, request: Request<RequestBody<B>>) -> Self::PassFuture;
 
@@ -145,6 +148,7 @@ where
     type PassFuture = S::Future;
 
     const USES_CLAIM: bool = true;
+    const SENDS_OTHERS: bool = true;
 
     fn pass(&mut self, request: Request<RequestBody<B>>) -> S::Future {
         self.0.call(request)

@@ -1,7 +1,7 @@
 //! Calls the app for a claimed request, within its time limits, and reads its reply to the end.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     engine::{ClaimedRun, Heartbeat, ProbeOutcome, RunOutcome, UnknownCause},
-    json_rpc::is_event_stream,
+    json_rpc::{MAX_LIST_PAGES, ToolPage, is_event_stream, list_request},
     protocol::{AppReply, ReplyMeaning, RunTimes},
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
@@ -307,6 +307,39 @@ fn prepare_request<B>(
         parts.headers.insert(OPERATION_HEADER, operation);
     }
     Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
+}
+
+/// Reads the list of tools of an MCP server, in the name of the caller of one. Returns the names of those that need no
+/// protection by their annotations; `None` if the list cannot be read.
+pub(super) async fn list_tools<A, B>(
+    app: &mut A, context: &RequestContext, parts: &Parts, call: &[u8],
+) -> Option<HashSet<String>>
+where
+    A: App<B>,
+{
+    let (policy, mut app) = (context.policy(), app.clone());
+    let reading = async {
+        let (mut passing, mut cursor) = (HashSet::new(), None);
+        for _ in 0..MAX_LIST_PAGES {
+            let mut request = list_request(policy, parts, call, cursor.as_deref());
+            context.set_request_id(request.headers_mut());
+            let send_state = SendState::default();
+            let request = request.map(|body| RequestBody::whole(body, None));
+            let call = AppCall { run: None, claim: None, send_state: Some(&send_state) };
+            let response = catch_panic(async { app.send(request, call).await }).await?.ok()?;
+            let (head, body) = response.into_parts();
+            let read = inner_response::read(pin!(body), policy.max_response, false).await.ok()?;
+            let BufferedBody::Whole(body, _) = read else { return None };
+            let page = ToolPage::read(&head.headers, body).filter(|_| head.status.is_success())?;
+            passing.extend(page.passing);
+            cursor = page.next;
+            if cursor.is_none() {
+                return Some(passing);
+            }
+        }
+        None
+    };
+    timeout(policy.timeout, reading).await.ok()?
 }
 
 /// Asks the app whether an earlier run took place. The probe has the caller's headers, because it asks on the caller's

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
+    json_rpc::{ToolSelection, called_tool},
     key::MaskedKey,
     observe::{EngineEvent, RequestOutcome},
     policy::{OnMatch, PolicyMode},
@@ -113,7 +114,7 @@ impl Exchange {
     /// Decides what happens to the request. After `state.mark_claimed()`, the work runs to its end even if the client
     /// leaves.
     pub(super) async fn begin<A, B>(
-        &mut self, app: &mut A, body: Pin<&mut B>, state: &WorkState<A::Body>,
+        &mut self, app: &mut A, mut body: Pin<&mut B>, state: &WorkState<A::Body>,
     ) -> BegunExchange<'_, A::Body>
     where
         A: App<B>,
@@ -129,6 +130,13 @@ impl Exchange {
         }
         // Routes in shadow mode require nothing and do not govern.
         self.others.retain(|(other, _)| other.policy.mode == PolicyMode::Enforce);
+        if A::SENDS_OTHERS && self.context.policy().tools == Some(ToolSelection::Annotations) {
+            match Box::pin(self.passes_by_annotations(app, body.as_mut())).await {
+                Ok(true) => return self.decline(NotClaimedReason::Keyless),
+                Ok(false) => {}
+                Err(why) => return self.decline(why),
+            }
+        }
         let identity = match self.prepare(body).await {
             Ok(identity) => identity,
             Err(why) => return self.decline(why),
@@ -180,6 +188,25 @@ impl Exchange {
         BegunExchange::Run
     }
 
+    /// Whether the server of the called tool says that the tool needs no protection. Reads the body.
+    async fn passes_by_annotations<A, B>(&mut self, app: &mut A, body: Pin<&mut B>) -> Result<bool, NotClaimedReason>
+    where
+        A: App<B>,
+        B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        let Self { shared, context, keyed, parts, body: read, buffers, .. } = self;
+        *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        let Some(tool) = called_tool(&read.data) else { return Ok(false) };
+        let list = match shared.tool_lists.find(&context.route.name) {
+            Some(list) => list,
+            None => {
+                let read = call_app::list_tools(app, context, parts.as_ref().expect(PARTS), &read.data).await;
+                shared.tool_lists.keep(&context.route.name, read)
+            }
+        };
+        Ok(list.contains(&tool))
+    }
+
     /// What the client of a request gets that is not claimed.
     fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<'_, RB> {
         let Self { shared, context, .. } = self;
@@ -203,7 +230,9 @@ impl Exchange {
     {
         let Self { shared, context, keyed, others, parts, body: read, buffers, slot, .. } = self;
         let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
-        *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        if buffers.is_none() {
+            *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        }
         let body = &*read.data;
         let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
         let signed = routes.try_for_each(|route| request::check_signature(&route.policy, parts, body));
