@@ -3,10 +3,11 @@
     server.py json|stream RUNS
 
 It appends a line to the file RUNS for every run of a tool, and for every page of the list of tools, and prints its
-address once it listens.
+address once it listens. While the file RUNS.refuse exists, it lists nothing.
 """
 
 import asyncio
+import os
 import socket
 import sys
 
@@ -21,6 +22,8 @@ class Shop(MCPServer):
     """Lists one tool on each page."""
 
     async def _handle_list_tools(self, ctx, params):
+        if os.path.exists(runs + ".refuse"):
+            raise RuntimeError("it lists nothing")
         tools, at = await self.list_tools(), int((params and params.cursor) or 0)
         with open(runs + ".lists", "a") as file:
             file.write(f"{at}\n")

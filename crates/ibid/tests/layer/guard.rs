@@ -271,6 +271,24 @@ async fn leave_intent(guarded: &GuardedApp, intent: &EntryInfo) {
 }
 
 #[tokio::test]
+async fn a_run_that_lost_its_key_leaves_its_intent_to_the_next() {
+    let guarded = Arc::new(guarded(OnMatch::Reject, |_| {}));
+    let first = tokio::spawn({
+        let guarded = guarded.clone();
+        async move { guarded.send("k1", r#"{"order":"o1","amount":5,"do":"slow"}"#).await.0 }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let key = guarded.key_entry("k1").await;
+    let _ = guarded.store.admin().forget(&key.address, key.fence).await.unwrap();
+    let running = guarded.send("k1", ORDER).await;
+    assert_eq!((running.0, running.1.contains("in-progress")), (409, true), "its intent is held: {}", running.1);
+    assert_ne!(first.await.unwrap(), 201, "its claim is lost");
+    assert_eq!(guarded.states().await.1, [EntryState::Unknown], "not completed");
+    assert_eq!(guarded.send("k1", ORDER).await, (201, "run 2".into()), "the next run of the key takes it over");
+    assert_eq!(guarded.states().await.1, [EntryState::Done]);
+}
+
+#[tokio::test]
 async fn a_crash_between_the_completions_of_key_and_intent_blocks_no_longer_than_the_window() {
     let guarded = guarded(OnMatch::Reject, |policy| {
         policy.guard.as_mut().unwrap().window = Duration::from_millis(300);
