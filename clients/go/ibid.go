@@ -11,6 +11,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -166,6 +168,18 @@ func (i *Ibid) record(begun run, next http.Handler, r *http.Request) *answer {
 	recorder.WriteHeader(http.StatusOK)
 	// A body without bytes must not be nil, which JSON has as null.
 	return &answer{recorder.status, headerPairs(recorder.sent), []byte(recorder.body.String())}
+}
+
+// OutboundKey is the key of a call that a handler makes, from its header Ibid-Operation: equal in all attempts, another
+// one for each name.
+func OutboundKey(operation, name string) string {
+	var framed []byte
+	for _, part := range []string{operation, name} {
+		framed = append(binary.LittleEndian.AppendUint64(framed, uint64(len(part))), part...)
+	}
+	key := sha256.Sum256(framed)
+	key[6], key[8] = key[6]&0x0f|0x40, key[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", key[:4], key[4:6], key[6:8], key[8:10], key[10:16])
 }
 
 func (i *Ibid) covers(method string) bool {

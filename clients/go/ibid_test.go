@@ -1,8 +1,10 @@
 package ibid
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 )
@@ -34,6 +36,22 @@ func TestClosedRefusesAndOpenRunsDegraded(t *testing.T) {
 	}
 	if _, err := New(Options{Unreachable: "maybe"}); err == nil {
 		t.Fatal("there is no third way")
+	}
+}
+
+func TestOutboundKeysAreThoseOfEverySDK(t *testing.T) {
+	text, err := os.ReadFile("../outbound_keys.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []struct{ Operation, Name, Key string }
+	if err := json.Unmarshal(text, &rows); err != nil || len(rows) == 0 {
+		t.Fatal(err, rows)
+	}
+	for _, row := range rows {
+		if key := OutboundKey(row.Operation, row.Name); key != row.Key {
+			t.Fatal(row, key)
+		}
 	}
 }
 

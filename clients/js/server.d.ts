@@ -20,6 +20,9 @@ export class Ibid {
   constructor(options: IbidOptions)
 }
 
+/** The key of a call that a handler makes, from its header `Ibid-Operation`: equal in all attempts, another one for each name. */
+export function outboundKey(operation: string, name: string): string
+
 /** Thrown by a handler that provably did nothing: the key is free again. */
 export class NotStarted extends Error {}
 

@@ -1,12 +1,26 @@
 // For apps: asks ibid before a handler runs, and tells it afterwards (docs/exchange-api.md). All policy is in ibid's own
 // configuration. For Express (and everything that uses its middleware), Fastify, fetch-style handlers and NestJS.
-import { randomBytes, randomUUID } from "node:crypto";
+import { createHash, randomBytes, randomUUID } from "node:crypto";
 import http from "node:http";
 import { Readable } from "node:stream";
 
 const PAUSES = [0, 100, 300, 600, 1000];
 const METHODS = ["POST", "PUT", "PATCH", "DELETE"];
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** The key of a call that a handler makes, from its header `Ibid-Operation`: equal in all attempts, another one for each name. */
+export function outboundKey(operation, name) {
+  const hash = createHash("sha256");
+  for (const part of [operation, name].map((text) => Buffer.from(text))) {
+    const length = Buffer.alloc(8);
+    length.writeUInt32LE(part.length);
+    hash.update(length).update(part);
+  }
+  const bytes = hash.digest().subarray(0, 16);
+  bytes[6] = (bytes[6] & 0x0f) | 0x40;
+  bytes[8] = (bytes[8] & 0x3f) | 0x80;
+  return bytes.toString("hex").replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
+}
 
 /** Thrown by a handler that provably did nothing: the key is free again. */
 export class NotStarted extends Error {}

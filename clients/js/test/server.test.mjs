@@ -1,12 +1,12 @@
 // What the scenarios of the server's half do not show.
 
 import assert from 'node:assert/strict'
-import { mkdtemp, rm } from 'node:fs/promises'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 
-import { Ibid, NotStarted, cleanupOldIdempotencyKeys, extractIdempotencyKey, generateIdempotencyKey, isValidIdempotencyKey, withIdempotency } from '../server.js'
+import { Ibid, NotStarted, cleanupOldIdempotencyKeys, extractIdempotencyKey, generateIdempotencyKey, isValidIdempotencyKey, outboundKey, withIdempotency } from '../server.js'
 import { gateway, upstream } from './kit.mjs'
 
 async function startIbid(t) {
@@ -24,6 +24,11 @@ function counted() {
 
 const pay = (key, headers = {}) =>
   new Request('http://shop.example.com/pay?a=1', { method: 'POST', body: '{"amount":1}', headers: { 'content-type': 'application/json', 'idempotency-key': key, ...headers } })
+
+test('the keys of outbound calls are those of every SDK', async () => {
+  const rows = JSON.parse(await readFile(new URL('../../outbound_keys.json', import.meta.url), 'utf8'))
+  for (const { operation, name, key } of rows) assert.equal(outboundKey(operation, name), key)
+})
 
 test('identify names the caller, and the client cannot', async t => {
   const users = ['u1', 'u2', 'u1']

@@ -71,6 +71,16 @@ function idempotent(Ibid $ibid, callable $handler): void
     $end((string) ob_get_clean());
 }
 
+/** The key of a call that a handler makes, from its header `Ibid-Operation`: equal in all attempts, another one for each name. */
+function outboundKey(string $operation, string $name): string
+{
+    $framed = implode('', array_map(fn (string $part) => pack('P', strlen($part)) . $part, [$operation, $name]));
+    $bytes = substr(hash('sha256', $framed, true), 0, 16);
+    $bytes[6] = chr(ord($bytes[6]) & 0x0f | 0x40);
+    $bytes[8] = chr(ord($bytes[8]) & 0x3f | 0x80);
+    return vsprintf('%s%s-%s-%s-%s-%s%s%s', str_split(bin2hex($bytes), 4));
+}
+
 /** Sends an answer in place of everything that was set before. */
 function send(Answer $answer): void
 {

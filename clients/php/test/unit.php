@@ -60,4 +60,7 @@ check($again instanceof Run, 'not started');
 $ibid->failed($again, new RuntimeException('oops'));
 $refused = $begin('k-2');
 check($refused instanceof Answer && str_contains($refused->body, '#outcome-unknown'), 'outcome unknown');
+foreach (json_decode(file_get_contents(__DIR__ . '/../../outbound_keys.json'), true, 512, JSON_THROW_ON_ERROR) as $row) {
+    check(\Ibid\outboundKey($row['operation'], $row['name']) === $row['key'], 'the keys of outbound calls are those of every SDK');
+}
 echo "all passed\n";

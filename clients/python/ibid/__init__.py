@@ -7,6 +7,7 @@
 from .api import Answer, Ibid, IbidError, NotStarted
 from .asgi import IdempotentASGI
 from .jobs import idempotent
+from .outbound import outbound_key
 from .wsgi import IdempotentWSGI
 
-__all__ = ["Answer", "Ibid", "IbidError", "IdempotentASGI", "IdempotentWSGI", "NotStarted", "idempotent"]
+__all__ = ["Answer", "Ibid", "IbidError", "IdempotentASGI", "IdempotentWSGI", "NotStarted", "idempotent", "outbound_key"]

@@ -1,13 +1,15 @@
 """What the scenarios do not show. IBID_API names an ibid whose every path is covered; IBID_URL is its gateway."""
 
 import io
+import json
 import os
+import pathlib
 import tempfile
 import unittest
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-from ibid import Ibid, IbidError, IdempotentWSGI, NotStarted, idempotent
+from ibid import Ibid, IbidError, IdempotentWSGI, NotStarted, idempotent, outbound_key
 from ibid.callers import OPERATION_HEADER, KeptKeys, httpx_transport, requests_adapter
 
 ADDRESS, URL = os.environ["IBID_API"], os.environ["IBID_URL"]
@@ -30,6 +32,13 @@ class Handler:
         self.runs += 1
         start_response("201 Created", [("Content-Type", "text/plain")])
         return [b"paid by %d" % self.runs]
+
+
+class OutboundKeys(unittest.TestCase):
+    def test_keys_are_those_of_every_sdk(self):
+        rows = json.loads((pathlib.Path(__file__).parents[2] / "outbound_keys.json").read_text("utf-8"))
+        for row in rows:
+            self.assertEqual(outbound_key(row["operation"], row["name"]), row["key"])
 
 
 class Jobs(unittest.TestCase):

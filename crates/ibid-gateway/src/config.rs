@@ -39,7 +39,7 @@ pub use args::{AdminTlsArgs, ServeArgs};
 pub(crate) use dials::is_webhook_preset;
 pub use env::Env;
 pub use error::ConfigError;
-pub use reload_check::{forgotten_answers, shortened_ttls};
+pub use reload_check::{forgotten_answers, shortened_memory};
 pub use schema::file_schema;
 pub use secret::{Collector, RedactedStoreUrl, Secret};
 pub use settings::{

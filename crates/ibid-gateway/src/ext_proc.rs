@@ -194,8 +194,7 @@ impl ExtProcState {
             let refusal = Refusal::new(RefusalReason::RequestAmbiguous, detail);
             return Err(refusal_response(&refusal, format, Protocol::Http));
         }
-        let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-        own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
+        ibid::http::remove_ibid_headers(request.headers_mut());
         let (method, uri) = (request.method(), request.uri());
         let head = RequestHead { method, uri, version: request.version(), headers: request.headers() };
         let routed = now.route_request(head);

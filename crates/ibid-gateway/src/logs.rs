@@ -251,7 +251,8 @@ impl Observer for LogObserver {
             EngineEvent::JournalFailed(_) | EngineEvent::RecordUnreadable(_) | EngineEvent::SettlementDropped(_) => {
                 tracing::error!(request_id, trace_id, "{notice}")
             }
-            EngineEvent::ClaimLost(_)
+            EngineEvent::DuplicateIntent { .. }
+            | EngineEvent::ClaimLost(_)
             | EngineEvent::EntryRestored(_)
             | EngineEvent::Journaled(_)
             | EngineEvent::BodyNotStored(_)

@@ -18,6 +18,7 @@ use std::{
 use ibid::{
     Observer, RefusalReason, RequestOutcome, RequestReport,
     observe::{EngineEvent, ShadowOutcome, StoreCall},
+    policy::OnMatch,
     store::EntryCounts,
 };
 use serde_json::{Value, json};
@@ -73,12 +74,13 @@ struct MetricSources<'a> {
     process: ProcessStats,
 }
 
+const ON_MATCH: [OnMatch; 3] = [OnMatch::Reject, OnMatch::Hold, OnMatch::Count];
 const IN_PROGRESS: RequestOutcome = RequestOutcome::Refused(RefusalReason::InProgress);
 const KEY_REUSED: RequestOutcome = RequestOutcome::Refused(RefusalReason::KeyReused);
 
 /// All metrics, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [MetricFamily; 27] = [
+pub const FAMILIES: [MetricFamily; 28] = [
     MetricFamily { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: MetricKind::Counter,
              help: "Covered requests by route and outcome.",
              read: |of, page| for route in of.metrics.routes() {
@@ -129,6 +131,12 @@ pub const FAMILIES: [MetricFamily; 27] = [
     MetricFamily { name: "idempotency_shared_keys_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed.",
              read: |of, page| page.sample(&[], of.metrics.total(|counters| &counters.shared_keys)) },
+    MetricFamily { name: "idempotency_duplicate_intents_total", labels: &["on_match"], kind: MetricKind::Counter,
+             help: "Requests that an intent guard recognized as an operation of another key, by what they got: reject, hold or count (they ran).",
+             read: |of, page| for (nth, on_match) in ON_MATCH.into_iter().enumerate() {
+                       let count = of.metrics.counters.iter().map(|shard| shard.duplicate_intents[nth].load(Relaxed)).sum();
+                       page.sample(&[&on_match.to_string()], count);
+                   } },
     MetricFamily { name: "idempotency_store_seconds", labels: &["op"], kind: MetricKind::Histogram,
              help: "How long the store took, by call; wait lasts as long as another request's run.",
              read: |of, page| of.metrics.store_calls().for_each(|(call, took)| page.histogram(&[call.name()], &took)) },
@@ -194,6 +202,8 @@ struct GatewayCounters {
     lost_claims: AtomicU64,
     dropped: AtomicU64,
     shared_keys: AtomicU64,
+    /// In the order of [`ON_MATCH`].
+    duplicate_intents: [AtomicU64; ON_MATCH.len()],
     overhead: Histogram,
     store: [Histogram; StoreCall::ALL.len()],
 }
@@ -301,6 +311,9 @@ impl Observer for Metrics {
             } => mine.late_answers.fetch_add(1, Relaxed),
             EngineEvent::SettlementDropped(_) => mine.dropped.fetch_add(1, Relaxed),
             EngineEvent::UncoveredKey { .. } => mine.uncovered.fetch_add(1, Relaxed),
+            EngineEvent::DuplicateIntent { on_match, .. } => {
+                mine.duplicate_intents[*on_match as usize].fetch_add(1, Relaxed)
+            }
             EngineEvent::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
             // Either the front store or the authority was unreachable; one call never reports both.
             EngineEvent::Fallback(..) | EngineEvent::FrontOnlyClaim(_) => mine.fallbacks.fetch_add(1, Relaxed),

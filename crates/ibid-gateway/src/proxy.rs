@@ -99,6 +99,8 @@ impl App<Incoming> for Proxy {
     type PassError = Infallible;
     type PassFuture = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
 
+    const SENDS_OTHERS: bool = true;
+
     fn pass(&mut self, request: Request<RequestBody<Incoming>>) -> Self::PassFuture {
         let (proxy, mut request) = (self.clone(), request.map(OutgoingBody::new));
         Box::pin(async move {

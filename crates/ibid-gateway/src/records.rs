@@ -18,7 +18,7 @@ pub(crate) use self::change::ChangeVerb;
 pub use self::{
     change::{ChangeAction, ChangeReport, ChangeRequest, MAX_ANSWER_BODY_BYTES, ResolvedAnswer},
     reseal::{ResealReport, UnopenedRecord},
-    view::{AnswerView, BodyView, RecordList, RecordView, RevealedKey, UnknownView},
+    view::{AnswerView, BodyView, HeldView, RecordList, RecordView, RevealedKey, UnknownView},
 };
 
 pub(crate) mod change;
@@ -245,7 +245,7 @@ impl EntrySearch {
     }
 
     fn matches(&self, entry: &EntryInfo) -> bool {
-        !notes::is_note(&entry.address)
+        !entry.address.is_note()
             && self.address.as_ref().is_none_or(|pattern| pattern.matches(&entry.address))
             && self.key_prefix.as_ref().is_none_or(|prefix| key_starts_with(entry.tags.key(), prefix))
     }

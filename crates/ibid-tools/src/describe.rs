@@ -8,7 +8,7 @@ use ibid::{
     grpc::GrpcStatusCode,
     key::{KeyFormat, KeySource},
     policy::{
-        HeaderTemplate, KeyPolicy, LabelKeyDisplay, OnMismatch, OnStoreDown, OnUnknown, PolicyMode, ResolveProbe,
+        HeaderTemplate, IntentGuard, KeyPolicy, LabelKeyDisplay, OnMatch, OnMismatch, OnStoreDown, OnUnknown, PolicyMode, ResolveProbe,
     },
     scope::ScopePart,
     webhook::{DEFAULT_TOLERANCE, WebhookVerifier},
@@ -33,7 +33,10 @@ pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
         format!("{} {}", reason.name().replace('-', "_"), GrpcStatusCode::from_number((*code).into()).name())
     });
     let tools = policy.tools.iter().flat_map(|tools| {
-        [("tools", format_list(tools)), ("remember_tool_errors", policy.remember_tool_errors.to_string())]
+        [("tools", tools.to_string()), ("remember_tool_errors", policy.remember_tool_errors.to_string())]
+    });
+    let guard = policy.guard.as_ref().map_or("none".into(), |IntentGuard { fields, window, on_match }| {
+        format!("{}; {}, {on_match}", format_list(fields), format_duration(*window))
     });
     let mut dials = vec![
         ("methods", format_list(&policy.methods)),
@@ -65,6 +68,7 @@ pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
         ("status", format_list(codes)),
         ("grpc_status", format_list(grpc)),
         ("envelope", policy.envelope.to_string()),
+        ("guard", guard),
         ("mode", policy.mode.to_string()),
     ];
     dials.extend(tools);
@@ -141,6 +145,7 @@ pub fn is_possible(policy: &Policy, is_limited: bool, reason: RefusalReason) -> 
         // Refuses only calls that belong to no route.
         RefusalReason::MethodUnknown => false,
         RefusalReason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
+        RefusalReason::DuplicateIntent => policy.guard.as_ref().is_some_and(|guard| guard.on_match != OnMatch::Count),
         RefusalReason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
         RefusalReason::QuotaExceeded => is_limited,
         _ => true,

@@ -35,6 +35,7 @@ pub use self::{
     shadow::{ShadowClaim, ShadowResult, ShadowRunOutcome},
 };
 
+mod intent;
 mod refusals;
 mod run;
 mod shadow;
@@ -58,6 +59,11 @@ pub trait Claimant: Send {
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
         let _ = version;
         None
+    }
+
+    /// Whether an intent guard may hold the request's key.
+    fn may_be_held(&self) -> bool {
+        false
     }
 
     /// Asks the app whether an earlier run took place. A probe must have no side effects.
@@ -346,6 +352,11 @@ impl Engine {
                     Box::pin(self.wait(&ask, &holder, left)).await;
                 }
                 ClaimOutcome::OutcomeUnknown(holder) => {
+                    if claimant.may_be_held()
+                        && let Some(refusal) = Box::pin(self.check_held(&ask.address)).await
+                    {
+                        return BeginOutcome::Refused(refusal);
+                    }
                     let left = time_left(&mut patience, policy, claimant);
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.can_probe && !probed {

@@ -27,6 +27,7 @@ use crate::{
 };
 
 pub(crate) mod form;
+mod intent;
 pub(crate) mod json;
 mod media;
 mod multipart;

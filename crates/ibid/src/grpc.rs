@@ -100,6 +100,8 @@ impl Policy {
             let message = format!("is \"{probe}\", an HTTP request; a gRPC route cannot ask by one, leave it out");
             return Err(InvalidSetting::new("resolve", message));
         }
+        let message = "is set; it reads fields of JSON and form bodies, which a gRPC call does not have; leave it out";
+        require(self.guard.is_none(), "guard", message)?;
         for (setting, headers) in [("first_headers", &self.first_headers), ("replay_headers", &self.replay_headers)] {
             for (name, _) in headers {
                 let message = format!(

@@ -35,7 +35,7 @@ pub use self::{
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
     rules::{completed_answer_of, error_answer, success_answer},
-    service::{IbidLayer, IbidService, KeyHeaderLookup},
+    service::{IbidLayer, IbidService, KeyHeaderLookup, remove_ibid_headers},
 };
 pub(crate) use self::{
     body::WholeBody,
@@ -50,6 +50,7 @@ pub use crate::protocol::Protocol;
 use crate::{
     engine::{CompletedAnswer, Engine},
     journal::Journal,
+    json_rpc::ToolLists,
     key::KeySource,
     observe::{NoopObserver, Observer},
     policy::{CheckedPolicy, InvalidPolicy, MAX_DURATION, Policy, RefusalFormat},
@@ -134,6 +135,7 @@ struct LayerState {
     shared_records: shared_records::SharedRecords,
     sweeper: sweeper::Sweeper,
     late_answers: call_app::LateAnswerLimiter,
+    tool_lists: ToolLists,
     shared_key_detector: Arc<shared_key_detector::SharedKeyDetector>,
 }
 
@@ -357,8 +359,9 @@ impl IbidBuilder {
         let sweeper = sweeper::Sweeper::new(settings.sweep_every);
         sweeper.start(&engine);
         let late_answers = call_app::LateAnswerLimiter::new(settings.max_late_answers);
+        let tool_lists = ToolLists::default();
         let shared =
-            LayerState { engine, settings, budget, shared_records, sweeper, late_answers, shared_key_detector };
+            LayerState { engine, settings, budget, shared_records, sweeper, late_answers, tool_lists, shared_key_detector };
         Ibid { shared: Arc::new(shared) }
     }
 }

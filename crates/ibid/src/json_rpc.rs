@@ -30,7 +30,10 @@ use std::{fmt, str::FromStr, sync::LazyLock};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
-pub(crate) use self::event_stream::{ResponseEventFinder, is_event_stream};
+pub(crate) use self::{
+    event_stream::{ResponseEventFinder, is_event_stream},
+    tool_list::{MAX_LIST_PAGES, ToolLists, ToolPage, called_tool, list_request},
+};
 use crate::{
     engine::StoredAs,
     fingerprint::{
@@ -47,6 +50,7 @@ use crate::{
 };
 
 mod event_stream;
+mod tool_list;
 
 /// The only method whose requests are operations.
 const CALL_METHOD: &str = "tools/call";
@@ -71,6 +75,25 @@ fn pointers<const N: usize>(written: [&str; N]) -> [JsonPointer; N] {
 /// The name of a tool, with `*` for any characters: `create_*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolPattern(String);
+
+/// Which tools of an MCP server are covered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolSelection {
+    /// Those with these names.
+    Named(Vec<ToolPattern>),
+    /// Those that their server does not annotate with `readOnlyHint` or `idempotentHint`. Its list of tools is read and
+    /// kept for a minute. If it cannot be read, all tools are covered.
+    Annotations,
+}
+
+impl fmt::Display for ToolSelection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(patterns) => f.write_str(&patterns.iter().map(|pattern| &*pattern.0).collect::<Vec<_>>().join(", ")),
+            Self::Annotations => f.write_str("annotations"),
+        }
+    }
+}
 
 impl ToolPattern {
     /// Whether the pattern matches the name of a tool.
@@ -115,7 +138,8 @@ impl Policy {
     /// Checks that all settings are meaningful for JSON-RPC requests, if they are.
     pub(crate) fn check_tools(&self) -> Result<(), InvalidSetting> {
         let Some(tools) = &self.tools else { return Ok(()) };
-        require(!tools.is_empty(), "tools", "is empty; name at least one tool, or use mode = \"off\"")?;
+        let is_empty = matches!(tools, ToolSelection::Named(patterns) if patterns.is_empty());
+        require(!is_empty, "tools", "is empty; name at least one tool, or use mode = \"off\"")?;
         let message = "has another method than POST, in which messages of MCP are sent; cover POST only";
         require(self.methods == [Method::POST], "methods", message)?;
         let message = "has \"raw\", which differs with each id; use \"body\", which is the tool and its arguments";
@@ -129,7 +153,12 @@ impl Policy {
     }
 
     fn covers_tool(&self, name: &str) -> bool {
-        self.tools.iter().flatten().any(|pattern| pattern.matches(name))
+        match &self.tools {
+            Some(ToolSelection::Named(patterns)) => patterns.iter().any(|pattern| pattern.matches(name)),
+            // Tools that pass by their annotations have passed before.
+            Some(ToolSelection::Annotations) => true,
+            None => false,
+        }
     }
 }
 
@@ -181,6 +210,13 @@ impl ProtocolRules for JsonRpcRules {
         Ok(input.with_body(version, policy, |printing, _| {
             input.hash_json_values(printing, policy, &*COMPARED_MEMBERS);
         }))
+    }
+
+    /// The fields are those of the tool's arguments. Calls of two tools have no intent in common.
+    fn intent(&self, fields: &[JsonPointer], input: &FingerprintInput<'_>) -> Option<[u8; 32]> {
+        let [_, _, tool, ..] = &*MESSAGE_MEMBERS;
+        let fields = fields.iter().map(|field| field.under("/params/arguments"));
+        input.json_intent(&std::iter::once(tool.clone()).chain(fields).collect::<Vec<_>>())
     }
 
     fn write_endpoint(&self, request: &Parts, out: &mut String) {
@@ -345,7 +381,8 @@ mod tests {
 
     #[test]
     fn tools_are_covered_by_their_names() {
-        let policy = Policy { tools: Some(vec!["create_*".parse().unwrap(), "pay".parse().unwrap()]), ..Policy::mcp() };
+        let tools = ToolSelection::Named(vec!["create_*".parse().unwrap(), "pay".parse().unwrap()]);
+        let policy = Policy { tools: Some(tools), ..Policy::mcp() };
         let covered = |name: &str| {
             let body = format!(r#"{{"id":1,"method":"tools/call","params":{{"name":"{name}"}}}}"#);
             kind(&policy, &body).unwrap().is_some()

@@ -221,6 +221,38 @@ pub fn derive_key(parts: &[&str]) -> String {
     format_uuid4(*framed_digest(parts).first_chunk().expect("16 of 32"))
 }
 
+/// Identifies an operation: equal in all its attempts, and another one for each key and each caller. Displays as 32 hex
+/// digits, the value of the header `Ibid-Operation`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OperationId([u8; 16]);
+
+impl OperationId {
+    /// The operation of the key at this address. It does not reveal the address.
+    pub fn of(address: &crate::store::Address) -> Self {
+        let digest = Sha256::new().chain_update(b"ibid operation ").chain_update(address.0).finalize();
+        Self(*digest.first_chunk().expect("16 of 32"))
+    }
+}
+
+impl fmt::Display for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(HexDigits::<32>::of(&self.0).as_str())
+    }
+}
+
+/// The key of a call that a handler makes to another service: equal in all attempts of the operation, and another one
+/// for each name. A handler that runs again then repeats its calls under their keys, and none takes effect twice.
+///
+/// `operation` is the header `Ibid-Operation` of the handler's request, or [`RunInfo`](crate::http::RunInfo)'s.
+///
+/// ```
+/// let operation = "2a8b6c1f9d3e4075b1c2d3e4f5061728";
+/// assert_eq!(ibid::outbound_key(operation, "charge"), "a9678bcf-85c6-47ab-85f3-0557ab89a3c5");
+/// ```
+pub fn outbound_key(operation: impl fmt::Display, name: &str) -> String {
+    derive_key(&[&operation.to_string(), name])
+}
+
 /// Hashes parts, each with its length.
 pub(crate) fn framed_digest(parts: &[&str]) -> [u8; 32] {
     let mut hash = Sha256::new();

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use crate::{
     fingerprint::PartDigests,
+    store::Address,
     wire::{self, ByteReader},
 };
 
@@ -24,31 +25,40 @@ pub struct LabelText {
     pub peer: String,
     /// The User-Agent header as sent.
     pub user_agent: String,
-    /// Digests of the request's parts. `None` if nothing was compared, and in old labels.
+    /// Digests of the request's parts. `None` if nothing was compared.
     pub parts: Option<PartDigests>,
     /// The whole key, if [`label_key`](crate::http::IbidBuilder::label_key) is on; else empty.
     pub key: String,
+    /// The address of the request's intent, if the route has a [guard](crate::policy::IntentGuard).
+    pub intent: Option<Address>,
 }
 
-/// The key is only stored together with digests.
+const HAS_DIGESTS: u8 = 1;
+const HAS_KEY: u8 = 2;
+const HAS_INTENT: u8 = 4;
+
 pub(crate) fn encode(
     requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>,
+    intent: Option<&Address>,
 ) -> Bytes {
     let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
-    let ends_with = digests.map_or(0, size_of_val);
+    let key = key.map_or(&[][..], |key| &key.as_bytes()[..key.floor_char_boundary(MAX_LABEL_PART_BYTES)]);
+    let ends_with = 5 + key.len() + digests.map_or(0, size_of_val) + intent.map_or(0, size_of_val);
     let mut out = Vec::with_capacity(9 + parts.iter().map(|part| part.len() + 4).sum::<usize>() + ends_with);
     out.push(LABEL_VERSION);
     out.extend_from_slice(&requested_at_ms.to_le_bytes());
     for part in parts {
         wire::put_framed(&mut out, part);
     }
-    // At the end, which older readers ignore.
+    let has = [(HAS_DIGESTS, digests.is_some()), (HAS_KEY, !key.is_empty()), (HAS_INTENT, intent.is_some())];
+    out.push(has.iter().filter(|(_, is_there)| *is_there).map(|(flag, _)| flag).sum());
     for digest in digests.into_iter().flat_map(|digests| digests.0) {
         out.extend_from_slice(&digest.to_le_bytes());
     }
-    if let Some(key) = key.filter(|_| digests.is_some()) {
-        wire::put_framed(&mut out, &key.as_bytes()[..key.floor_char_boundary(MAX_LABEL_PART_BYTES)]);
+    if !key.is_empty() {
+        wire::put_framed(&mut out, key);
     }
+    out.extend(intent.into_iter().flat_map(|intent| intent.0));
     out.into()
 }
 
@@ -62,16 +72,18 @@ impl LabelText {
         let requested_at_ms = reader.u64()?;
         let mut text = || Some(String::from_utf8_lossy(&reader.framed()?).into_owned());
         let [method, path, peer, user_agent] = [text()?, text()?, text()?, text()?];
-        let mut digests = || -> Option<PartDigests> {
-            let mut all = [0; PartDigests::NAMES.len()];
-            for digest in &mut all {
+        let has = reader.u8()?;
+        let mut parts = None;
+        if has & HAS_DIGESTS != 0 {
+            let PartDigests(all) = parts.insert(PartDigests::default());
+            for digest in all {
                 *digest = reader.u32()?;
             }
-            Some(PartDigests(all))
-        };
-        let parts = digests();
-        let key = reader.framed().map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default();
-        Some(Self { requested_at_ms, method, path, peer, user_agent, parts, key })
+        }
+        let key = if has & HAS_KEY != 0 { reader.framed()? } else { Bytes::new() };
+        let key = String::from_utf8_lossy(&key).into_owned();
+        let intent = if has & HAS_INTENT != 0 { Some(Address(reader.array()?)) } else { None };
+        Some(Self { requested_at_ms, method, path, peer, user_agent, parts, key, intent })
     }
 }
 
@@ -83,15 +95,16 @@ mod tests {
     fn a_label_comes_back_and_is_bounded() {
         let digests = PartDigests([1, 2, 3, 4, u32::MAX]);
         let told: [&[u8]; 4] = [b"POST", b"/pay", b"127.0.0.1", &[b'x'; 2000]];
-        let label = encode(7, told, Some(&digests), None);
+        let label = encode(7, told, Some(&digests), None, None);
         let text = LabelText::decode(&label).unwrap();
         assert_eq!((text.requested_at_ms, text.method.as_str(), text.path.as_str()), (7, "POST", "/pay"));
         assert_eq!(text.user_agent.len(), MAX_LABEL_PART_BYTES);
         assert_eq!(text.parts, Some(digests));
-        let old = LabelText::decode(&encode(7, told, None, None)).unwrap();
-        assert_eq!(old, LabelText { parts: None, ..text.clone() });
-        let with_key = LabelText::decode(&encode(7, told, Some(&digests), Some("order-1841"))).unwrap();
-        assert_eq!(with_key, LabelText { key: "order-1841".into(), ..text });
+        let plain = LabelText::decode(&encode(7, told, None, None, None)).unwrap();
+        assert_eq!(plain, LabelText { parts: None, ..text.clone() });
+        let intent = Address([9; 32]);
+        let all = LabelText::decode(&encode(7, told, Some(&digests), Some("order-1841"), Some(&intent))).unwrap();
+        assert_eq!(all, LabelText { key: "order-1841".into(), intent: Some(intent), ..text });
         assert_eq!(LabelText::decode(&Bytes::from_static(b"\x09")), None);
     }
 }

@@ -25,7 +25,7 @@
 pub use self::{
     engine::{Claimant, Decision, Engine, Operation, RunOutcome},
     http::{Ibid, IbidLayer},
-    key::{IdempotencyKey, derive_key, generate_key, mask},
+    key::{IdempotencyKey, derive_key, generate_key, mask, outbound_key},
     observe::{Observer, RequestOutcome, RequestReport},
     policy::{CheckedPolicy, InvalidPolicy, Policy, presets},
     refusal::{Refusal, RefusalReason},
@@ -40,6 +40,7 @@ pub mod fingerprint;
 pub mod grpc;
 pub mod http;
 pub mod inbox;
+pub mod intent;
 pub mod journal;
 pub mod json_rpc;
 pub mod key;

@@ -7,6 +7,7 @@ use std::{fmt, net::IpAddr, time::Duration};
 
 use crate::{
     fingerprint::PartDigests,
+    policy::OnMatch,
     refusal::RefusalReason,
     store::{Address, StoreError},
 };
@@ -173,6 +174,15 @@ pub enum EngineEvent<'a> {
         /// The outcome: [`RequestOutcome::Executed`] if the answer arrived and was recorded.
         outcome: RequestOutcome,
     },
+    /// A key began an operation that another key of the same caller has begun, as an intent guard found.
+    DuplicateIntent {
+        /// The address of the second key.
+        address: &'a Address,
+        /// The address of the first key.
+        first: &'a Address,
+        /// What the second key gets.
+        on_match: OnMatch,
+    },
     /// A request with a key passed through unprotected, because no policy covers it.
     UncoveredKey {
         /// The request's method.
@@ -228,6 +238,15 @@ impl fmt::Display for EngineEvent<'_> {
             Self::LateAnswer { address, outcome } => {
                 let at = crate::mask(&address.to_string());
                 return write!(f, "{at}: the answer came after timeout; {}", outcome.name());
+            }
+            Self::DuplicateIntent { address, first, on_match } => {
+                let [at, first] = [address, first].map(|address| crate::mask(&address.to_string()));
+                let what = match on_match {
+                    OnMatch::Reject => "refused",
+                    OnMatch::Hold => "held until an operator releases it",
+                    OnMatch::Count => "run all the same",
+                };
+                return write!(f, "{at}: the same operation as {first}, under another key; {what}");
             }
             Self::StoreFailed(call, error) => return write!(f, "{call}: {error}"),
             Self::Fallback(call, error) => return write!(f, "{call}: decided by the fallback store: {error}"),

@@ -18,7 +18,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
     fingerprint::JsonPointer,
-    json_rpc::ToolPattern,
+    json_rpc::ToolSelection,
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
     scope::ScopePart,
@@ -26,9 +26,13 @@ use crate::{
 };
 
 pub(crate) use self::checked::require;
-pub use self::checked::{CheckedPolicy, InvalidPolicy, InvalidSetting, Terms};
+pub use self::{
+    checked::{CheckedPolicy, InvalidPolicy, InvalidSetting, Terms},
+    guard::{IntentGuard, OnMatch},
+};
 
 mod checked;
+mod guard;
 pub(crate) mod parse;
 pub mod presets;
 #[cfg(test)]
@@ -101,9 +105,11 @@ pub struct Policy {
     pub grpc_status: Vec<(RefusalReason, u8)>,
     /// What is added to JSON responses.
     pub envelope: ResponseEnvelope,
+    /// Recognizes an operation that is sent again under another key. `None`: keys alone decide.
+    pub guard: Option<IntentGuard>,
     /// For an MCP server: the tools whose calls are covered. Its requests are JSON-RPC, see
     /// [`json_rpc`](crate::json_rpc). `None`: requests are plain HTTP.
-    pub tools: Option<Vec<ToolPattern>>,
+    pub tools: Option<ToolSelection>,
     /// For an MCP server: whether results with `isError`, and JSON-RPC errors of a tool, are remembered.
     pub remember_tool_errors: bool,
     /// Whether the policy is enforced.
@@ -311,6 +317,7 @@ impl Policy {
         require(!self.key.from.contains(&KeySource::Body) || has_body || has_raw, "key.from", message)?;
         require(!(has_body && has_raw), "fingerprint", "has \"body\" and \"raw\"; name the one or the other")?;
         self.check_tools()?;
+        self.check_guard()?;
         let Some(signature) = &self.signature else { return Ok(()) };
         let message = "is false; where deliveries are signed it must be true, because what has no key passes unchecked";
         require(self.key.required, "key.required", message)?;

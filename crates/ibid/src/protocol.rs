@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     engine::{CompletedAnswer, StoredAs},
-    fingerprint::{FingerprintInput, PartDigests},
+    fingerprint::{FingerprintInput, JsonPointer, PartDigests},
     grpc::{self, GrpcRules},
     http::{HttpRules, RequestContext, WholeBody},
     json_rpc::{JsonRpcRules, ResponseEventFinder},
@@ -60,6 +60,11 @@ pub(crate) trait ProtocolRules: Send + Sync {
     fn fingerprint(
         &self, version: u8, policy: &Policy, input: &FingerprintInput<'_>,
     ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal>;
+
+    /// Hashes the operation's name and the values of the fields that an intent guard names. `None` if one is missing.
+    fn intent(&self, fields: &[JsonPointer], input: &FingerprintInput<'_>) -> Option<[u8; 32]> {
+        input.intent(fields)
+    }
 
     /// Appends the name of a request's endpoint, for a route whose name does not describe it.
     fn write_endpoint(&self, request: &Parts, out: &mut String);

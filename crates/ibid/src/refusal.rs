@@ -70,6 +70,8 @@ reasons! {
         "Nothing was executed. Try again with the same key after the time in Retry-After.";
     KeyReused, "key-reused", 422, InvalidArgument, -31010, "The key was used for a different request",
         "A key names one operation. Send the first request unchanged, or use a fresh key for a new operation.";
+    DuplicateIntent, "duplicate-intent", 409, AlreadyExists, -31018, "The same operation was sent with another key",
+        "Nothing was executed. If it is a retry, send it with the first key to get its answer. If it is a new operation, wait until the window is over, or ask the operator.";
     MethodUnknown, "method-unknown", 400, FailedPrecondition, -31011, "It is not known whether this gRPC method is unary",
         "Only unary methods can be protected, and a call that may be a stream is never buffered. Nothing was executed. Call it without a key, or ask the operator to name the method in a route or to provide descriptors.";
     InProgress, "in-progress", 409, Aborted, -31012, "A request with this key is still running",

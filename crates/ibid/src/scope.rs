@@ -168,6 +168,11 @@ impl Scope {
         Address(digest(secret, &self.0, [Some((b'k', key.as_bytes())), fingerprint]))
     }
 
+    /// The address of an intent in this scope.
+    pub(crate) fn intent_address(&self, intent: &[u8; 32], secret: Option<&AddressSecret>) -> Address {
+        Address(digest(secret, &self.0, [Some((b'i', intent))]))
+    }
+
     /// The value of [`ScopePart::Credential`], if the scope contains it.
     pub(crate) fn credential(&self) -> Option<&[u8]> {
         let mut rest = &self.0[..];
@@ -207,7 +212,28 @@ fn digest<const N: usize>(secret: Option<&AddressSecret>, framed: &[u8], values:
     }
 }
 
+/// The end of the addresses of entries that are no records, which lists of records leave out. No digest ends so in
+/// practice.
+const NOTE_SUFFIX: [u8; 8] = [0xff; 8];
+
 impl Address {
+    /// Makes this the address of a note: an entry that is no record, and that lists of records leave out.
+    #[must_use]
+    pub fn into_note(mut self) -> Self {
+        self.0[24..].copy_from_slice(&NOTE_SUFFIX);
+        self
+    }
+
+    /// Whether the entry at this address is a note.
+    pub fn is_note(&self) -> bool {
+        self.0.ends_with(&NOTE_SUFFIX)
+    }
+
+    /// The address of the note that an intent guard holds the key at this address.
+    pub fn of_hold(&self) -> Self {
+        Self(digest(None, &[], [Some((b'a', &self.0)), Some((b'n', b"hold"))])).into_note()
+    }
+
     /// The address of a cookie that a response at this address set.
     pub(crate) fn of_cookie(&self, name: &[u8], value: &[u8], secret: Option<&AddressSecret>) -> Self {
         Self(digest(secret, &[], [Some((b'a', &self.0)), Some((b'n', name)), Some((b'v', value))]))

@@ -13,6 +13,7 @@
 use stateright::{Model, Property};
 
 pub mod gateway;
+pub mod guard;
 pub mod properties;
 pub mod red;
 pub mod redis;

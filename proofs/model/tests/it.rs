@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use ibid_model::{ModelSetup, red, redis, setups};
+use ibid_model::{ModelSetup, guard, red, redis, setups};
 
 fn holds(part: &str) {
     let chosen: Vec<ModelSetup> =
@@ -59,6 +59,24 @@ fn the_redis_store_keeps_its_own_rules() {
 fn every_rule_of_the_redis_store_left_out_breaks_its_property() {
     for (name, rule, broken) in redis::RED_VARIANTS {
         let (states, wrong) = redis::explore(redis::RedisModel { left_out: Some(rule) });
+        println!("{name}: {states} states, {}", wrong.first().map_or("", String::as_str));
+        let broke = wrong.iter().any(|line| line.starts_with(&format!("broken: {broken}:")));
+        assert!(broke, "\"{name}\" must break \"{broken}\": {wrong:?}");
+    }
+}
+
+#[test]
+fn the_intent_guard_lets_one_of_two_keys_run() {
+    let (states, wrong) = guard::explore(guard::GuardModel::default());
+    println!("{states} states");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(states > 10_000, "only {states} states");
+}
+
+#[test]
+fn every_rule_of_the_intent_guard_left_out_breaks_its_property() {
+    for (name, rule, broken) in guard::RED_GUARDS {
+        let (states, wrong) = guard::explore(guard::GuardModel { left_out: Some(rule) });
         println!("{name}: {states} states, {}", wrong.first().map_or("", String::as_str));
         let broke = wrong.iter().any(|line| line.starts_with(&format!("broken: {broken}:")));
         assert!(broke, "\"{name}\" must break \"{broken}\": {wrong:?}");

@@ -201,8 +201,7 @@ impl ApiState {
             let protocol = ibid::http::Protocol::Http;
             return finishing.finish(ibid::http::refusal_response(&refusal, format, protocol)).await;
         }
-        let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-        own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
+        ibid::http::remove_ibid_headers(request.headers_mut());
         let now = self.live.now();
         let head = RequestHead {
             method: request.method(),

@@ -108,7 +108,7 @@ impl HandlerApp {
             let claim = lease.map(|lease| (route, lease));
             ExchangeHandle::new(self.exchange.id, self.requested_at_ms, request, claim)
         });
-        let own = ["ibid-attempt", "ibid-fence", "x-request-id"].into_iter();
+        let own = ["ibid-attempt", "ibid-fence", "ibid-operation", "x-request-id"].into_iter();
         let headers = own.filter_map(|name| {
             let value = request.headers().get(name)?.to_str().ok()?;
             Some((name.to_owned(), value.to_owned()))
@@ -117,6 +117,7 @@ impl HandlerApp {
             exchange: self.sealer.seal(&handle),
             attempt: call.run.map(|run| run.attempt),
             fence: call.run.map(|run| run.fence),
+            operation: call.run.map(|run| run.operation.to_string()),
             key: lease.map(|lease| lease.request.tags.key().to_owned()).unwrap_or_default(),
             deadline_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             headers: headers.collect(),

@@ -60,6 +60,8 @@ pub(super) struct RunGrant {
     /// `None` without a claim, in shadow mode or if the store is down.
     pub(super) attempt: Option<u32>,
     pub(super) fence: Option<u64>,
+    /// Equal in all attempts: the handler derives the keys of its own calls from it.
+    pub(super) operation: Option<String>,
     /// The key as operators see it.
     pub(super) key: String,
     pub(super) deadline_ms: u64,

@@ -11,7 +11,7 @@ use ibid_tools::{
 };
 
 use crate::{
-    config::{ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dials, forgotten_answers, shortened_ttls},
+    config::{ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dials, forgotten_answers, shortened_memory},
     routes::RouteEntry,
     snapshot::ConfigSnapshot,
 };
@@ -65,7 +65,7 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<C
     }
     print_section(&format!("against {}: this forgets", path.display()), &lost, out)?;
     // A reload applies these changes.
-    print_section(&format!("against {}: notes", path.display()), &shortened_ttls(&old, &settings), out)?;
+    print_section(&format!("against {}: notes", path.display()), &shortened_memory(&old, &settings), out)?;
     Ok(if lost.is_empty() { ConfigComparison::NothingForgotten } else { ConfigComparison::AnswersForgotten })
 }
 

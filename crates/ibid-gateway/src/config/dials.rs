@@ -102,6 +102,9 @@ fn build_route(
         }
         check_unary(matches, unary).map_err(|what| wrong("match", &what))?;
         policy = adapt_for_grpc(policy, dials.key.from.is_some() || via_policy && policy_writes_key);
+        if dials.guard.is_none() {
+            policy.guard = None;
+        }
     }
     policy.methods = matches.methods.clone();
     check_policy(&policy, matches.protocol, place)?;
@@ -116,7 +119,8 @@ fn policy_routes(
     let mut all = vec![RouteEntry { upstream: upstream.clone(), ..RouteEntry::for_all_paths(policy.clone(), preset) }];
     // Webhook deliveries and JSON-RPC messages are not gRPC calls.
     if unary.is_some() && !is_webhook_preset(preset) && policy.tools.is_none() {
-        let policy = adapt_for_grpc(policy, writes_key);
+        let mut policy = adapt_for_grpc(policy, writes_key);
+        policy.guard = None;
         check_policy(&policy, Protocol::Grpc, "policy")?;
         all.push(RouteEntry { upstream, ..RouteEntry::for_all_calls(policy, preset) });
     }
@@ -201,7 +205,7 @@ impl RawDials {
             methods, key.from, key.required, key.format, key.max_length, scope, label.tenant, label.user, label.key,
             fingerprint, json_ignore, on_mismatch, on_concurrent, on_unknown, resolve, on_store_down, remember,
             refusals, unknown_status, remember_body, max_request, max_response, digest_status, ttl, lease, timeout,
-            wait_timeout, late_answer, first_headers, replay_headers, drop_headers, envelope, tools,
+            wait_timeout, late_answer, first_headers, replay_headers, drop_headers, envelope, guard, tools,
             remember_tool_errors, mode,
         }
         for (reason, status) in &self.status.0 {

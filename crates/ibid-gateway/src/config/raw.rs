@@ -7,11 +7,11 @@ use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     RefusalReason,
     fingerprint::JsonPointer,
-    json_rpc::ToolPattern,
+    json_rpc::{ToolPattern, ToolSelection},
     key::{KeyFormat, KeySource},
     policy::{
-        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
-        OnUnknown, PolicyMode, RefusalFormat, Remember, ResolveProbe, ResponseEnvelope,
+        FingerprintPart, HeaderTemplate, IntentGuard, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMatch,
+        OnMismatch, OnStoreDown, OnUnknown, PolicyMode, RefusalFormat, Remember, ResolveProbe, ResponseEnvelope,
     },
     scope::ScopePart,
     webhook::{SignatureEncoding, SignedContent},
@@ -36,6 +36,7 @@ use crate::routes::{GrpcUnknown, Match};
 
 /// Shorter than the 5 s after which many app servers (Node, uvicorn, Hypercorn) close idle connections.
 const DEFAULT_UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+const DEFAULT_GUARD_WINDOW: Duration = Duration::from_secs(600);
 
 tables! {
     pub(super) struct RawFile {
@@ -179,8 +180,9 @@ tables! {
         pub(super) status: PerReason<RefusalStatus>,
         pub(super) grpc_status: PerReason<GrpcCode>,
         pub(super) envelope: Option<ResponseEnvelope>,
+        pub(super) guard: Option<RawGuard>,
         /// Only for agents.
-        pub(super) tools: Option<Vec<ToolPattern>>,
+        pub(super) tools: Option<ToolSelection>,
         pub(super) remember_tool_errors: Option<bool>,
         pub(super) upstream: Option<UpstreamUrl>,
         pub(super) mode: Option<PolicyMode>,
@@ -191,6 +193,13 @@ tables! {
         pub(super) required: Option<bool>,
         pub(super) format: Option<KeyFormat>,
         pub(super) max_length: Option<usize>,
+    }
+
+    #[derive(Clone)]
+    pub(super) struct RawGuard {
+        pub(super) fields: Vec<JsonPointer>,
+        pub(super) window: Duration = DEFAULT_GUARD_WINDOW,
+        pub(super) on_match: OnMatch = OnMatch::Reject,
     }
 
     pub(super) struct RawLabel {
@@ -205,6 +214,13 @@ tables! {
         pub(super) encoding: SignatureEncoding = SignatureEncoding::Hex,
         pub(super) content: SignedContent = SignedContent::body(),
         pub(super) timestamp: Option<HeaderName>,
+    }
+}
+
+impl From<RawGuard> for Option<IntentGuard> {
+    fn from(guard: RawGuard) -> Self {
+        let RawGuard { fields, window, on_match } = guard;
+        Some(IntentGuard { fields, window, on_match })
     }
 }
 
@@ -245,6 +261,20 @@ impl FromToml for Remember {
 
     fn schema() -> Json {
         json!({ "anyOf": [schema::choices(&["all", "final", "success"]), schema::list(RememberItem::schema())] })
+    }
+}
+
+/// A keyword or a list of names.
+impl FromToml for ToolSelection {
+    fn from_toml(node: &TomlNode<'_>) -> Result<Self, ConfigError> {
+        match node.value {
+            Value::String(text) if text == "annotations" => Ok(Self::Annotations),
+            _ => Vec::<ToolPattern>::from_toml(node).map(Self::Named),
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [schema::choices(&["annotations"]), schema::list(ToolPattern::schema())] })
     }
 }
 

@@ -8,7 +8,7 @@ use ibid::{
     Policy,
     http::Protocol,
     key::KeyFormat,
-    policy::{OnMismatch, PolicyMode},
+    policy::{IntentGuard, OnMismatch, PolicyMode},
     scope::ScopePart,
 };
 
@@ -59,14 +59,23 @@ pub fn forgotten_answers(old: &GatewaySettings, new: &GatewaySettings) -> Vec<St
     found
 }
 
-/// Returns one sentence per group of answers whose ttl becomes shorter. A reload may do this, because addresses stay.
-pub fn shortened_ttls(old: &GatewaySettings, new: &GatewaySettings) -> Vec<String> {
+/// Returns one sentence per group of answers whose ttl becomes shorter, and per intent guard that forgets. A reload may
+/// do this, because the addresses of answers stay.
+pub fn shortened_memory(old: &GatewaySettings, new: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for_each_successor(old, new, |route, _, successor| {
         let Successor::Route(successor) = successor else { return };
         if successor.policy.ttl < route.policy.ttl {
             let (from, to) = (format_duration(route.policy.ttl), format_duration(successor.policy.ttl));
             let what = format!("ttl shortened from {from} to {to}: answers will be forgotten sooner");
+            push_unique(&mut found, format!("{}: {what}", rename_title(route, successor)));
+        }
+        let Some(guard) = &route.policy.guard else { return };
+        let fields = |guard: &IntentGuard| bracketed_list(&guard.fields);
+        let (from, to) = (fields(guard), successor.policy.guard.as_ref().map_or("none".into(), fields));
+        if from != to {
+            let what = "operations of the last window will not be recognised under another key";
+            let what = format!("guard.fields changed from {from} to {to}: {what}");
             push_unique(&mut found, format!("{}: {what}", rename_title(route, successor)));
         }
     });

@@ -9,7 +9,7 @@ use ibid::{
     json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
     policy::{
-        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown,
+        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMatch, OnMismatch, OnStoreDown,
         OnUnknown, PolicyMode, RefusalFormat, ResolveProbe, ResponseEnvelope, StatusRange,
     },
     presets,
@@ -260,6 +260,7 @@ parsed! {
     ScopePart: "part of a scope such as \"credential\"",
     OnMismatch: "\"reject\" \"new\" \"ignore\"",
     OnConcurrent: "\"reject\" \"wait\"",
+    OnMatch: "\"reject\" \"hold\" \"count\"",
     OnUnknown: "\"hold\" \"retry\"",
     OnStoreDown: "\"closed\" \"open\"",
     ResponseEnvelope: "\"none\" \"metadata\"",

@@ -145,6 +145,22 @@ impl RecordView {
     }
 }
 
+impl RecordView {
+    /// The fields of a held request and of the first one, side by side.
+    fn beside(&self, first: &Self) -> Vec<(&'static str, String, String)> {
+        let shown = |text: &str| escape_invisible(text).into_owned();
+        let rows: [(&'static str, fn(&Self) -> String); 6] = [
+            ("Key", |view| view.name()),
+            ("Request", |view| format!("{} {}", view.method, view.path)),
+            ("Requested", |view| display_date_with_millis(&view.requested_at)),
+            ("Client", |view| view.client.clone()),
+            ("User agent", |view| view.user_agent.clone()),
+            ("State", |view| format!("{} {}", view.state_text(), view.status_text())),
+        ];
+        rows.into_iter().map(|(name, of)| (name, shown(&of(self)), shown(&of(first)))).collect()
+    }
+}
+
 impl AnswerPanel {
     fn from_view(view: &RecordView) -> Self {
         let mut answer = Self { summary: view.status_text(), ..Self::default() };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
+    intent::{HeldKey, forget_hold, free_intent},
     record::{Record, RecordBody},
     store::{ClaimOutcome, ErrorKind, Fence, RecordSummary, SettleOutcome, Settlement, Store, StoreError},
 };
@@ -178,6 +179,22 @@ impl ChangeRequest {
         &self, store: &dyn Store, before: &RecordEntry, seen: Fence,
     ) -> Result<Option<String>, StoreError> {
         let (operators, address) = (store.admin(), &before.info.address);
+        // First, so that a failure in between leaves no intent whose key is free.
+        match &self.action {
+            ChangeAction::Release => {
+                free_intent(store, &before.info).await?;
+                if let Some(held) = HeldKey::find(store, address).await?
+                    && !held.permit(store, address).await?
+                {
+                    return Ok(Some("it has changed meanwhile".into()));
+                }
+            }
+            ChangeAction::Forget => {
+                free_intent(store, &before.info).await?;
+                forget_hold(store, address).await?;
+            }
+            ChangeAction::Resolve(_) => {}
+        }
         let held = match &self.action {
             ChangeAction::Forget => operators.forget(address, seen).await?,
             ChangeAction::Release => operators.resolve(address, seen, &Settlement::Release).await?,

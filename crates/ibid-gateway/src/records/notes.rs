@@ -1,8 +1,7 @@
 //! Notes: small JSON documents that the store keeps beside the records, so that every gateway and `ibid keys` see them.
 //! They hold the audit trail (`admin.audit = "store"`), and what is known about an unknown outcome.
 //!
-//! A note is a completed entry whose address ends with [`ADDRESS_SUFFIX`], which no digest does in practice. Lists of
-//! records leave notes out. A note is written by settling a claim that was never made: the store restores it. That is
+//! A note is a completed entry with an address of its own kind ([`Address::is_note`]). Lists of records leave notes out. A note is written by settling a claim that was never made: the store restores it. That is
 //! one call, and a full store accepts it.
 
 use std::{sync::Arc, time::Duration};
@@ -21,7 +20,6 @@ use sha2::{Digest as _, Sha256};
 
 use crate::format::{format_date, now_ms};
 
-const ADDRESS_SUFFIX: [u8; 8] = [0xff; 8];
 /// The endpoint tag of notes, for people who read the database.
 const ENDPOINT: &str = "ibid note";
 /// How long the note of a record is kept.
@@ -32,13 +30,7 @@ const MAX_CHANGES: usize = 20;
 /// The address of the note with this kind and name.
 pub(crate) fn address(kind: &str, name: &[u8]) -> Address {
     let digest = Sha256::new().chain_update("ibid note ").chain_update(kind).chain_update(" ").chain_update(name);
-    let mut address = Address(digest.finalize().into());
-    address.0[24..].copy_from_slice(&ADDRESS_SUFFIX);
-    address
-}
-
-pub(crate) fn is_note(address: &Address) -> bool {
-    address.0.ends_with(&ADDRESS_SUFFIX)
+    Address(digest.finalize().into()).into_note()
 }
 
 /// Whether there is a note, readable or not.
@@ -168,7 +160,7 @@ mod tests {
     async fn a_note_is_written_once_and_replaced_later() {
         let store = Memory::default();
         let at = address("test", b"one");
-        assert!(is_note(&at) && !is_note(&Address([0xa5; 32])));
+        assert!(at.is_note() && !Address([0xa5; 32]).is_note());
         assert_eq!(read::<u64>(&store, &at).await.unwrap(), None);
         assert!(!replace(&store, &at, &7).await.unwrap(), "there is none");
         assert!(create(&store, at, RECORD_NOTE_TTL, &7).await.unwrap());

@@ -10,7 +10,6 @@ use ibid_stores::seal::{ResealOutcome as One, SealedStore, sealing_key_id};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::notes;
 
 /// Concurrent reseals: enough to hide the store's latency, too few to slow the gateways down.
 const RESEAL_CONCURRENCY: usize = 16;
@@ -85,7 +84,7 @@ impl ResealReport {
             match done {
                 Err(error) if error.kind != ErrorKind::Corrupt => failed = Some(error),
                 // Notes are resealed too, and are no records.
-                _ if notes::is_note(at) => {}
+                _ if at.is_note() => {}
                 Ok(One::Done { from }) => {
                     self.resealed += 1;
                     *self.from.entry(from.unwrap_or_default()).or_default() += 1;
@@ -103,7 +102,7 @@ impl ResealReport {
             return Err(error);
         }
         let other_key = |listed: &&EntryInfo| sealing_key_id(&listed.label).is_some_and(|key| key != self.key);
-        let records = || some.iter().filter(|listed| !notes::is_note(&listed.address));
+        let records = || some.iter().filter(|listed| !listed.address.is_note());
         self.older_labels += records().filter(other_key).count() as u64;
         self.looked += records().count() as u64;
         Ok(())

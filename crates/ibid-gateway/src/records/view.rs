@@ -3,10 +3,13 @@
 use bytes::Bytes;
 use data_encoding::HEXLOWER;
 use ibid::{
+    intent::HeldKey,
     label::LabelText,
     mask,
     record::{Record, RecordBody},
-    store::{Address, ClaimOutcome, EntryInfo, EntryState, Fingerprint, RecordSummary, Store},
+    store::{
+        Address, ClaimOutcome, EntryFilter, EntryInfo, EntryState, Fingerprint, ListCursor, RecordSummary, Store,
+    },
 };
 use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};
@@ -69,6 +72,9 @@ pub struct RecordView {
     /// While the outcome is unknown: what is known about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<UnknownView>,
+    /// While an intent guard holds the key: the first key with the same intent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<HeldView>,
     /// While in progress or unknown: when another run may be granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takeover_in_ms: Option<u64>,
@@ -86,6 +92,14 @@ pub struct UnknownView {
     pub probe: Option<String>,
     /// RFC 3339.
     pub probed_at: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HeldView {
+    /// The record of the first key; `None` if it is gone.
+    pub first: Option<Box<RecordView>>,
+    /// The parts of the two requests that differ; empty if that is not known.
+    pub differs: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -168,6 +182,7 @@ impl From<&EntryInfo> for RecordView {
             sealed_with: sealing_key_id(&listed.label),
             revealable,
             unknown: None,
+            held: None,
             takeover_in_ms: None,
             response: None,
         }
@@ -205,8 +220,33 @@ impl RecordView {
             probed_at: probe.as_ref().map(|probe| format_date(probe.at_ms)),
             probe: probe.map(|probe| probe.text),
         });
+        self.held = HeldView::find(store, &address).await;
+        if let (Some(held), Some(unknown)) = (&self.held, &mut self.unknown) {
+            let first = held.first.as_ref().map_or("another one", |first| &first.key);
+            unknown.cause = format!("held by the intent guard: the key {first} began the same operation");
+        } else if let (true, Some(unknown)) = (self.key.ends_with(" (intent)"), &mut self.unknown) {
+            unknown.cause = "the intent of this key; resolving or releasing the key frees it".into();
+        }
         self
     }
+}
+
+impl HeldView {
+    async fn find(store: &dyn Store, address: &Address) -> Option<Self> {
+        let held = HeldKey::find(store, address).await.ok().flatten().filter(|held| !held.is_permitted)?;
+        let (own, first) = (listed_at(store, address).await, listed_at(store, &held.first).await);
+        let parts = |entry: &Option<EntryInfo>| LabelText::decode(&entry.as_ref()?.label)?.parts;
+        let differs = parts(&own).zip(parts(&first)).map(|(own, first)| first.differing(&own)).unwrap_or_default();
+        Some(Self {
+            first: first.map(|first| Box::new(RecordView::from(&first))),
+            differs: differs.into_iter().map(str::to_owned).collect(),
+        })
+    }
+}
+
+async fn listed_at(store: &dyn Store, address: &Address) -> Option<EntryInfo> {
+    let filter = EntryFilter { address: Some(*address), ..EntryFilter::default() };
+    store.admin().list(&filter, ListCursor::default(), 1).await.ok()?.entries.into_iter().next()
 }
 
 pub(crate) fn is_masked(key: &str) -> bool {

@@ -207,8 +207,7 @@ impl ServerState {
         {
             return Precheck::Respond(contract_response(&now.page, request));
         }
-        let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-        own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
+        ibid::http::remove_ibid_headers(request.headers_mut());
         let version = request.version();
         tunnel::retain_allowed_upgrades(request.headers_mut(), version, &now.settings.upgrades);
         let head = RequestHead { method: request.method(), uri: request.uri(), version, headers: request.headers() };

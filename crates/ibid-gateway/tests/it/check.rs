@@ -68,6 +68,7 @@ route[1]  POST /payments/*    (preset stripe)
   status          key_reused 400
   grpc_status     none
   envelope        none
+  guard           none
   mode            enforce
 * upstream        http://b
 

@@ -10,7 +10,7 @@ use ibid::{
     scope::ScopePart,
 };
 use ibid_gateway::config::{
-    ConfigError, Env, GatewaySettings, LogFormat, LogLevel, Role, ServeArgs, forgotten_answers, shortened_ttls,
+    ConfigError, Env, GatewaySettings, LogFormat, LogLevel, Role, ServeArgs, forgotten_answers, shortened_memory,
 };
 
 mod accepted_settings;

@@ -1,11 +1,12 @@
 //! The official SDKs of MCP: their clients, and their servers behind the gateway, in both eras of the protocol and with
 //! both kinds of answers.
 //!
-//! The clients (`tests/mcp/client.py`, `tests/mcp/client.mjs`) call and say what they saw; `tests/mcp/server.py` counts
-//! runs. `scripts/tools` installs the SDKs.
+//! The clients (`tests/mcp/client.py`, `tests/mcp/client.mjs`) call and say what they saw; the servers
+//! (`tests/mcp/server.py`, `tests/mcp/server.mjs`) count runs. `scripts/tools` installs the SDKs.
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -13,7 +14,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::{client::post, process::GatewayProcess};
+use testbed::{FaultProxy, client::post, process::GatewayProcess};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -72,9 +73,18 @@ struct McpServer {
 
 impl McpServer {
     async fn start(answers: &str, dials: &str) -> Self {
+        Self::launch(python("server.py"), answers, dials, None).await
+    }
+
+    /// A server of an SDK for Node, of this major version.
+    async fn start_node(version: &str, answers: &str, dials: &str) -> Self {
+        Self::launch(node("server.mjs"), answers, dials, Some(version)).await
+    }
+
+    async fn launch(mut command: Command, answers: &str, dials: &str, version: Option<&str>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = folder.path().join("runs");
-        let (process, _, mut lines) = spawn(python("server.py").arg(answers).arg(&runs));
+        let (process, _, mut lines) = spawn(command.arg(answers).arg(&runs).args(version));
         let url = next_line(&mut lines).await;
         let gateway = GatewayProcess::spawn(BIN, &format!("{CONFIG}{dials}"), &url).await;
         Self { process, gateway, runs, _folder: folder }
@@ -84,8 +94,17 @@ impl McpServer {
         fs::read_to_string(&self.runs).unwrap_or_default().lines().count()
     }
 
+    /// How many pages of the list of tools were read.
+    fn listed(&self) -> usize {
+        fs::read_to_string(self.runs.with_extension("lists")).unwrap_or_default().lines().count()
+    }
+
     fn client(&self, sdk: McpSdk, agent: &str) -> McpClient {
-        let url = format!("http://{}/mcp", self.gateway.addr());
+        self.client_of(self.gateway.addr(), sdk, agent)
+    }
+
+    fn client_of(&self, addr: SocketAddr, sdk: McpSdk, agent: &str) -> McpClient {
+        let url = format!("http://{addr}/mcp");
         let (mut command, variant) = match sdk {
             McpSdk::Python(mode) => (python("client.py"), mode),
             McpSdk::Node(version) => (node("client.mjs"), version),
@@ -116,8 +135,13 @@ fn paid(run: usize, amount: u32) -> Value {
     json!({ "text": format!("run {run} paid {amount}"), "failed": false })
 }
 
+const WAIT: &str = "on_concurrent = \"wait\"\n";
+
 async fn a_call_runs_once(sdk: McpSdk, answers: &str) {
-    let mut server = McpServer::start(answers, "on_concurrent = \"wait\"\n").await;
+    a_call_runs_once_at(McpServer::start(answers, WAIT).await, sdk).await;
+}
+
+async fn a_call_runs_once_at(mut server: McpServer, sdk: McpSdk) {
     let mut client = server.client(sdk, "agent-1");
     for _ in 0..2 {
         // Each in a session of its own.
@@ -199,4 +223,78 @@ async fn nodes_second_sdk_with_json() {
 #[tokio::test]
 async fn nodes_second_sdk_with_event_streams() {
     a_call_runs_once(McpSdk::Node("2"), "stream").await;
+}
+
+#[tokio::test]
+async fn servers_of_nodes_first_sdk() {
+    a_call_runs_once_at(McpServer::start_node("1", "json", WAIT).await, McpSdk::Python("auto")).await;
+    a_call_runs_once_at(McpServer::start_node("1", "stream", WAIT).await, McpSdk::Node("1")).await;
+}
+
+#[tokio::test]
+async fn servers_of_nodes_second_sdk() {
+    a_call_runs_once_at(McpServer::start_node("2", "json", WAIT).await, McpSdk::Python("auto")).await;
+    a_call_runs_once_at(McpServer::start_node("2", "stream", WAIT).await, McpSdk::Node("2")).await;
+}
+
+/// The connection between client and gateway breaks while the tool runs.
+async fn a_lost_answer_is_replayed(sdk: McpSdk, answers: &str) {
+    let server = McpServer::start(answers, WAIT).await;
+    let proxy = FaultProxy::to(server.gateway.addr());
+    let mut client = server.client_of(proxy.addr(), sdk, "agent-1");
+    client.send(json!({ "key": "k-1", "amount": 5, "seconds": 2 })).await;
+    until("the tool runs", || server.runs() == 1).await;
+    proxy.reset();
+    let told: Vec<Value> = serde_json::from_str(&next_line(&mut client.answers).await).expect("a list");
+    assert!(told[0]["text"].is_null(), "its answer was lost: {told:?}");
+    assert_eq!(client.call(json!({ "key": "k-1", "amount": 5, "seconds": 2 })).await, [paid(1, 5)]);
+    assert_eq!(server.runs(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_that_pythons_sdk_lost_is_replayed() {
+    a_lost_answer_is_replayed(McpSdk::Python("auto"), "json").await;
+    a_lost_answer_is_replayed(McpSdk::Python("legacy"), "stream").await;
+}
+
+#[tokio::test]
+async fn an_answer_that_nodes_sdks_lost_is_replayed() {
+    a_lost_answer_is_replayed(McpSdk::Node("1"), "json").await;
+    a_lost_answer_is_replayed(McpSdk::Node("2"), "json").await;
+}
+
+/// The tools that the server annotates pass, all others are covered. The list has a page for each of its three tools, and
+/// is read once.
+async fn annotations_decide(mode: &'static str, answers: &str) {
+    let server = McpServer::start(answers, "tools = \"annotations\"\n").await;
+    let mut client = server.client(McpSdk::Python(mode), "agent-1");
+    for run in 1..=2 {
+        let saw = client.call(json!({ "tool": "look", "key": "k-1", "amount": 5 })).await;
+        assert_eq!(saw, [json!({ "text": format!("run {run} saw 5"), "failed": false })]);
+    }
+    let reset = client.call(json!({ "tool": "reset", "key": "k-1", "amount": 5 })).await;
+    assert_eq!(reset, [json!({ "text": "run 3 reset 5", "failed": false })]);
+    for _ in 0..2 {
+        assert_eq!(client.call(json!({ "key": "k-1", "amount": 5 })).await, [paid(4, 5)]);
+    }
+    assert_eq!((server.runs(), server.listed()), (4, 3));
+}
+
+#[tokio::test]
+async fn tools_that_their_server_calls_harmless_pass() {
+    annotations_decide("auto", "json").await;
+    annotations_decide("legacy", "stream").await;
+}
+
+/// A server that does not list its tools.
+#[tokio::test]
+async fn every_tool_is_covered_if_the_list_cannot_be_read() {
+    let server = McpServer::start("json", "tools = \"annotations\"\n").await;
+    fs::write(server.runs.with_extension("refuse"), "").expect("a file");
+    let mut client = server.client(McpSdk::Python("auto"), "agent-1");
+    for _ in 0..2 {
+        let saw = client.call(json!({ "tool": "look", "key": "k-1", "amount": 5 })).await;
+        assert_eq!(saw, [json!({ "text": "run 1 saw 5", "failed": false })]);
+    }
+    assert_eq!(server.runs(), 1);
 }

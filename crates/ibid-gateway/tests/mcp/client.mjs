@@ -34,4 +34,6 @@ const calls = async asked => {
   return told
 }
 
-for await (const line of createInterface({ input: process.stdin })) console.log(JSON.stringify(await calls(JSON.parse(line))))
+const answers = asked => calls(asked).catch(() => [{ lost: true }])
+
+for await (const line of createInterface({ input: process.stdin })) console.log(JSON.stringify(await answers(JSON.parse(line))))

@@ -2,7 +2,7 @@
 
     client.py http://HOST:PORT/mcp MODE AGENT
 
-Each line of stdin is {"key", "amount", "seconds", "times"}: so many calls at the same moment, over one connection. Each
+Each line of stdin is {"tool", "key", "amount", "seconds", "times"}: so many calls at the same moment, over one connection. Each
 line of stdout is what came of them.
 """
 
@@ -20,7 +20,7 @@ url, mode, agent = sys.argv[1:]
 async def call(client, asked):
     arguments = {"amount": asked["amount"], "seconds": asked.get("seconds", 0)}
     try:
-        result = await client.call_tool("pay", arguments, meta={"idempotency-key": asked["key"]})
+        result = await client.call_tool(asked.get("tool", "pay"), arguments, meta={"idempotency-key": asked["key"]})
         return {"text": result.content[0].text, "failed": bool(result.is_error)}
     except MCPError as error:
         return {"code": error.error.code, "type": (error.error.data or {}).get("type")}
@@ -33,5 +33,12 @@ async def calls(asked):
             return await asyncio.gather(*[call(client, asked) for _ in range(asked.get("times", 1))])
 
 
+def answers(asked):
+    try:
+        return asyncio.run(calls(asked))
+    except BaseExceptionGroup:
+        return [{"lost": True}]
+
+
 for line in sys.stdin:
-    print(json.dumps(asyncio.run(calls(json.loads(line)))), flush=True)
+    print(json.dumps(answers(json.loads(line))), flush=True)

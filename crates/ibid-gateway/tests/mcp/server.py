@@ -1,32 +1,64 @@
-"""An MCP server of the official SDK, with a tool that counts.
+"""An MCP server of the official SDK, with tools that count.
 
     server.py json|stream RUNS
 
-It appends a line to the file RUNS for every run of the tool, and prints its address once it listens.
+It appends a line to the file RUNS for every run of a tool, and for every page of the list of tools, and prints its
+address once it listens. While the file RUNS.refuse exists, it lists nothing.
 """
 
 import asyncio
+import os
 import socket
 import sys
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ListToolsResult, ToolAnnotations
 
 answers, runs = sys.argv[1:]
-server = MCPServer("shop")
+
+
+class Shop(MCPServer):
+    """Lists one tool on each page."""
+
+    async def _handle_list_tools(self, ctx, params):
+        if os.path.exists(runs + ".refuse"):
+            raise RuntimeError("it lists nothing")
+        tools, at = await self.list_tools(), int((params and params.cursor) or 0)
+        with open(runs + ".lists", "a") as file:
+            file.write(f"{at}\n")
+        next_page = str(at + 1) if at + 1 < len(tools) else None
+        return ListToolsResult(tools=tools[at : at + 1], next_cursor=next_page)
+
+
+server = Shop("shop")
+
+
+def count(line):
+    with open(runs, "a") as file:
+        file.write(f"{line}\n")
+    with open(runs) as file:
+        return len(file.readlines())
 
 
 @server.tool()
 async def pay(amount: int, seconds: float, ctx: Context) -> str:
-    with open(runs, "a") as file:
-        file.write(f"{amount}\n")
-    with open(runs) as file:
-        number = len(file.readlines())
+    number = count(amount)
     await ctx.report_progress(1, 2)
     await asyncio.sleep(seconds)
     if amount < 0:
         raise ValueError("no such amount")
     return f"run {number} paid {amount}"
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def reset(amount: int, seconds: float) -> str:
+    return f"run {count(amount)} reset {amount}"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def look(amount: int, seconds: float) -> str:
+    return f"run {count(amount)} saw {amount}"
 
 
 listener = socket.create_server(("127.0.0.1", 0))

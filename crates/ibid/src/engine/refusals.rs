@@ -10,6 +10,16 @@ pub(super) fn key_reused() -> Refusal {
     Refusal::new(RefusalReason::KeyReused, detail)
 }
 
+/// `first_key` is masked.
+pub(super) fn duplicate_intent(first_key: &str, is_held: bool) -> Refusal {
+    let further = match is_held {
+        true => "it is held until an operator releases it",
+        false => "send the first key to get its answer, or wait if this is a new operation",
+    };
+    let detail = format!("nothing was executed, because the key {first_key} began the same operation; {further}");
+    Refusal::new(RefusalReason::DuplicateIntent, detail)
+}
+
 pub(super) fn in_progress(after: Duration) -> Refusal {
     let detail = "the first request with this key has not ended yet; try again with the same key";
     Refusal::new(RefusalReason::InProgress, detail).retry_after(after)

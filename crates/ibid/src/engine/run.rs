@@ -8,11 +8,11 @@ use super::{
     BeginOutcome, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs, UnknownCause,
     mismatch,
     refusals::{self, COMMIT_UNKNOWN, NOT_RECORDED, ROLLED_BACK, retry_at_store},
-    retry_delay, stored_fingerprint,
+    intent::HeldIntent, retry_delay, stored_fingerprint,
 };
 use crate::{
     observe::{EngineEvent, StoreCall},
-    policy::Terms,
+    policy::{CheckedPolicy, Terms},
     refusal::Refusal,
     settle_queue::AbandonGuard,
     store::{ClaimOutcome, ClaimRequest, Fingerprint, Lease, SettleOutcome, Settlement, StoreError},
@@ -25,12 +25,24 @@ pub struct ClaimedRun {
     guard: AbandonGuard,
     claimed_at: Instant,
     granted_at: Instant,
+    /// Boxed, because most routes have no guard.
+    pub(super) intent: Option<Box<HeldIntent>>,
 }
 
 impl ClaimedRun {
     /// The lease of the claim.
     pub fn lease(&self) -> &Lease {
         self.guard.lease()
+    }
+
+    /// The lease of the intent, if one is held.
+    pub(crate) fn intent(&self) -> Option<&Lease> {
+        self.intent.as_ref().map(|held| held.lease())
+    }
+
+    /// The claim is settled.
+    pub(super) fn disarm(&mut self) {
+        self.guard.disarm();
     }
 
     /// When the claim was sent to the store.
@@ -62,6 +74,7 @@ pub(crate) struct Heartbeat<'a> {
     policy: &'a Terms,
     /// `None` if the operation runs unprotected.
     lease: Option<&'a Lease>,
+    intent: Option<&'a Lease>,
     /// When the lease is next extended. `None` once it is lost: the settle call detects that and reports it once.
     next_at: Option<Instant>,
 }
@@ -81,7 +94,13 @@ impl Heartbeat<'_> {
             }
             // Boxed, because most runs end before.
             let lease = self.lease.expect("only a lease is extended");
-            let extend = Box::pin(self.engine.extend(lease, self.policy));
+            let extend = Box::pin(async {
+                // The key's lease decides. An intent that is lost belongs to an operator's decision.
+                if let Some(intent) = self.intent {
+                    self.engine.extend(intent, self.policy).await;
+                }
+                self.engine.extend(lease, self.policy).await
+            });
             let both = Box::pin(async {
                 tokio::select! {
                     biased;
@@ -113,28 +132,40 @@ enum Ending<A> {
 
 impl Engine {
     /// Continues a run whose claim was granted earlier.
-    pub(crate) fn resume(&self, policy: &Terms, lease: Lease) -> ClaimedRun {
-        let now = Instant::now();
-        ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at: now, granted_at: now }
+    pub(crate) fn resume(&self, policy: &CheckedPolicy, lease: Lease) -> ClaimedRun {
+        let (now, terms) = (Instant::now(), policy.terms());
+        let intent = policy.guard.as_ref().and_then(|guard| self.resume_intent(terms, guard, &lease));
+        ClaimedRun { guard: self.settle_queue.guard_claim(lease, terms), claimed_at: now, granted_at: now, intent }
     }
 
     /// Starts a run at once, if no quota applies and the claim took little time.
     pub(super) fn try_start_run(
         &self, policy: &Terms, lease: Lease, claimed_at: Instant, granted_at: Instant,
     ) -> Result<ClaimedRun, ClaimedRun> {
-        let run = ClaimedRun { guard: self.settle_queue.guard_claim(lease, policy), claimed_at, granted_at };
+        let guard = self.settle_queue.guard_claim(lease, policy);
+        let run = ClaimedRun { guard, claimed_at, granted_at, intent: None };
         if self.quota.is_none() && !run.is_late(policy, granted_at) { Ok(run) } else { Err(run) }
     }
 
     /// Spends quota and extends a lease that has nearly expired before the run starts.
     pub(super) async fn start_run(&self, policy: &Terms, mut run: ClaimedRun) -> BeginOutcome {
         if let Some(refusal) = self.spend_quota(run.lease()).await {
-            if self.settle(run.lease(), &Settlement::Release, Instant::now()).await.is_err() {
-                self.settle_queue.push(run.lease().clone(), Settlement::Release);
-            }
+            self.settle_or_queue(run.lease(), Settlement::Release).await;
             run.guard.disarm();
             return BeginOutcome::Refused(refusal);
         }
+        self.start_in_time(policy, run).await
+    }
+
+    /// Settles a claim now, or in the background if the store fails.
+    pub(super) async fn settle_or_queue(&self, lease: &Lease, settlement: Settlement) {
+        if self.settle(lease, &settlement, Instant::now()).await.is_err() {
+            self.settle_queue.push(lease.clone(), settlement);
+        }
+    }
+
+    /// Extends a lease that has nearly expired before the run starts.
+    pub(super) async fn start_in_time(&self, policy: &Terms, mut run: ClaimedRun) -> BeginOutcome {
         let now = Instant::now();
         run.granted_at = now;
         if run.is_late(policy, now) {
@@ -152,14 +183,16 @@ impl Engine {
 
     /// Extends the lease after each third of its length while `work` runs. Losing the lease never cancels the work.
     pub async fn keep_alive<T>(&self, policy: &Terms, lease: &Lease, work: Pin<&mut impl Future<Output = T>>) -> T {
-        let kept = self.heartbeat(policy, Some((lease, Instant::now()))).keep(None, work).await;
+        let kept = self.heartbeat(policy, Some((lease, Instant::now())), None).keep(None, work).await;
         kept.expect("without a deadline, only the work ends it")
     }
 
-    /// The heartbeat of a lease that was granted or extended at this time.
-    pub(crate) fn heartbeat<'a>(&'a self, policy: &'a Terms, lease: Option<(&'a Lease, Instant)>) -> Heartbeat<'a> {
+    /// The heartbeat of a lease that was granted or extended at this time, and of its intent's.
+    pub(crate) fn heartbeat<'a>(
+        &'a self, policy: &'a Terms, lease: Option<(&'a Lease, Instant)>, intent: Option<&'a Lease>,
+    ) -> Heartbeat<'a> {
         let next_at = lease.and_then(|(_, since)| since.checked_add(policy.lease / 3));
-        Heartbeat { engine: self, policy, lease: lease.map(|(lease, _)| lease), next_at }
+        Heartbeat { engine: self, policy, lease: lease.map(|(lease, _)| lease), intent, next_at }
     }
 
     async fn extend(&self, lease: &Lease, policy: &Terms) -> HeartbeatOutcome {
@@ -216,7 +249,19 @@ impl Engine {
             }
         };
         async move {
+            let mut intent = run.intent.take();
+            if let (Some(held), Settlement::Release, false) =
+                (&mut intent, &settlement, matches!(ending, Ending::Delegated(..)))
+            {
+                // Before the key, so that a crash in between leaves no intent whose key is free.
+                Box::pin(self.end_intent(held, Settlement::Release)).await;
+                intent = None;
+            }
             let settled = self.settle(run.lease(), &settlement, now).await;
+            if let Some(mut held) = intent {
+                let end = held.settlement(run.lease(), &settlement, &settled);
+                Box::pin(self.end_intent(&mut held, end)).await;
+            }
             if let Settlement::Complete { record, .. } = &settlement
                 && self.quota.is_some()
             {

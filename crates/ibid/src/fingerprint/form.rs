@@ -99,6 +99,15 @@ pub(crate) fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(percent_decode(&spaced).collect()))
 }
 
+/// The decoded value of a name. Returns `None` if it is absent, has no value or occurs twice, and for a form without a
+/// canonical form.
+pub(crate) fn find(body: &[u8], name: &str) -> Option<Vec<u8>> {
+    let pairs = body.split(|&byte| byte == b'&').map(pair).collect::<Option<Vec<_>>>()?;
+    let mut found = pairs.into_iter().filter(|(found, _)| **found == *name.as_bytes());
+    let value = found.next()?.1?.into_owned();
+    (found.next().is_none() && !body.contains(&b';')).then_some(value)
+}
+
 fn write_in_sent_order(pairs: &[FormPair<'_>], out: &mut Vec<u8>) {
     for (name, value) in pairs {
         frame(name, out);

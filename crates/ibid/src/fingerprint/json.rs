@@ -108,6 +108,32 @@ pub(crate) fn hash_values(
     })
 }
 
+/// Hashes the canonical forms of the values at these pointers, each ended by a zero byte. Returns `false` if one is absent
+/// or null, or the body has no canonical form; the hash is then useless.
+pub(crate) fn hash_present_values(body: &[u8], at: &[JsonPointer], stream: &mut HashStream) -> bool {
+    JsonBuffers::with(|buffers| {
+        let Some(document) = JsonDocument::read(body, true, NameEquality::Exact, buffers) else { return false };
+        at.iter().all(|pointer| {
+            let Some(node) = document.find_node(pointer) else { return false };
+            let value = document.buffers.closed[node].value;
+            CanonicalWriter { document: &document, sink: &mut *stream }.value(value);
+            stream.byte(0);
+            value.kind() != JsonKind::Text || document.bytes(value.span()) != b"null"
+        })
+    })
+}
+
+/// The canonical form of the value at a pointer. Returns `None` if there is none, or the body has no canonical form.
+pub(crate) fn canonical_text(body: &[u8], at: &JsonPointer) -> Option<String> {
+    JsonBuffers::with(|buffers| {
+        let document = JsonDocument::read(body, true, NameEquality::Exact, buffers)?;
+        let value = document.buffers.closed[document.find_node(at)?].value;
+        let mut out = Vec::new();
+        CanonicalWriter { document: &document, sink: &mut out }.value(value);
+        String::from_utf8(out).ok()
+    })
+}
+
 fn read_without<'d>(
     body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, buffers: &'d mut JsonBuffers,
 ) -> Option<JsonDocument<'d>> {
@@ -200,7 +226,6 @@ impl TextSink for HashStream {
     }
 }
 
-#[cfg(test)]
 impl TextSink for Vec<u8> {
     fn byte(&mut self, byte: u8) {
         self.push(byte);

@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     engine::{ClaimedRun, CompletedAnswer},
+    key::OperationId,
     record::Record,
     store::Lease,
 };
@@ -49,6 +50,9 @@ pub trait App<B>: Clone + Send + 'static {
 
     /// Whether [`send`](Self::send) ends by itself in time. The layer then does not apply the policy's `timeout`.
     const HAS_OWN_DEADLINE: bool = false;
+
+    /// Whether [`send`](Self::send) also sends other requests than the operation's own, such as a probe.
+    const SENDS_OTHERS: bool = false;
 
     /// Sends a request that no claim protects.
     fn pass(&mut self, request: Request<RequestBody<B>>) -> Self::PassFuture;
@@ -97,6 +101,14 @@ pub struct RunInfo {
     pub attempt: u32,
     /// Grows with every run of the same operation. A resource can refuse a lower fence than it has seen.
     pub fence: u64,
+    /// The operation, for [`outbound_key`](crate::outbound_key).
+    pub operation: OperationId,
+}
+
+impl RunInfo {
+    pub(super) fn of(lease: &Lease) -> Self {
+        Self { attempt: lease.attempt, fence: lease.fence.0, operation: OperationId::of(&lease.request.address) }
+    }
 }
 
 /// Tracks whether a request may have been sent. If the request is abandoned while unsent, it provably did not happen.
@@ -136,6 +148,7 @@ where
     type PassFuture = S::Future;
 
     const USES_CLAIM: bool = true;
+    const SENDS_OTHERS: bool = true;
 
     fn pass(&mut self, request: Request<RequestBody<B>>) -> S::Future {
         self.0.call(request)
@@ -226,6 +239,11 @@ impl HandlerClaim {
     /// The lease of the claim.
     pub fn lease(&self) -> &Lease {
         &self.0.lease
+    }
+
+    /// The operation, for [`outbound_key`](crate::outbound_key).
+    pub fn operation(&self) -> OperationId {
+        OperationId::of(&self.0.lease.request.address)
     }
 
     /// The route that governs the request.

@@ -1,7 +1,7 @@
 //! Calls the app for a claimed request, within its time limits, and reads its reply to the end.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     engine::{ClaimedRun, Heartbeat, ProbeOutcome, RunOutcome, UnknownCause},
-    json_rpc::is_event_stream,
+    json_rpc::{MAX_LIST_PAGES, ToolPage, is_event_stream, list_request},
     protocol::{AppReply, ReplyMeaning, RunTimes},
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
@@ -44,6 +44,7 @@ use crate::{
 
 const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("ibid-attempt");
 const FENCE_HEADER: HeaderName = HeaderName::from_static("ibid-fence");
+const OPERATION_HEADER: HeaderName = HeaderName::from_static("ibid-operation");
 
 /// What the client of a run gets.
 pub(super) enum AppAnswer {
@@ -81,10 +82,11 @@ impl Exchange {
         B: Send + 'static,
     {
         let Self { shared, context, run, handler_claim, anonymous, buffers, parts, body, .. } = self;
-        let info = run.as_ref().map(|run| RunInfo { attempt: run.lease().attempt, fence: run.lease().fence.0 });
+        let info = run.as_ref().map(|run| RunInfo::of(run.lease()));
         let started = run.as_ref().map_or_else(Instant::now, ClaimedRun::granted_at);
         let lease = run.as_ref().map(|run| (run.lease(), run.claimed_at()));
-        let heartbeat = shared.engine.heartbeat(context.policy().terms(), lease);
+        let intent = run.as_ref().and_then(ClaimedRun::intent);
+        let heartbeat = shared.engine.heartbeat(context.policy().terms(), lease, intent);
         let (handler_claim, anonymous) = (handler_claim.as_ref(), anonymous.as_deref());
         let buffers = buffers.as_mut().expect("the body was read");
         let mut call =
@@ -284,7 +286,7 @@ fn prepare_request<B>(
     context: &RequestContext, run: Option<RunInfo>, mut parts: Parts, body: ReadBody,
 ) -> Request<RequestBody<B>> {
     let ReadBody { data, trailers, .. } = body;
-    parts.headers.reserve(3);
+    parts.headers.reserve(4);
     // The stored response must be readable by every later client, whatever codings it accepts.
     let sent = &context.sent_names;
     for name in [header::ACCEPT_ENCODING, header::EXPECT].iter().filter(|name| sent.may_have(name)) {
@@ -301,8 +303,43 @@ fn prepare_request<B>(
     if let Some(run) = run {
         parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
         parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
+        let operation = run.operation.to_string().try_into().expect("hex digits");
+        parts.headers.insert(OPERATION_HEADER, operation);
     }
     Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
+}
+
+/// Reads the list of tools of an MCP server, in the name of the caller of one. Returns the names of those that need no
+/// protection by their annotations; `None` if the list cannot be read.
+pub(super) async fn list_tools<A, B>(
+    app: &mut A, context: &RequestContext, parts: &Parts, call: &[u8],
+) -> Option<HashSet<String>>
+where
+    A: App<B>,
+{
+    let (policy, mut app) = (context.policy(), app.clone());
+    let reading = async {
+        let (mut passing, mut cursor) = (HashSet::new(), None);
+        for _ in 0..MAX_LIST_PAGES {
+            let mut request = list_request(policy, parts, call, cursor.as_deref());
+            context.set_request_id(request.headers_mut());
+            let send_state = SendState::default();
+            let request = request.map(|body| RequestBody::whole(body, None));
+            let call = AppCall { run: None, claim: None, send_state: Some(&send_state) };
+            let response = catch_panic(async { app.send(request, call).await }).await?.ok()?;
+            let (head, body) = response.into_parts();
+            let read = inner_response::read(pin!(body), policy.max_response, false).await.ok()?;
+            let BufferedBody::Whole(body, _) = read else { return None };
+            let page = ToolPage::read(&head.headers, body).filter(|_| head.status.is_success())?;
+            passing.extend(page.passing);
+            cursor = page.next;
+            if cursor.is_none() {
+                return Some(passing);
+            }
+        }
+        None
+    };
+    timeout(policy.timeout, reading).await.ok()?
 }
 
 /// Asks the app whether an earlier run took place. The probe has the caller's headers, because it asks on the caller's

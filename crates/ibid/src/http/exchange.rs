@@ -23,9 +23,10 @@ use super::{
 };
 use crate::{
     engine::{BeginOutcome, Claimant, ClaimedRun, Decision, OnRollback, ProbeOutcome, RunOutcome, StoredAs},
+    json_rpc::{ToolSelection, called_tool},
     key::MaskedKey,
     observe::{EngineEvent, RequestOutcome},
-    policy::PolicyMode,
+    policy::{OnMatch, PolicyMode},
     record::Record,
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
@@ -113,7 +114,7 @@ impl Exchange {
     /// Decides what happens to the request. After `state.mark_claimed()`, the work runs to its end even if the client
     /// leaves.
     pub(super) async fn begin<A, B>(
-        &mut self, app: &mut A, body: Pin<&mut B>, state: &WorkState<A::Body>,
+        &mut self, app: &mut A, mut body: Pin<&mut B>, state: &WorkState<A::Body>,
     ) -> BegunExchange<'_, A::Body>
     where
         A: App<B>,
@@ -129,6 +130,13 @@ impl Exchange {
         }
         // Routes in shadow mode require nothing and do not govern.
         self.others.retain(|(other, _)| other.policy.mode == PolicyMode::Enforce);
+        if A::SENDS_OTHERS && self.context.policy().tools == Some(ToolSelection::Annotations) {
+            match Box::pin(self.passes_by_annotations(app, body.as_mut())).await {
+                Ok(true) => return self.decline(NotClaimedReason::Keyless),
+                Ok(false) => {}
+                Err(why) => return self.decline(why),
+            }
+        }
         let identity = match self.prepare(body).await {
             Ok(identity) => identity,
             Err(why) => return self.decline(why),
@@ -158,7 +166,14 @@ impl Exchange {
             deadline,
             body_type: std::marker::PhantomData::<fn(B)>,
         };
-        *run = match shared.engine.begin_at(now, context.policy().terms(), request, &mut claimant).await {
+        let (terms, guard) = (context.policy().terms(), context.policy().guard.as_ref());
+        let begun = match (shared.engine.begin_at(now, terms, request, &mut claimant).await, guard.zip(identity.intent)) {
+            (BeginOutcome::Run(run), Some((guard, intent))) => {
+                Box::pin(shared.engine.claim_intent(terms, guard, intent, context.key.as_str(), run)).await
+            }
+            (begun, _) => begun,
+        };
+        *run = match begun {
             BeginOutcome::Run(run) => Some(run),
             BeginOutcome::RunUnprotected => None,
             BeginOutcome::Replay(entry, stored) => {
@@ -171,6 +186,25 @@ impl Exchange {
         let claim = run.as_ref().filter(|_| A::USES_CLAIM && context.route.protocol.rules().is_plain_http());
         *handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
         BegunExchange::Run
+    }
+
+    /// Whether the server of the called tool says that the tool needs no protection. Reads the body.
+    async fn passes_by_annotations<A, B>(&mut self, app: &mut A, body: Pin<&mut B>) -> Result<bool, NotClaimedReason>
+    where
+        A: App<B>,
+        B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        let Self { shared, context, keyed, parts, body: read, buffers, .. } = self;
+        *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        let Some(tool) = called_tool(&read.data) else { return Ok(false) };
+        let list = match shared.tool_lists.find(&context.route.name) {
+            Some(list) => list,
+            None => {
+                let read = call_app::list_tools(app, context, parts.as_ref().expect(PARTS), &read.data).await;
+                shared.tool_lists.keep(&context.route.name, read)
+            }
+        };
+        Ok(list.contains(&tool))
     }
 
     /// What the client of a request gets that is not claimed.
@@ -196,7 +230,9 @@ impl Exchange {
     {
         let Self { shared, context, keyed, others, parts, body: read, buffers, slot, .. } = self;
         let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
-        *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        if buffers.is_none() {
+            *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
+        }
         let body = &*read.data;
         let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
         let signed = routes.try_for_each(|route| request::check_signature(&route.policy, parts, body));
@@ -222,7 +258,7 @@ impl Exchange {
         // Only after the body is complete, so that slow senders do not occupy slots.
         let entered = shared.engine.running().try_enter(shared.settings.max_running);
         *slot = Some(entered.ok_or_else(|| NotClaimedReason::Refused(overloaded()))?);
-        let RequestIdentity { address, fingerprint, digests } = &identity;
+        let RequestIdentity { address, fingerprint, digests, .. } = &identity;
         (context.address, context.part_digests) = (Some(*address), *digests);
         if context.key.is_empty() {
             context.key = MaskedKey::of(keyed.key());
@@ -292,7 +328,7 @@ where
                 Err(later) => Some(later.await),
             };
         }
-        exchange.run = Some(engine.resume(exchange.context.policy().terms(), lease));
+        exchange.run = Some(engine.resume(exchange.context.policy(), lease));
         let (outcome, now) = exchange.run(&mut app, &work_state).await;
         match exchange.end(now, outcome, &work_state).await {
             Ok(response) => response,
@@ -318,6 +354,10 @@ struct RequestClaimant<'a, A, B> {
 impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
     fn max_wait(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn may_be_held(&self) -> bool {
+        self.context.policy().guard.as_ref().is_some_and(|guard| guard.on_match == OnMatch::Hold)
     }
 
     fn fingerprint(&self, version: u8) -> Option<Fingerprint> {

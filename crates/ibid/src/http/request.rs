@@ -246,8 +246,14 @@ impl KeyedRequest {
         }
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
-        let address = self.scope.address(self.key(), own_entry, shared.settings.address_secret.as_ref());
-        Ok(Some(RequestIdentity { address, fingerprint, digests }))
+        let secret = shared.settings.address_secret.as_ref();
+        let address = self.scope.address(self.key(), own_entry, secret);
+        let intent = policy.guard.as_ref().and_then(|guard| {
+            let input = fingerprint_input(context, parts, (body, trailers));
+            let intent = context.route.protocol.rules().intent(&guard.fields, &input)?;
+            Some(self.scope.intent_address(&intent, secret))
+        });
+        Ok(Some(RequestIdentity { address, fingerprint, digests, intent }))
     }
 
     /// Builds the claim.
@@ -275,7 +281,8 @@ impl KeyedRequest {
         let whole_key = context.has_label_key.then_some(key);
         let label = with_address_text(context.client_address, |client| {
             let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-            label::encode(context.requested_at_ms, told, identity.digests.as_ref(), whole_key)
+            let (digests, intent) = (identity.digests.as_ref(), identity.intent.as_ref());
+            label::encode(context.requested_at_ms, told, digests, whole_key, intent)
         });
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
@@ -298,6 +305,8 @@ pub(super) struct RequestIdentity {
     pub(super) address: Address,
     pub(super) fingerprint: Fingerprint,
     pub(super) digests: Option<PartDigests>,
+    /// The address of the request's intent, if the route has a guard and the request all of its fields.
+    pub(super) intent: Option<Address>,
 }
 
 /// A body and its trailers.
@@ -305,11 +314,17 @@ pub(super) type RequestContent<'a> = (&'a [u8], Option<&'a HeaderMap>);
 
 /// Computes the fingerprint by the rules of `version`. Returns `None` if the version is unknown.
 pub(super) fn fingerprint(
-    version: u8, context: &RequestContext, parts: &Parts, (body, trailers): RequestContent<'_>,
+    version: u8, context: &RequestContext, parts: &Parts, content: RequestContent<'_>,
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
-    let Parts { method, uri, headers, .. } = parts;
-    let input = FingerprintInput { method, uri, headers, sent: context.sent_names, body, trailers };
+    let input = fingerprint_input(context, parts, content);
     context.route.protocol.rules().fingerprint(version, context.policy(), &input)
+}
+
+fn fingerprint_input<'a>(
+    context: &RequestContext, parts: &'a Parts, (body, trailers): RequestContent<'a>,
+) -> FingerprintInput<'a> {
+    let Parts { method, uri, headers, .. } = parts;
+    FingerprintInput { method, uri, headers, sent: context.sent_names, body, trailers }
 }
 
 /// A label that reads a token claim makes the token mandatory. Otherwise a caller could stay unnamed by omitting the

@@ -182,10 +182,16 @@ pub(super) fn pass_through<RB, E>(
     }
 }
 
+/// Removes the headers `Ibid-*` from a request. Only the layer may set them. A layer does this for the requests that it
+/// covers; a server does it for all.
+pub fn remove_ibid_headers(headers: &mut HeaderMap) {
+    rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-"));
+}
+
 /// Removes headers that only the layer may set.
 fn strip_own_headers(headers: &mut HeaderMap, sent: &SentNames, policy: &Policy) {
     if sent.has_own_prefix {
-        rules::remove_headers(headers, |name| name.as_str().starts_with("ibid-"));
+        remove_ibid_headers(headers);
     }
     for marker in policy.replay_marker_headers().filter(|marker| sent.may_have(marker)) {
         headers.remove(marker);

@@ -9,6 +9,7 @@ use super::{
     PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
 };
 use crate::{
+    json_rpc::ToolSelection,
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
     webhook::{DEFAULT_TOLERANCE, WebhookScheme, WebhookVerifier},
@@ -79,6 +80,7 @@ impl Policy {
             status: Vec::new(),
             grpc_status: Vec::new(),
             envelope: ResponseEnvelope::None,
+            guard: None,
             tools: None,
             remember_tool_errors: true,
             mode: PolicyMode::Enforce,
@@ -220,7 +222,7 @@ impl Policy {
             max_request: 4 << 20,
             // A retry may come in another session, which its client would leave for the one in the replay.
             drop_headers: drop_headers.collect(),
-            tools: Some(list("*")),
+            tools: Some(ToolSelection::Named(list("*"))),
             ..Self::ietf()
         }
     }

@@ -1,6 +1,7 @@
 //! The layer in an axum app.
 
 mod coverage;
+mod guard;
 mod json_rpc;
 mod memory;
 

@@ -68,10 +68,24 @@ pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> io::Res
         let at = known.probed_at.as_deref().map(escape_control).unwrap_or_default();
         lines.extend(known.probe.as_deref().map(|told| ("app asked", format!("{} ({at})", escape_control(told)))));
     }
+    if let Some(held) = &view.held {
+        let first = held.first.as_deref();
+        lines.push(("first key", first.map_or("gone".into(), |first| or_dash(&first.key))));
+        lines.extend(first.map(|first| ("first address", escape_control(&first.address))));
+        lines.extend(first.map(|first| ("first request", first_request(first))));
+        let differs = if held.differs.is_empty() { "nothing".into() } else { held.differs.join(", ") };
+        lines.push(("differs in", differs));
+    }
     for (name, value) in lines {
         writeln!(out, "{name:<13}  {value}")?;
     }
     view.response.as_ref().map_or(Ok(()), |response| print_answer(response, out))
+}
+
+fn first_request(first: &RecordView) -> String {
+    let state = first.status.map_or_else(|| first.state.clone(), |status| format!("{} {status}", first.state));
+    let line = format!("{} {} from {}, {}", first.method, first.path, first.client, first.user_agent);
+    escape_control(&format!("{line}; at {}; {state}", first.requested_at))
 }
 
 pub(super) fn answer_body(view: &RecordView) -> Result<Bytes, CommandError> {

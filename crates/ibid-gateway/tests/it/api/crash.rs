@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use testbed::process::ProcessSignal;
 
-use super::common::{ApiGateway, begin_until_settled, created, payment};
+use super::common::{ApiGateway, begin_until_settled, created, payment, payment_of};
 
 #[tokio::test]
 async fn an_exchange_ends_after_ibid_was_killed_and_restarted() {
@@ -26,6 +26,22 @@ async fn an_exchange_ends_after_ibid_was_killed_and_restarted() {
     let divergent = gateway.end(&exchange, &created("something else")).await;
     assert!(divergent.status == 409 || divergent.answer().body == "paid", "{divergent:?}");
     assert_eq!(gateway.begin(&payment("key-1")).await.answer().body, "paid");
+}
+
+/// The intent of a key is settled with it, by whichever process ends the exchange.
+#[tokio::test]
+async fn an_exchange_that_ends_after_a_restart_settles_its_intent() {
+    let mut gateway = ApiGateway::ietf("guard = { fields = [\"/amount\"] }").await;
+    let (exchange, _) = gateway.run(&payment("key-1")).await;
+    gateway.process.restart().await;
+    let duplicate = gateway.begin(&payment("key-2")).await.answer();
+    assert_eq!((duplicate.status, duplicate.refusal().as_str()), (409, "duplicate-intent"));
+    assert_eq!(gateway.end(&exchange, &created("paid")).await.answer().status, 201);
+    assert_eq!(gateway.begin(&payment("key-2")).await.answer().refusal(), "duplicate-intent");
+    let (exchange, _) = gateway.run(&payment_of("key-3", r#"{"amount":2}"#)).await;
+    gateway.process.restart().await;
+    gateway.failed(&exchange, "not-started").await.answer();
+    assert_eq!(gateway.begin(&payment_of("key-4", r#"{"amount":2}"#)).await.status, 201, "it is free again");
 }
 
 #[tokio::test]

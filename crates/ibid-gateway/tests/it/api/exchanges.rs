@@ -20,6 +20,8 @@ async fn the_first_runs_and_the_second_gets_its_answer() {
     let headers = message["headers"].to_string();
     assert!(headers.contains(r#"["ibid-attempt","1"]"#) && headers.contains(&format!(r#"["ibid-fence","{fence}"]"#)));
     assert!(headers.contains("x-request-id"), "{headers}");
+    let operation = message["operation"].as_str().expect("an operation");
+    assert!(operation.len() == 32 && headers.contains(&format!(r#"["ibid-operation","{operation}"]"#)), "{message}");
     let first = gateway.end(&exchange, &created("paid")).await.answer();
     assert_eq!((first.status, first.body.as_str(), first.is_replay()), (201, "paid", false));
     let replay = gateway.begin(&payment("key-1")).await.answer();

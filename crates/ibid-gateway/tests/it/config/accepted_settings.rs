@@ -105,6 +105,7 @@ fn every_dial() {
         status = { in_progress = 425, key_reused = 409 }
         grpc_status = { key_reused = "ALREADY_EXISTS", in_progress = 10 }
         envelope = "metadata"
+        guard = { fields = ["/order_id", "/amount"], window = "30m", on_match = "hold" }
         upstream = "https://other.example.com"
         mode = "shadow"
         "#,
@@ -133,6 +134,9 @@ fn every_dial() {
     assert_eq!(policy.status_of(RefusalReason::InProgress), StatusCode::TOO_EARLY);
     assert_eq!(policy.status_of(RefusalReason::KeyReused), StatusCode::CONFLICT);
     assert_eq!(policy.grpc_status_of(RefusalReason::KeyReused), 6);
+    let guard = policy.guard.as_ref().unwrap();
+    assert_eq!((guard.fields.len(), guard.window), (2, Duration::from_secs(1800)));
+    assert_eq!(guard.on_match.to_string(), "hold");
     assert_eq!(policy.mode, PolicyMode::Shadow);
 }
 

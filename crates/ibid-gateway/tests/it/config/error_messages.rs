@@ -53,6 +53,32 @@ fn values_of_dials() {
         "digest_status = \"first\"",
         "digest_status: \"first\" is no digest_status; allowed is \"original\" or a status code such as 200",
     );
+    let guard = "is empty; name the fields that make two requests the same operation, such as \"/order_id\"";
+    route("guard = {}", &format!("guard.fields: {guard}"));
+    route(
+        "guard = { fields = [\"order\"] }",
+        "guard.fields[1]: \"order\" is no JSON pointer; write one such as \"/meta/sent_at\"",
+    );
+    route(
+        "guard = { fields = \"/order\", window = \"0s\" }",
+        "guard.window: is zero; it must be longer, such as \"10m\"",
+    );
+    route(
+        "ttl = \"5m\"\nguard = { fields = \"/order\" }",
+        "guard.window: is 600s, and ttl is 300s; it must be at most ttl, or the first key runs again before another may",
+    );
+    route(
+        "guard = { fields = \"/order\", on_match = \"warn\" }",
+        "guard.on_match: \"warn\" is no on_match; allowed are \"reject\" \"hold\" \"count\"",
+    );
+    top(
+        "[[route]]\nmatch = \"DELETE /a/*\"\nguard = { fields = \"/order\" }",
+        "route[1].guard: is set, and no method of this route has a body to read fields from; leave it out (match = \"DELETE /a/*\")",
+    );
+    top(
+        "[[route]]\nmatch = \"grpc shop.Payments/Pay\"\nguard = { fields = \"/order\" }",
+        "route[1].guard: is set; it reads fields of JSON and form bodies, which a gRPC call does not have; leave it out (match = \"grpc shop.Payments/Pay\")",
+    );
     route("json_ignore = \"a\"", "json_ignore: \"a\" is no JSON pointer; write one such as \"/meta/sent_at\"");
     route(
         "replay_headers = { X-A = \"{nope}\" }",

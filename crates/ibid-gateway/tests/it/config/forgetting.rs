@@ -174,9 +174,14 @@ fn another_store_and_a_shorter_ttl() {
             "store.url changed from redis://127.0.0.1/0 to postgres://u@127.0.0.1/d: what the old store remembers will not be found again",
         ],
     );
-    let sooner = shortened_ttls(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
+    let sooner = shortened_memory(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
     assert_eq!(sooner, ["POST /payments/*: ttl shortened from 24h to 1h: answers will be forgotten sooner"]);
-    assert!(shortened_ttls(&load(PAY), &load(&format!("{PAY}ttl = \"72h\""))).is_empty());
+    assert!(shortened_memory(&load(PAY), &load(&format!("{PAY}ttl = \"72h\""))).is_empty());
+    let guarded = |fields: &str| load(&format!("{PAY}guard = {{ fields = [{fields}] }}"));
+    assert!(shortened_memory(&load(PAY), &guarded("\"/a\"")).is_empty(), "a new guard forgets nothing");
+    let other = &shortened_memory(&guarded("\"/a\""), &guarded("\"/a\", \"/b\""))[0];
+    assert!(other.contains("guard.fields changed from [/a] to [/a, /b]: operations of the last window"), "{other}");
+    assert!(shortened_memory(&guarded("\"/a\""), &load(PAY))[0].contains("from [/a] to none"));
 }
 
 #[test]

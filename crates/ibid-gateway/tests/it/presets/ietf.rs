@@ -323,6 +323,7 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("status", "none"),
         ("grpc_status", "none"),
         ("envelope", "none"),
+        ("guard", "none"),
         ("mode", "enforce"),
     ];
     every_route_has("ietf", &column).await;

@@ -60,7 +60,7 @@ pub(super) fn assert_degraded(answer: &TestResponse) {
 }
 
 /// A fresh PostgreSQL database with the store's tables, by `ibid migrate`. Returns how the gateway reaches it, and its name.
-pub(super) async fn migrated_database(server: &TestPostgres, port: u16) -> (String, String) {
+pub(crate) async fn migrated_database(server: &TestPostgres, port: u16) -> (String, String) {
     let database = server.create_database();
     let migrated = run_ibid(&["migrate", "--store", &server.url("migrator", &database)], &[]).await;
     assert!(migrated.code == Some(0), "{}", &migrated.stderr);

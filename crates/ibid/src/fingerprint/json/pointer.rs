@@ -44,6 +44,18 @@ impl JsonPointer {
         let steps = steps.ok_or_else(|| fail("`~` has to be written `~0`, and `/` in a name `~1`"))?;
         Ok(JsonPointer { source: written.to_owned(), steps })
     }
+
+    /// The name of the same field in a form: `card[number]` for `/card/number`.
+    pub(crate) fn form_name(&self) -> String {
+        let mut names = self.source[1..].split('/').map(|name| name.replace("~1", "/").replace("~0", "~"));
+        let first = names.next().unwrap_or_default();
+        names.fold(first, |name, step| format!("{name}[{step}]"))
+    }
+
+    /// The pointer to the same place inside the value at `base`.
+    pub(crate) fn under(&self, base: &str) -> Self {
+        Self::parse(&format!("{base}{self}")).expect("both are pointers")
+    }
 }
 
 impl PointerStep {
