@@ -5,20 +5,29 @@
 //! on only after ibid's reply ([`envoy_app`]). If a stream ends before the response was complete, the outcome is
 //! unknown.
 
-use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use envoy_types::pb::envoy::service::ext_proc::v3::{
-    HeaderMutation, ProcessingRequest, ProcessingResponse,
-    external_processor_server::{ExternalProcessor, ExternalProcessorServer},
-    processing_request::Request as EnvoyRequest,
+use std::{
+    io,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
-use futures_util::stream::BoxStream;
+
+use envoy_types::pb::envoy::{
+    extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
+    service::ext_proc::v3::{
+        ProcessingRequest, ProcessingResponse,
+        external_processor_server::{ExternalProcessor, ExternalProcessorServer},
+        processing_request::Request as EnvoyMessage,
+    },
+};
+use futures_util::{FutureExt as _, stream::BoxStream};
 use http::{HeaderMap, Request, Response};
-use http_body_util::{BodyExt as _, Full};
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Either};
 use ibid::{
     Ibid, Refusal, RefusalReason,
-    http::{Protocol, RequestSender, ResponseBody, RouteMatch, carries_key, refusal_response},
+    http::{AppError, Protocol, RequestSender, ResponseBody, RouteMatch, refusal_response},
 };
 use tokio::{
     net::TcpListener,
@@ -31,9 +40,9 @@ use tonic::{
 };
 
 use self::{
-    envoy_app::{EnvoyApp, EnvoyBody, EnvoyEvent, RunMode},
-    messages::{MessageKind, header_changes, immediate, pass},
-    stream::{EnvoyStream, StreamError},
+    envoy_app::{AppBody, EnvoyApp, EnvoyBody, EnvoyEvent, EnvoyReply, EnvoyRequest},
+    messages::{AwaitedMessage, BodyDirection, header_changes, immediate, pass},
+    stream::{EnvoySender, EnvoyStream, RequestMode, ResponseHead, StreamError},
 };
 use crate::{
     api::ProbeClient,
@@ -154,6 +163,7 @@ struct EnvoyExchange {
     /// As Envoy has them.
     sent_headers: HeaderMap,
     has_body: bool,
+    mode: RequestMode,
     sender: RequestSender,
     route_match: RouteMatch,
     probes: ProbeClient,
@@ -162,9 +172,9 @@ struct EnvoyExchange {
 impl ExtProcState {
     /// Handles one request, from its headers to the end of its response.
     async fn handle(&self, stream: &mut EnvoyStream) -> Result<(), StreamError> {
-        let first = stream.next().await?;
+        let first = stream.received.next().await?;
         let sender = RequestSender { peer: messages::peer(&first), ..RequestSender::default() };
-        let Some(EnvoyRequest::RequestHeaders(headers)) = first.request else {
+        let Some(EnvoyMessage::RequestHeaders(headers)) = first.request else {
             let what =
                 "Envoy did not begin with the request's headers; set processing_mode.request_header_mode to SEND";
             return Err(StreamError::Failed(Status::failed_precondition(what)));
@@ -179,7 +189,7 @@ impl ExtProcState {
         let request = request.map_err(|why| StreamError::Failed(Status::invalid_argument(why)))?;
         match self.route(request, has_body, sender).await {
             Ok(exchange) => exchange.run(&self.ibid, stream).await,
-            Err(refusal) => respond(stream, refusal).await,
+            Err(refusal) => respond(&stream.replies, RequestMode::Buffered, refusal).await,
         }
     }
 
@@ -198,9 +208,6 @@ impl ExtProcState {
         let (method, uri) = (request.method(), request.uri());
         let head = RequestHead { method, uri, version: request.version(), headers: request.headers() };
         let routed = now.route_request(head);
-        if let Some(refusal) = refuse_grpc(&routed, &request) {
-            return Err(refusal_response(&refusal, routed.refusals, Protocol::Grpc));
-        }
         if let Some((verifier, wanted)) = now.verifier_for(&routed) {
             sender.identity = Some(Box::pin(verifier.identify_caller(request.headers(), &wanted)).await);
         }
@@ -209,108 +216,152 @@ impl ExtProcState {
         let RoutedUpstream { upstream, refusals, route_match } = routed;
         let proxy = Proxy { client, upstream, refusals, trace: None };
         let probes = ProbeClient { method: method.clone(), uri: uri.clone(), proxy };
-        Ok(EnvoyExchange { request, sent_headers, has_body, sender, route_match, probes })
+        let is_grpc = matches!(&route_match, RouteMatch::Covered { route, .. } if route.protocol == Protocol::Grpc);
+        let mode = if is_grpc { RequestMode::Streamed } else { RequestMode::Buffered };
+        Ok(EnvoyExchange { request, sent_headers, has_body, mode, sender, route_match, probes })
     }
 }
 
 impl EnvoyExchange {
     async fn run(self, ibid: &Ibid, stream: &mut EnvoyStream) -> Result<(), StreamError> {
-        let Self { request, sent_headers, has_body, sender, route_match, probes } = self;
-        let (events, mut wanted) = mpsc::unbounded_channel();
-        let (content, received) = oneshot::channel();
-        let body = if has_body { EnvoyBody::NotRequested(events.clone(), received) } else { EnvoyBody::Empty };
+        let Self { request, sent_headers, has_body, mode, sender, route_match, probes } = self;
+        let EnvoyStream { received, replies } = stream;
+        let ((events, mut passed), (wanted, is_wanted)) = (mpsc::unbounded_channel(), watch::channel(false));
+        let (parts, body) = EnvoyBody::channel(Some(wanted));
         if !has_body && matches!(route_match, RouteMatch::Covered { .. }) {
-            stream.extend_timeout().await?;
+            replies.extend_timeout().await?;
         }
         let app = EnvoyApp { events, timeout: response_timeout(&route_match), probes };
+        let request = request.map(|()| if has_body { body } else { EnvoyBody::default() });
         // An app answers preflights itself.
-        let work = ibid.handle(app, request.map(|()| body), sender, route_match, &|_, _| None);
-        let (mut work, mut awaiting, mut content) = (pin!(work), MessageKind::RequestHeaders, Some(content));
-        let (headers, mode, reply) = loop {
+        let work = ibid.handle(app, request, sender, route_match, &|_, _| None);
+        let mut work = pin!(work.map(|response| response.unwrap_or_else(|never| match never {})));
+        let reply = {
+            let trailers = OnceLock::new();
+            let mut reading = pin!(received.read_request(replies, mode, is_wanted.clone(), parts, &trailers));
             let event = tokio::select! {
                 biased;
-                Some(event) = wanted.recv() => event,
-                response = &mut work => match wanted.try_recv() {
+                Some(event) = passed.recv() => event,
+                response = &mut work => match passed.try_recv() {
                     Ok(event @ EnvoyEvent::Pass(_)) => event,
-                    _ => return respond(stream, response.unwrap_or_else(|never| match never {})).await,
+                    _ => return respond(replies, mode, response).await,
                 },
-                error = stream.ended() => return Err(error),
+                error = &mut reading => return Err(error),
             };
-            match event {
-                EnvoyEvent::BodyWanted => {
-                    let body = tokio::select! {
-                        body = stream.read_request_body() => body?,
-                        // It did not arrive in time. Envoy reads no further once its buffer is full.
-                        response = &mut work => {
-                            return respond(stream, response.unwrap_or_else(|never| match never {})).await;
-                        }
-                    };
-                    stream.extend_timeout().await?;
-                    let _ = content.take().expect("it is requested once").send(body.into());
-                    awaiting = MessageKind::RequestBody;
-                }
-                EnvoyEvent::Pass(headers) => {
-                    let further = (awaiting == MessageKind::RequestHeaders).then(messages::headers_only);
-                    return stream.reply(pass(awaiting, header_changes(&sent_headers, &headers), further)).await;
-                }
-                EnvoyEvent::Run(headers, mode, reply) => break (headers, mode, reply),
+            let (request, reply) = match event {
+                EnvoyEvent::Pass(request) => (request, None),
+                EnvoyEvent::Run(request, reply) => (request, Some(reply)),
+            };
+            let mode = Some(mode).filter(|_| *is_wanted.borrow());
+            tokio::select! {
+                biased;
+                sent = send_request(replies, mode, &sent_headers, request, reply.is_some(), &trailers) => sent?,
+                error = &mut reading => return Err(error),
             }
+            reply
         };
-        let further = (awaiting == MessageKind::RequestHeaders).then(messages::buffered);
-        stream.reply(pass(awaiting, header_changes(&sent_headers, &headers), further)).await?;
-        // An early return drops `reply`: the outcome is then unknown.
-        let (awaiting, received) = tokio::select! {
-            received = stream.read_response() => received?,
-            // The route's `timeout` and `late_answer` have passed: Envoy gives up the request to the app.
-            response = &mut work => return respond(stream, response.unwrap_or_else(|never| match never {})).await,
-        };
-        let from_app = received.as_ref().ok().cloned();
-        // If Envoy has ended the stream, the response is recorded all the same.
-        let _ = stream.extend_timeout().await;
-        let _ = reply.send(received);
-        let response = tokio::select! {
-            biased;
-            response = &mut work => response.unwrap_or_else(|never| match never {}),
-            error = stream.ended() => return Err(error),
-        };
-        end(stream, awaiting, mode, from_app, response).await
+        match reply {
+            // If it fails, it drops `reply`: the outcome is then unknown.
+            Some(reply) => finish(stream, work, reply).await,
+            None => Ok(()),
+        }
     }
 }
 
-/// Gives Envoy the response for the client.
-async fn end(
-    stream: &EnvoyStream, awaiting: MessageKind, mode: RunMode, from_app: Option<Response<Full<Bytes>>>,
-    response: EnvoyAnswer,
+/// Lets a request pass. `mode` is `None` if Envoy was not asked for its body.
+async fn send_request(
+    replies: &EnvoySender, mode: Option<RequestMode>, sent_headers: &HeaderMap, request: EnvoyRequest,
+    is_claimed: bool, trailers: &OnceLock<HeaderMap>,
 ) -> Result<(), StreamError> {
-    let Some(from_app) = from_app else {
-        return match mode {
-            RunMode::Enforced => respond(stream, response).await,
-            // Envoy's own response.
-            RunMode::Shadow => stream.reply(pass(awaiting, HeaderMutation::default(), None)).await,
-        };
+    let (head, body) = request.into_parts();
+    let (changes, mut body) = (header_changes(sent_headers, &head.headers), pin!(body));
+    match mode {
+        None => {
+            let run_mode = messages::run_mode(BodySendMode::None);
+            let further = if is_claimed { run_mode } else { messages::headers_only() };
+            replies.reply(pass(AwaitedMessage::RequestHeaders, changes, Some(further))).await
+        }
+        Some(RequestMode::Buffered) => {
+            // Envoy has it.
+            while let Some(Ok(_)) = body.frame().await {}
+            replies.reply(pass(AwaitedMessage::RequestBody, changes, None)).await
+        }
+        Some(RequestMode::Streamed) => {
+            replies.reply(pass(AwaitedMessage::RequestHeaders, changes, None)).await?;
+            replies.send_body(BodyDirection::Request, body, trailers).await
+        }
+    }
+}
+
+/// Gives the response to a claimed request to `work`, and what that makes of it to Envoy.
+async fn finish(
+    stream: &mut EnvoyStream, mut work: Pin<&mut impl Future<Output = EnvoyAnswer>>, reply: oneshot::Sender<EnvoyReply>,
+) -> Result<(), StreamError> {
+    let EnvoyStream { received, replies } = stream;
+    let ResponseHead { origin, head, has_body } = tokio::select! {
+        head = received.read_response_head() => head?,
+        // The route's `timeout` and `late_answer` have passed: Envoy gives up the request to the app.
+        response = &mut work => return respond(replies, RequestMode::Buffered, response).await,
     };
-    let (from_app, response) = (collect(from_app.map(ResponseBody::untouched)).await?, collect(response).await?);
-    let is_app_response = (from_app.status(), from_app.body()) == (response.status(), response.body());
-    stream
-        .reply(if is_app_response {
-            pass(awaiting, header_changes(from_app.headers(), response.headers()), None)
-        } else {
-            immediate(&response)
-        })
-        .await
+    let (parts, body) = EnvoyBody::channel(None);
+    let response = head.clone().map(|()| Either::Right(if has_body { body } else { EnvoyBody::default() }));
+    let _ = reply.send(match origin {
+        Ok(()) => Ok(response),
+        Err(outcome) => Err(AppError { outcome, response: Some(response) }),
+    });
+    let trailers = OnceLock::new();
+    let answering = async { end(replies, &head, has_body, work.await, &trailers).await };
+    let reading = async { if has_body { received.read_body(parts, &trailers).await } else { received.ended().await } };
+    tokio::select! {
+        biased;
+        ended = answering => ended,
+        // A response that was complete is recorded all the same.
+        error = reading => Err(error),
+    }
 }
 
-type EnvoyAnswer = Response<ResponseBody<Full<Bytes>>>;
+type EnvoyAnswer = Response<ResponseBody<AppBody>>;
 
-/// Responds in place of the app.
-async fn respond(stream: &EnvoyStream, response: EnvoyAnswer) -> Result<(), StreamError> {
-    stream.reply(immediate(&collect(response).await?)).await
+/// Gives Envoy the response for the client: as changes of the one that Envoy has, if it has the same form.
+async fn end(
+    replies: &EnvoySender, from_app: &Response<()>, has_body: bool, response: EnvoyAnswer,
+    trailers: &OnceLock<HeaderMap>,
+) -> Result<(), StreamError> {
+    let is_empty = response.body().is_end_stream();
+    let is_trailers_only = is_empty && response.headers().contains_key("grpc-status");
+    let has_same_form = if has_body { !is_trailers_only } else { is_empty };
+    if !has_same_form || response.status() != from_app.status() {
+        return respond(replies, RequestMode::Buffered, response).await;
+    }
+    let (head, body) = response.into_parts();
+    let mut changes = header_changes(from_app.headers(), &head.headers);
+    if !has_body {
+        return replies.reply(pass(AwaitedMessage::ResponseHeaders, changes, None)).await;
+    }
+    messages::change_length(&mut changes, from_app.headers(), body.size_hint().exact());
+    replies.reply(pass(AwaitedMessage::ResponseHeaders, changes, None)).await?;
+    replies.send_body(BodyDirection::Response, pin!(body), trailers).await
 }
 
-async fn collect(response: EnvoyAnswer) -> Result<Response<Bytes>, StreamError> {
+/// Responds in place of the app. `mode` is the request's while Envoy waits for a reply to its headers.
+async fn respond(replies: &EnvoySender, mode: RequestMode, response: EnvoyAnswer) -> Result<(), StreamError> {
     let (head, body) = response.into_parts();
     let body = body.collect().await.map_err(|why| StreamError::Failed(Status::internal(why.to_string())))?;
-    Ok(Response::from_parts(head, body.to_bytes()))
+    let (trailers, response) = (body.trailers().cloned(), Response::from_parts(head, body.to_bytes()));
+    match trailers.filter(|trailers| trailers.contains_key("grpc-status")) {
+        None => replies.reply(immediate(&response)).await,
+        Some(trailers) if mode == RequestMode::Streamed => {
+            for part in messages::streamed_immediate(response, &trailers) {
+                replies.reply(part).await?;
+            }
+            Ok(())
+        }
+        // Another run of the call was recorded, and Envoy already has a response of another form.
+        Some(_) => {
+            let what = "Envoy cannot be given the recorded response of a gRPC call any more; a retry gets it";
+            Err(StreamError::Failed(Status::unavailable(what)))
+        }
+    }
 }
 
 /// How long Envoy may take to bring the response.
@@ -318,15 +369,4 @@ fn response_timeout(route_match: &RouteMatch) -> Duration {
     let RouteMatch::Covered { route, alternatives } = route_match else { return Duration::ZERO };
     let all = std::iter::once(route).chain(alternatives);
     all.map(|route| route.policy.timeout + route.policy.late_answer_or_lease()).max().unwrap_or_default()
-}
-
-/// Refuses a gRPC call that would need a claim: Envoy cannot be given a remembered gRPC response with trailers while it
-/// buffers the request.
-fn refuse_grpc(routed: &RoutedUpstream, request: &Request<()>) -> Option<Refusal> {
-    let RouteMatch::Covered { route, .. } = &routed.route_match else { return None };
-    let policy = &route.policy;
-    let needs_claim = policy.key.required || carries_key(policy, request.uri(), request.headers());
-    let detail =
-        "gRPC calls with a key are not protected through Envoy's external processing; send them through the gateway";
-    (route.protocol == Protocol::Grpc && needs_claim).then(|| Refusal::new(RefusalReason::MethodUnknown, detail))
 }

@@ -17,6 +17,17 @@ pub struct TestEnvoy {
 
 deref_to_process!(TestEnvoy);
 
+/// A change of the configuration for an app that speaks HTTP/2, as gRPC servers do.
+pub const HTTP2_APP: (&str, &str) = (
+    "    - name: app\n      load_assignment:",
+    "    - name: app
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          \"@type\": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          explicit_http_config: { http2_protocol_options: {} }
+      load_assignment:",
+);
+
 impl TestEnvoy {
     /// `changes` replaces parts of the configuration.
     pub fn start(app: SocketAddr, changes: &[(&str, &str)]) -> Self {

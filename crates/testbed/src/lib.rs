@@ -31,7 +31,7 @@ mod server_process;
 pub mod upstream;
 
 pub use self::{
-    envoy::TestEnvoy,
+    envoy::{HTTP2_APP, TestEnvoy},
     fault_proxy::{ConnectionTraffic, FaultProxy, ProxyCounts},
     nats::TestNats,
     postgres::{PgBouncer, TestPostgres},

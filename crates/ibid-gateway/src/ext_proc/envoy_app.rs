@@ -10,37 +10,35 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use http_body::{Body, Frame};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use ibid::http::{App, AppCall, AppError, DispatchOutcome, RequestBody};
 use tokio::{
-    sync::{mpsc::UnboundedSender, oneshot},
+    sync::{
+        mpsc::{self, UnboundedSender},
+        oneshot, watch,
+    },
     time::timeout,
 };
 
 use crate::api::ProbeClient;
 
-/// What the work on a request needs from Envoy.
+/// What Envoy does with a request.
 pub(super) enum EnvoyEvent {
-    /// The body is read now.
-    BodyWanted,
-    /// No claim protects the request, which passes with these headers.
-    Pass(HeaderMap),
-    /// The claimed request passes with these headers. If the sender is dropped, the outcome is unknown.
-    Run(HeaderMap, RunMode, oneshot::Sender<EnvoyReply>),
+    /// No claim protects the request, which passes like this.
+    Pass(EnvoyRequest),
+    /// The claimed request passes like this. If the sender is dropped, the outcome is unknown.
+    Run(EnvoyRequest, oneshot::Sender<EnvoyReply>),
 }
 
-/// Whether ibid decides about the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RunMode {
-    Enforced,
-    /// The client gets the response unchanged.
-    Shadow,
-}
+pub(super) type EnvoyRequest = Request<RequestBody<EnvoyBody>>;
 
 /// How the request ended.
-pub(super) type EnvoyReply = Result<Response<Full<Bytes>>, DispatchOutcome>;
+pub(super) type EnvoyReply = Result<Response<AppBody>, AppError<AppBody>>;
+
+/// The body of a probe's response, or of a response that Envoy brings.
+pub(super) type AppBody = Either<Full<Bytes>, EnvoyBody>;
 
 #[derive(Clone)]
 pub(super) struct EnvoyApp {
@@ -51,52 +49,65 @@ pub(super) struct EnvoyApp {
     pub(super) probes: ProbeClient,
 }
 
-/// The body of a request, which Envoy sends when it is asked for it.
-pub(super) enum EnvoyBody {
-    Empty,
-    NotRequested(UnboundedSender<EnvoyEvent>, oneshot::Receiver<Bytes>),
-    Awaited(oneshot::Receiver<Bytes>),
+/// A body that Envoy sends. By default it is empty.
+#[derive(Default)]
+pub(super) struct EnvoyBody {
+    /// Becomes true when the body is read.
+    wanted: Option<watch::Sender<bool>>,
+    /// `None` after the end.
+    parts: Option<mpsc::Receiver<BodyPart>>,
 }
 
-/// Envoy gave up the request before its body was complete.
+pub(super) enum BodyPart {
+    Frame(Frame<Bytes>),
+    End,
+}
+
+/// Envoy gave up the message before its body was complete.
 #[derive(Debug, thiserror::Error)]
-#[error("Envoy ended the request before its body was complete")]
+#[error("Envoy ended the message before its body was complete")]
 pub(super) struct LostBody;
 
 impl App<EnvoyBody> for EnvoyApp {
-    type Body = Full<Bytes>;
+    type Body = AppBody;
     type PassError = Infallible;
-    type PassFuture = Ready<Result<Response<Full<Bytes>>, Infallible>>;
+    type PassFuture = Ready<Result<Response<AppBody>, Infallible>>;
 
     const HAS_OWN_DEADLINE: bool = true;
 
-    fn pass(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::PassFuture {
-        let _ = self.events.send(EnvoyEvent::Pass(request.into_parts().0.headers));
-        ready(Ok(Response::default()))
+    fn pass(&mut self, request: EnvoyRequest) -> Self::PassFuture {
+        let _ = self.events.send(EnvoyEvent::Pass(request));
+        ready(Ok(Response::new(Either::Left(Full::default()))))
     }
 
-    async fn send(
-        &mut self, request: Request<RequestBody<EnvoyBody>>, call: AppCall<'_>,
-    ) -> Result<Response<Full<Bytes>>, AppError<Full<Bytes>>> {
+    async fn send(&mut self, request: EnvoyRequest, call: AppCall<'_>) -> EnvoyReply {
+        let failed = |outcome| AppError { outcome, response: None };
         if call.run.is_none() && call.send_state.is_some() && self.probes.is_probe(&request) {
-            return self.probes.clone().send(request, call).await;
+            let probed = self.probes.clone().send(request, call).await;
+            return probed.map(|response| response.map(Either::Left)).map_err(|error| failed(error.outcome));
         }
-        let mode = if call.send_state.is_some() { RunMode::Enforced } else { RunMode::Shadow };
         let (reply, replied) = oneshot::channel();
-        let reply = match self.events.send(EnvoyEvent::Run(request.into_parts().0.headers, mode, reply)) {
+        if self.events.send(EnvoyEvent::Run(request, reply)).is_err() {
             // Envoy sends a request only after it was let pass.
-            Err(_) => Err(DispatchOutcome::NotSent("Envoy gave up the request before it was let pass".into())),
-            Ok(()) => match timeout(self.timeout, replied).await {
-                Ok(Ok(reply)) => reply,
-                Ok(Err(_)) => Err(DispatchOutcome::ResponseLost(
-                    "Envoy gave up the request: the client disconnected, the connection to the app broke, or a time-out \
-                     of Envoy was over"
-                        .into(),
-                )),
-                Err(_) => Err(DispatchOutcome::TimedOut("Envoy brought no response in time".into())),
-            },
-        };
-        reply.map_err(|outcome| AppError { outcome, response: None })
+            let why = "Envoy gave up the request before it was let pass";
+            return Err(failed(DispatchOutcome::NotSent(why.into())));
+        }
+        timeout(self.timeout, replied)
+            .await
+            .map_err(|_| failed(DispatchOutcome::TimedOut("Envoy brought no response in time".into())))?
+            .map_err(|_| {
+                let why = "Envoy gave up the request: the client disconnected, the connection to the app broke, or a \
+                           time-out of Envoy was over";
+                failed(DispatchOutcome::ResponseLost(why.into()))
+            })?
+    }
+}
+
+impl EnvoyBody {
+    /// Also returns where Envoy's messages go. `wanted` becomes true when the body is read.
+    pub(super) fn channel(wanted: Option<watch::Sender<bool>>) -> (mpsc::Sender<BodyPart>, Self) {
+        let (sender, parts) = mpsc::channel(1);
+        (sender, Self { wanted, parts: Some(parts) })
     }
 }
 
@@ -105,25 +116,22 @@ impl Body for EnvoyBody {
     type Error = LostBody;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, LostBody>>> {
-        loop {
-            match std::mem::replace(&mut *self, Self::Empty) {
-                Self::Empty => return Poll::Ready(None),
-                Self::NotRequested(events, content) => {
-                    let _ = events.send(EnvoyEvent::BodyWanted);
-                    *self = Self::Awaited(content);
-                }
-                Self::Awaited(mut content) => {
-                    let received = Pin::new(&mut content).poll(cx);
-                    if received.is_pending() {
-                        *self = Self::Awaited(content);
-                    }
-                    return Poll::Ready(Some(ready!(received).map(Frame::data).map_err(|_| LostBody)));
-                }
-            }
+        if let Some(wanted) = self.wanted.take() {
+            let _ = wanted.send(true);
         }
+        let Some(parts) = &mut self.parts else { return Poll::Ready(None) };
+        let part = ready!(parts.poll_recv(cx));
+        if !matches!(part, Some(BodyPart::Frame(_))) {
+            self.parts = None;
+        }
+        Poll::Ready(match part {
+            Some(BodyPart::Frame(frame)) => Some(Ok(frame)),
+            Some(BodyPart::End) => None,
+            None => Some(Err(LostBody)),
+        })
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Empty)
+        self.parts.is_none()
     }
 }

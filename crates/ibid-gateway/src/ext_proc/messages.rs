@@ -14,8 +14,10 @@ use envoy_types::pb::{
             processing_mode::{BodySendMode, HeaderSendMode},
         },
         service::ext_proc::v3::{
-            BodyResponse, CommonResponse, GrpcStatus, HeaderMutation, HeadersResponse, HttpHeaders, ImmediateResponse,
-            ProcessingRequest, ProcessingResponse, processing_response::Response as EnvoyResponse,
+            BodyMutation, BodyResponse, CommonResponse, GrpcStatus, HeaderMutation, HeadersResponse, HttpHeaders,
+            HttpTrailers, ImmediateResponse, ProcessingRequest, ProcessingResponse, StreamedBodyResponse,
+            StreamedImmediateResponse, TrailersResponse, body_mutation::Mutation,
+            processing_response::Response as EnvoyResponse, streamed_immediate_response::Response as ImmediatePart,
         },
         r#type::v3::HttpStatus,
     },
@@ -26,6 +28,8 @@ use ibid::{grpc, http::DispatchOutcome};
 
 /// The name of the filter, under which Envoy sends attributes.
 const FILTER_NAME: &str = "envoy.filters.http.ext_proc";
+/// A header that Envoy adds to responses of the app.
+const ENVOY_TIME: &str = "x-envoy-upstream-service-time";
 /// The value of `response.code_details` for a response that came from the app.
 const VIA_UPSTREAM: &str = "via_upstream";
 const RESET_BEFORE_RESPONSE: &str = "upstream_reset_before_response_started{";
@@ -37,11 +41,17 @@ const NOT_ROUTED: [&str; 4] = ["no_healthy_upstream", "cluster_not_found", "rout
 
 /// Which message of Envoy a reply is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MessageKind {
+pub(super) enum AwaitedMessage {
     RequestHeaders,
     RequestBody,
     ResponseHeaders,
-    ResponseBody,
+}
+
+/// Whose body ibid sends in chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BodyDirection {
+    Request,
+    Response,
 }
 
 /// Reads the head of a request. Envoy has pseudo-headers for every version of HTTP.
@@ -74,13 +84,23 @@ pub(super) fn response_head(headers: Option<EnvoyHeaders>) -> Result<Response<()
     let mut response = Response::new(());
     for EnvoyHeader { key, value, raw_value } in headers.unwrap_or_default().headers {
         let value = if raw_value.is_empty() { value.into_bytes() } else { raw_value };
-        if key == ":status" {
-            *response.status_mut() = StatusCode::from_bytes(&value).map_err(|_| "the status is not valid")?;
-        } else {
-            append_header(response.headers_mut(), &key, value)?;
+        match key.as_str() {
+            ":status" => {
+                *response.status_mut() = StatusCode::from_bytes(&value).map_err(|_| "the status is not valid")?
+            }
+            ENVOY_TIME => {}
+            _ => append_header(response.headers_mut(), &key, value)?,
         }
     }
     Ok(response)
+}
+
+pub(super) fn trailers(message: HttpTrailers) -> Result<HeaderMap, String> {
+    let mut trailers = HeaderMap::new();
+    for EnvoyHeader { key, value, raw_value } in message.trailers.unwrap_or_default().headers {
+        append_header(&mut trailers, &key, if raw_value.is_empty() { value.into_bytes() } else { raw_value })?;
+    }
+    Ok(trailers)
 }
 
 fn append_header(headers: &mut HeaderMap, name: &str, value: Vec<u8>) -> Result<(), String> {
@@ -134,25 +154,33 @@ fn attribute<'a>(message: &'a ProcessingRequest, name: &str) -> Option<&'a Kind>
 
 /// Lets a message pass with changed headers.
 pub(super) fn pass(
-    kind: MessageKind, changes: HeaderMutation, mode_override: Option<ProcessingMode>,
+    kind: AwaitedMessage, changes: HeaderMutation, mode_override: Option<ProcessingMode>,
 ) -> ProcessingResponse {
     let response = Some(CommonResponse { header_mutation: Some(changes), ..CommonResponse::default() });
     let response = match kind {
-        MessageKind::RequestHeaders => EnvoyResponse::RequestHeaders(HeadersResponse { response }),
-        MessageKind::RequestBody => EnvoyResponse::RequestBody(BodyResponse { response }),
-        MessageKind::ResponseHeaders => EnvoyResponse::ResponseHeaders(HeadersResponse { response }),
-        MessageKind::ResponseBody => EnvoyResponse::ResponseBody(BodyResponse { response }),
+        AwaitedMessage::RequestHeaders => EnvoyResponse::RequestHeaders(HeadersResponse { response }),
+        AwaitedMessage::RequestBody => EnvoyResponse::RequestBody(BodyResponse { response }),
+        AwaitedMessage::ResponseHeaders => EnvoyResponse::ResponseHeaders(HeadersResponse { response }),
     };
     ProcessingResponse { mode_override, response: Some(response), ..ProcessingResponse::default() }
 }
 
-/// Asks for both bodies as a whole.
-pub(super) fn buffered() -> ProcessingMode {
+/// Asks for the body of the request like this, and for the response as it arrives.
+pub(super) fn run_mode(request_body: BodySendMode) -> ProcessingMode {
     let mut mode = headers_only();
+    mode.set_request_body_mode(request_body);
+    if request_body == BodySendMode::FullDuplexStreamed {
+        mode.set_request_trailer_mode(HeaderSendMode::Send);
+    }
     mode.set_response_header_mode(HeaderSendMode::Send);
-    mode.set_request_body_mode(BodySendMode::Buffered);
-    mode.set_response_body_mode(BodySendMode::Buffered);
+    mode.set_response_body_mode(BodySendMode::FullDuplexStreamed);
+    mode.set_response_trailer_mode(HeaderSendMode::Send);
     mode
+}
+
+/// Changes what Envoy sends, before the reply to the request's headers. Envoy knows it since version 1.40.
+pub(super) fn change_mode(mode: ProcessingMode) -> ProcessingResponse {
+    ProcessingResponse { mode_override: Some(mode), ..ProcessingResponse::default() }
 }
 
 /// Asks for no further message.
@@ -171,6 +199,58 @@ pub(super) fn extend_timeout(timeout: Duration) -> ProcessingResponse {
     let seconds = timeout.as_secs().cast_signed();
     let timeout = protobuf::Duration { seconds, ..protobuf::Duration::default() };
     ProcessingResponse { override_message_timeout: Some(timeout), ..ProcessingResponse::default() }
+}
+
+/// Passes a chunk of a body on.
+pub(super) fn chunk(direction: BodyDirection, data: Bytes, end_of_stream: bool) -> ProcessingResponse {
+    let chunk = StreamedBodyResponse { body: data.into(), end_of_stream, ..StreamedBodyResponse::default() };
+    let body_mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(chunk)) });
+    let response = BodyResponse { response: Some(CommonResponse { body_mutation, ..CommonResponse::default() }) };
+    let response = Some(match direction {
+        BodyDirection::Request => EnvoyResponse::RequestBody(response),
+        BodyDirection::Response => EnvoyResponse::ResponseBody(response),
+    });
+    ProcessingResponse { response, ..ProcessingResponse::default() }
+}
+
+/// Passes trailers on, with changes.
+pub(super) fn pass_trailers(direction: BodyDirection, changes: HeaderMutation) -> ProcessingResponse {
+    let response = TrailersResponse { header_mutation: Some(changes) };
+    let response = Some(match direction {
+        BodyDirection::Request => EnvoyResponse::RequestTrailers(response),
+        BodyDirection::Response => EnvoyResponse::ResponseTrailers(response),
+    });
+    ProcessingResponse { response, ..ProcessingResponse::default() }
+}
+
+/// A response with trailers in place of the app's, part by part. Envoy accepts it before the reply to the request's
+/// headers, unless it buffers the request.
+pub(super) fn streamed_immediate(response: Response<Bytes>, trailers: &HeaderMap) -> [ProcessingResponse; 3] {
+    let (head, body) = response.into_parts();
+    let mut headers = envoy_headers(&head.headers);
+    let (key, raw_value) = (":status".to_owned(), head.status.as_str().as_bytes().to_vec());
+    headers.headers.push(EnvoyHeader { key, raw_value, ..EnvoyHeader::default() });
+    let headers = HttpHeaders { headers: Some(headers), ..HttpHeaders::default() };
+    let parts = [
+        ImmediatePart::HeadersResponse(headers),
+        ImmediatePart::BodyResponse(StreamedBodyResponse { body: body.into(), ..StreamedBodyResponse::default() }),
+        ImmediatePart::TrailersResponse(envoy_headers(trailers)),
+    ];
+    parts.map(|part| {
+        let part = StreamedImmediateResponse { response: Some(part) };
+        let response = Some(EnvoyResponse::StreamedImmediateResponse(part));
+        ProcessingResponse { response, ..ProcessingResponse::default() }
+    })
+}
+
+/// Joins the values of each name, as gRPC defines: of several headers with one name, Envoy keeps the last.
+fn envoy_headers(headers: &HeaderMap) -> EnvoyHeaders {
+    let header = |name: &HeaderName| {
+        let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+        let comma: &[u8] = if name.as_str().ends_with("-bin") { b"," } else { b", " };
+        EnvoyHeader { key: name.to_string(), raw_value: values.join(comma), ..EnvoyHeader::default() }
+    };
+    EnvoyHeaders { headers: headers.keys().map(header).collect() }
 }
 
 /// A response in place of the app's.
@@ -213,6 +293,15 @@ pub(super) fn header_changes(before: &HeaderMap, after: &HeaderMap) -> HeaderMut
         changes.set_headers.extend(values.map(|(at, value)| header_change(name, value, at > 0)));
     }
     changes
+}
+
+/// Changes the length of a body that is not the one that Envoy has.
+pub(super) fn change_length(changes: &mut HeaderMutation, sent: &HeaderMap, length: Option<u64>) {
+    if let Some((sent, length)) = sent.get(header::CONTENT_LENGTH).zip(length.map(HeaderValue::from))
+        && *sent != length
+    {
+        changes.set_headers.push(header_change(&header::CONTENT_LENGTH, &length, false));
+    }
 }
 
 #[expect(deprecated, reason = "Envoy reads `append`, not `append_action`")]

@@ -3,31 +3,55 @@
 //! Invariant: a stream ends with OK only if ibid ended it on purpose. If the server ends a stream with OK, Envoy goes on
 //! without it.
 
-use std::time::Duration;
+use std::{convert::Infallible, pin::Pin, sync::OnceLock, time::Duration};
 
-use envoy_types::pb::envoy::service::ext_proc::v3::{
-    HeaderMutation, ProcessingRequest, ProcessingResponse, processing_request::Request as EnvoyRequest,
+use bytes::Bytes;
+use envoy_types::pb::envoy::{
+    extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
+    service::ext_proc::v3::{
+        HeaderMutation, ProcessingRequest, ProcessingResponse, processing_request::Request as EnvoyMessage,
+    },
 };
 use futures_util::{Stream, stream};
-use http_body_util::Full;
-use tokio::sync::mpsc;
+use http::{HeaderMap, Response};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt as _;
+use ibid::http::DispatchOutcome;
+use tokio::sync::{mpsc, watch};
 use tonic::{Status, Streaming};
 
 use super::{
-    envoy_app::EnvoyReply,
-    messages::{self, MessageKind},
+    envoy_app::BodyPart,
+    messages::{self, AwaitedMessage, BodyDirection},
 };
 
 /// How long Envoy is told to wait while the store is asked. Envoy ignores it if its `max_message_timeout` is lower.
 const STORE_MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct EnvoyStream {
-    received: Streaming<ProcessingRequest>,
+    pub(super) received: EnvoyReceiver,
+    pub(super) replies: EnvoySender,
+}
+
+pub(super) struct EnvoyReceiver {
+    messages: Streaming<ProcessingRequest>,
+    /// Closed when Envoy has reset the stream.
     replies: mpsc::Sender<StreamItem>,
 }
 
+pub(super) struct EnvoySender(mpsc::Sender<StreamItem>);
+
+/// How Envoy sends the body of a request that ibid asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestMode {
+    /// In one message, within Envoy's buffer.
+    Buffered,
+    /// In chunks, which ibid sends back if the request passes. Only so can a response with trailers replace the app's.
+    Streamed,
+}
+
 /// What the stream's task sends.
-pub(super) enum StreamItem {
+enum StreamItem {
     Reply(Box<ProcessingResponse>),
     Failed(Status),
     End,
@@ -44,7 +68,7 @@ pub(super) enum StreamError {
 impl EnvoyStream {
     /// Also returns the replies, as Envoy gets them.
     pub(super) fn new(
-        received: Streaming<ProcessingRequest>,
+        messages: Streaming<ProcessingRequest>,
     ) -> (Self, impl Stream<Item = Result<ProcessingResponse, Status>>) {
         let (replies, outgoing) = mpsc::channel(1);
         let outgoing = stream::unfold(Some(outgoing), async |outgoing| {
@@ -56,7 +80,8 @@ impl EnvoyStream {
                 None => Some((Err(Status::internal("ibid gave up the request")), None)),
             }
         });
-        (Self { received, replies }, outgoing)
+        let received = EnvoyReceiver { messages, replies: replies.clone() };
+        (Self { received, replies: EnvoySender(replies) }, outgoing)
     }
 
     /// Ends the stream.
@@ -69,14 +94,16 @@ impl EnvoyStream {
                 StreamItem::Failed(status)
             }
         };
-        let _ = self.replies.send(item).await;
+        let _ = self.replies.0.send(item).await;
     }
+}
 
+impl EnvoyReceiver {
     /// The next message. Dropping the future loses none.
     pub(super) async fn next(&mut self) -> Result<ProcessingRequest, StreamError> {
         tokio::select! {
             biased;
-            message = self.received.message() => match message {
+            message = self.messages.message() => match message {
                 Ok(Some(message)) => Ok(message),
                 Ok(None) => Err(StreamError::EndedByEnvoy),
                 Err(status) => Err(StreamError::Failed(status)),
@@ -93,35 +120,54 @@ impl EnvoyStream {
         }
     }
 
-    pub(super) async fn reply(&self, reply: ProcessingResponse) -> Result<(), StreamError> {
-        let sent = self.replies.send(StreamItem::Reply(Box::new(reply))).await;
-        sent.map_err(|_| StreamError::EndedByEnvoy)
-    }
-
-    /// Tells Envoy that the next reply takes longer, because the store is asked.
-    pub(super) async fn extend_timeout(&self) -> Result<(), StreamError> {
-        self.reply(messages::extend_timeout(STORE_MESSAGE_TIMEOUT)).await
-    }
-
-    /// Asks for the body of the request, and reads it.
-    pub(super) async fn read_request_body(&mut self) -> Result<Vec<u8>, StreamError> {
-        let (kind, none) = (MessageKind::RequestHeaders, HeaderMutation::default());
-        self.reply(messages::pass(kind, none, Some(messages::buffered()))).await?;
-        match self.next().await?.request {
-            Some(EnvoyRequest::RequestBody(body)) => Ok(body.body),
-            _ => Err(misconfigured(
-                "Envoy did not send the body of a covered request, which went to the app unprotected; set \
-                 allow_mode_override to true",
-            )),
+    /// Asks for the body of the request once it is `wanted`, and reads it. Returns if the stream ends.
+    pub(super) async fn read_request(
+        &mut self, replies: &EnvoySender, mode: RequestMode, mut wanted: watch::Receiver<bool>,
+        parts: mpsc::Sender<BodyPart>, trailers: &OnceLock<HeaderMap>,
+    ) -> StreamError {
+        let is_wanted = tokio::select! {
+            error = self.ended() => return error,
+            wanted = wanted.wait_for(|is_wanted| *is_wanted) => wanted.is_ok(),
+        };
+        let read = match mode {
+            _ if !is_wanted => return self.ended().await,
+            RequestMode::Buffered => self.read_buffered(replies, parts).await,
+            RequestMode::Streamed => {
+                let asked = replies.reply(messages::change_mode(messages::run_mode(BodySendMode::FullDuplexStreamed)));
+                match asked.await {
+                    Ok(()) => return self.read_body(parts, trailers).await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match read {
+            Err(error) => error,
+            Ok(never) => match never {},
         }
     }
 
-    /// Reads the response, and returns the message that awaits the reply.
-    pub(super) async fn read_response(&mut self) -> Result<(MessageKind, EnvoyReply), StreamError> {
+    async fn read_buffered(
+        &mut self, replies: &EnvoySender, parts: mpsc::Sender<BodyPart>,
+    ) -> Result<Infallible, StreamError> {
+        let (kind, mode) = (AwaitedMessage::RequestHeaders, messages::run_mode(BodySendMode::Buffered));
+        replies.reply(messages::pass(kind, HeaderMutation::default(), Some(mode))).await?;
+        let Some(EnvoyMessage::RequestBody(body)) = self.next().await?.request else {
+            return Err(misconfigured(
+                "Envoy did not send the body of a covered request, which went to the app unprotected; set \
+                 allow_mode_override to true",
+            ));
+        };
+        replies.extend_timeout().await?;
+        let _ = parts.send(BodyPart::Frame(Frame::data(body.body.into()))).await;
+        let _ = parts.send(BodyPart::End).await;
+        Err(self.ended().await)
+    }
+
+    pub(super) async fn read_response_head(&mut self) -> Result<ResponseHead, StreamError> {
         let message = self.next().await?;
         let origin = messages::response_origin(&message);
         let attempts = messages::attempt_count(&message);
-        let Some(EnvoyRequest::ResponseHeaders(headers)) = message.request else {
+        let Some(EnvoyMessage::ResponseHeaders(headers)) = message.request else {
             return Err(unexpected("instead of the response's headers"));
         };
         let origin = origin.ok_or_else(|| {
@@ -133,24 +179,98 @@ impl EnvoyStream {
         if attempts.is_some_and(|attempts| attempts > 1.0) {
             tracing::error!(attempts, "ext_proc: Envoy sent a claimed request more than once; remove its retry_policy");
         }
-        if let Err(outcome) = origin {
-            return Ok((MessageKind::ResponseHeaders, Err(outcome)));
-        }
-        let is_whole = headers.end_of_stream;
+        let has_body = !headers.end_of_stream;
         let head = messages::response_head(headers.headers);
         let head = head.map_err(|why| StreamError::Failed(Status::invalid_argument(why)))?;
-        if is_whole {
-            return Ok((MessageKind::ResponseHeaders, Ok(head.map(|()| Full::default()))));
-        }
-        self.reply(messages::pass(MessageKind::ResponseHeaders, HeaderMutation::default(), None)).await?;
-        match self.next().await?.request {
-            Some(EnvoyRequest::ResponseBody(body)) => {
-                Ok((MessageKind::ResponseBody, Ok(head.map(|()| Full::new(body.body.into())))))
+        Ok(ResponseHead { origin, head, has_body })
+    }
+
+    /// Reads a body that Envoy sends in chunks, and its trailers. Returns if the stream ends.
+    pub(super) async fn read_body(
+        &mut self, parts: mpsc::Sender<BodyPart>, trailers: &OnceLock<HeaderMap>,
+    ) -> StreamError {
+        loop {
+            // A body that nobody reads is not received.
+            let Ok(room) = parts.reserve().await else {
+                self.replies.closed().await;
+                return StreamError::EndedByEnvoy;
+            };
+            let is_end = match self.next().await.map(|message| message.request) {
+                Err(error) => return error,
+                Ok(Some(EnvoyMessage::RequestBody(chunk) | EnvoyMessage::ResponseBody(chunk))) => {
+                    if chunk.body.is_empty() {
+                        drop(room);
+                    } else {
+                        room.send(BodyPart::Frame(Frame::data(chunk.body.into())));
+                    }
+                    chunk.end_of_stream
+                }
+                Ok(Some(EnvoyMessage::RequestTrailers(sent) | EnvoyMessage::ResponseTrailers(sent))) => {
+                    let sent = match messages::trailers(sent) {
+                        Ok(sent) => sent,
+                        Err(why) => return StreamError::Failed(Status::invalid_argument(why)),
+                    };
+                    room.send(BodyPart::Frame(Frame::trailers(sent.clone())));
+                    let _ = trailers.set(sent);
+                    true
+                }
+                Ok(_) => return unexpected("instead of a body"),
+            };
+            if is_end {
+                let _ = parts.send(BodyPart::End).await;
+                return self.ended().await;
             }
-            _ => Err(misconfigured(
-                "Envoy did not send the body of the response, so its outcome is unknown; set allow_mode_override to true",
-            )),
         }
+    }
+}
+
+/// The head of a response.
+pub(super) struct ResponseHead {
+    /// Whether the app sent it, or how the request failed if Envoy made it.
+    pub(super) origin: Result<(), DispatchOutcome>,
+    /// As Envoy has it.
+    pub(super) head: Response<()>,
+    pub(super) has_body: bool,
+}
+
+impl EnvoySender {
+    pub(super) async fn reply(&self, reply: ProcessingResponse) -> Result<(), StreamError> {
+        let sent = self.0.send(StreamItem::Reply(Box::new(reply))).await;
+        sent.map_err(|_| StreamError::EndedByEnvoy)
+    }
+
+    /// Tells Envoy that the next reply takes longer, because the store is asked.
+    pub(super) async fn extend_timeout(&self) -> Result<(), StreamError> {
+        self.reply(messages::extend_timeout(STORE_MESSAGE_TIMEOUT)).await
+    }
+
+    /// Sends a body in place of the one that Envoy has sent in chunks. `sent_trailers` are those of Envoy, which it
+    /// awaits a reply to.
+    pub(super) async fn send_body<B>(
+        &self, direction: BodyDirection, mut body: Pin<&mut B>, sent_trailers: &OnceLock<HeaderMap>,
+    ) -> Result<(), StreamError>
+    where
+        B: Body<Data = Bytes, Error: std::fmt::Display>,
+    {
+        let mut trailers = HeaderMap::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|why| StreamError::Failed(Status::internal(why.to_string())))?;
+            match frame.into_data() {
+                Ok(data) => {
+                    let is_last = body.is_end_stream() && sent_trailers.get().is_none();
+                    self.reply(messages::chunk(direction, data, is_last)).await?;
+                    if is_last {
+                        return Ok(());
+                    }
+                }
+                Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
+            }
+        }
+        let end = match sent_trailers.get() {
+            Some(sent) => messages::pass_trailers(direction, messages::header_changes(sent, &trailers)),
+            None => messages::chunk(direction, Bytes::new(), true),
+        };
+        self.reply(end).await
     }
 }
 

@@ -9,15 +9,21 @@ use testbed::process;
 
 use super::common::{BIN, at, installed, root, run, text, yaml};
 
-const MANIFESTS: [&str; 3] =
-    ["deploy/kubernetes/shared-gateway.yaml", "deploy/kubernetes/sidecar.yaml", "deploy/kubernetes/ext-proc.yaml"];
+const MANIFESTS: [&str; 4] = [
+    "deploy/kubernetes/shared-gateway.yaml",
+    "deploy/kubernetes/sidecar.yaml",
+    "deploy/kubernetes/ext-proc.yaml",
+    SIDECAR_API,
+];
+const SIDECAR_API: &str = "deploy/kubernetes/sidecar-api.yaml";
 /// The oldest that they are for, and one of the newest.
 const VERSIONS: [&str; 2] = ["1.31", "1.37"];
 /// What the Secret holds.
-const STORES: [&str; 3] = [
+const STORES: [&str; 4] = [
     "postgres://gateway:s3cret@postgres:5432/ibid",
     "redis://:s3cret@redis:6379/0",
     "postgres://gateway:s3cret@postgres:5432/ibid",
+    "redis://:s3cret@redis:6379/0",
 ];
 
 fn of_kind<'a>(manifests: &'a [Value], kind: &str) -> Vec<&'a Value> {
@@ -33,8 +39,13 @@ fn config(manifests: &[Value]) -> &str {
 fn gateway(manifests: &[Value]) -> (&Value, &Value) {
     let [deployment] = of_kind(manifests, "Deployment")[..] else { panic!("one Deployment") };
     let pod = &deployment["spec"]["template"]["spec"];
-    let containers = pod["containers"].as_array().expect("containers");
-    (containers.iter().find(|container| container["name"] == "ibid").expect("a gateway"), pod)
+    let containers = ["containers", "initContainers"].into_iter().filter_map(|kind| pod[kind].as_array()).flatten();
+    (containers.into_iter().find(|container| container["name"] == "ibid").expect("a gateway"), pod)
+}
+
+/// Whether a container starts before those of the app, and stops after them.
+fn is_sidecar_container(container: &Value) -> bool {
+    container["restartPolicy"] == "Always"
 }
 
 #[test]
@@ -89,7 +100,8 @@ fn the_gateway_is_probed_where_it_listens_and_has_time_to_stop() {
             ports.iter().find(|port| port["name"] == name).expect(name)["containerPort"].as_u64().expect("a number")
         };
         let admin = settings.admin.expect("an admin port").listen;
-        for (name, listen) in [("http", settings.listen), ("admin", admin)] {
+        let reached = [("http", settings.listen), ("admin", admin)];
+        for (name, listen) in reached.into_iter().filter(|(name, _)| *name == "admin" || settings.api.is_none()) {
             assert_eq!(port(name), u64::from(listen.port()), "{path}: {name}");
             assert!(listen.ip().is_unspecified(), "{path}: who comes from another address reaches {name}");
         }
@@ -105,10 +117,15 @@ fn the_gateway_is_probed_where_it_listens_and_has_time_to_stop() {
                 value.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path}: {pointer}")),
             )
         };
-        let pause = seconds(container, "/lifecycle/preStop/sleep/seconds");
         let grace = seconds(pod, "/terminationGracePeriodSeconds");
+        let pause = match is_sidecar_container(container) {
+            // They stop one after the other.
+            true => seconds(pod, "/containers/0/lifecycle/preStop/sleep/seconds") + settings.limits.shutdown,
+            false => seconds(container, "/lifecycle/preStop/sleep/seconds"),
+        };
         assert!(grace > pause + settings.limits.shutdown, "{path}");
-        for other in pod["containers"].as_array().unwrap().iter().filter(|other| other["name"] != "ibid") {
+        let others = pod["containers"].as_array().unwrap().iter().filter(|other| other["name"] != "ibid");
+        for other in others.filter(|_| !is_sidecar_container(container)) {
             let stays = seconds(other, "/lifecycle/preStop/sleep/seconds");
             assert!(stays > pause + settings.limits.shutdown && stays < grace, "{path}: the app outlives the gateway");
         }
@@ -116,6 +133,32 @@ fn the_gateway_is_probed_where_it_listens_and_has_time_to_stop() {
         let mounts = container["volumeMounts"].as_array().expect("volumes");
         let writable = mounts.iter().filter(|mount| mount["readOnly"] != true).map(|mount| at(mount, "/mountPath"));
         assert!(writable.into_iter().any(|mount| journal.starts_with(mount)), "{path}: the journal can be written");
+    }
+}
+
+/// As the same user: ibid closes connections of others.
+#[test]
+fn the_app_reaches_the_exchange_api_on_a_socket_that_both_containers_mount() {
+    let manifests = yaml(SIDECAR_API);
+    let variables = [("IBID_STORE_URL", STORES[3]), ("IBID_ADMIN_TOKEN", "s3cret")];
+    let settings =
+        GatewaySettings::from_text(config(&manifests), None, &ServeArgs::default(), &Env::from_pairs(&variables));
+    let listen = settings.unwrap_or_else(|why| panic!("{why}")).api.expect("an API").listen.to_string();
+    let (ibid, pod) = gateway(&manifests);
+    let app = &pod["containers"][0];
+    let variables = app["env"].as_array().expect("variables");
+    assert!(variables.iter().any(|variable| variable["name"] == "IBID_API" && variable["value"] == listen), "{app}");
+    let socket = listen.strip_prefix("unix:").expect("a socket");
+    let volume = |container: &Value| {
+        let mounts = container["volumeMounts"].as_array().expect("volumes");
+        let mount = mounts.iter().find(|mount| socket.starts_with(at(mount, "/mountPath"))).expect("a folder for it");
+        mount["name"].clone()
+    };
+    assert_eq!(volume(app), volume(ibid));
+    let volumes = pod["volumes"].as_array().expect("volumes");
+    assert!(volumes.iter().any(|shared| shared["name"] == volume(ibid) && shared["emptyDir"].is_object()));
+    for container in [app, ibid] {
+        assert!(container["securityContext"]["runAsUser"].is_null() && pod["securityContext"]["runAsUser"].is_u64());
     }
 }
 

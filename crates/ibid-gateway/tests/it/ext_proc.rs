@@ -1,20 +1,15 @@
 //! Envoy's external processing: Envoy in front of a counting upstream, and ibid beside it.
 
+mod grpc;
+mod protocol;
+
 use std::time::Duration;
 
-use envoy_types::pb::envoy::{
-    config::core::v3::{HeaderMap as EnvoyHeaders, HeaderValue as EnvoyHeader},
-    service::ext_proc::v3::{
-        HttpBody, HttpHeaders, ProcessingRequest, external_processor_client::ExternalProcessorClient,
-        processing_request::Request as EnvoyRequest,
-    },
-};
 use testbed::{
-    TestEnvoy,
+    HTTP2_APP, TestEnvoy,
     client::{RawClient, TestRequest, TestResponse, get, post},
-    grpc::{GrpcTestClient, message},
     process::{GatewayProcess, ProcessSignal},
-    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 
 use crate::{
@@ -22,7 +17,6 @@ use crate::{
     sdks::python::uvicorn,
     support::{
         BIN, assert_ran, assert_refused, assert_replay, caller, folder_with, policy, run_ibid, send_until_settled,
-        within,
     },
 };
 
@@ -106,17 +100,61 @@ async fn a_request_that_no_policy_covers_costs_one_message() {
 }
 
 #[tokio::test]
-async fn envoys_buffer_limits_what_is_protected() {
+async fn envoys_buffer_limits_covered_requests() {
     let config = format!("[limits]\nbody_timeout = \"1s\"\n{}", policy("max_request = \"8MiB\"\n"));
     let setup = EnvoySetup::start(&config, &[]).await;
     let large = caller(post(setup.envoy.addr(), "/pay")).key("k1").body(vec![b'x'; 3 << 20]);
     assert_eq!(large.send().await.status, 408);
     assert_ran(&setup.post("/pay", "k1").send().await);
+}
 
+#[tokio::test]
+async fn a_large_response_streams_and_is_recorded_as_a_digest() {
+    let setup = EnvoySetup::ietf("").await;
     setup.upstream.on("/large", UpstreamReply::usual().large(3 << 20));
-    assert_eq!(setup.post("/large", "k2").send().await.status, 500);
-    assert_unknown(&send_until_settled(&setup.post("/large", "k2")).await);
-    assert_eq!(setup.upstream.executions_at("/large"), 1);
+    let first = setup.post("/large", "k1").send().await;
+    assert_eq!((first.status, first.body.len(), first.header("content-length")), (201, 3 << 20, Some("3145728")));
+    let again = send_until_settled(&setup.post("/large", "k1")).await;
+    assert_eq!(again.header("idempotency-body"), Some("digest"), "{again:?}");
+    assert_eq!(setup.upstream.executions(), 1);
+}
+
+#[tokio::test]
+async fn events_arrive_while_the_app_sends_them() {
+    let setup = EnvoySetup::ietf("").await;
+    setup.upstream.on("/events", UpstreamReply::events(3, Duration::from_millis(700)));
+    let mut client = setup.post("/events", "k1").start().await;
+    let begun = client.read_until("data: 1").await;
+    assert!(!begun.contains("data: 2"), "{begun}");
+    client.read_until("data: 3").await;
+    assert_eq!(setup.upstream.executions(), 1);
+}
+
+/// Envoy has the trailers of an app that speaks HTTP/2. It cannot add trailers to a replay.
+#[tokio::test]
+async fn trailers_of_the_response_are_recorded() {
+    let upstream = TestUpstream::start_h2c().await;
+    upstream
+        .reply_by_default(UpstreamReply::status(201).header("trailer", "x-check").body("paid").trailer("x-check", "1"));
+    let envoy = TestEnvoy::start(upstream.addr(), &[HTTP2_APP]);
+    let config = format!("[ext_proc]\nlisten = \"{}\"\n{}", envoy.ext_proc_addr(), policy(""));
+    let ibid = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
+    let request = |addr| caller(post(addr, "/pay")).key("k1").header("TE", "trailers").json("{}");
+    let first = request(envoy.addr()).send().await;
+    assert_eq!((first.status, first.text().as_str()), (201, "paid"));
+    let replay = request(ibid.addr()).send().await;
+    assert_eq!((replay.text().as_str(), replay.trailers.get("x-check")), ("paid", Some("1")), "{replay:?}");
+    assert_eq!(request(envoy.addr()).send().await.text(), "paid");
+    assert_eq!(upstream.executions(), 1);
+}
+
+#[tokio::test]
+async fn a_response_that_breaks_off_leaves_the_outcome_unknown() {
+    let setup = EnvoySetup::ietf("").await;
+    setup.upstream.on("/pay", UpstreamFault::TruncatedChunked);
+    let _ = setup.post("/pay", "k1").try_send().await;
+    assert_unknown(&send_until_settled(&setup.post("/pay", "k1")).await);
+    assert_eq!(setup.upstream.executions(), 1);
 }
 
 #[tokio::test]
@@ -188,6 +226,22 @@ async fn envoy_waits_while_ibid_waits_for_another_run() {
 }
 
 #[tokio::test]
+async fn envoy_gives_up_a_wait_that_is_longer_than_it_allows() {
+    let wait = "on_concurrent = \"wait\"\nwait_timeout = \"20s\"\n";
+    let changes =
+        [("message_timeout: 5s", "message_timeout: 0.2s"), ("max_message_timeout: 60s", "max_message_timeout: 1s")];
+    let setup = EnvoySetup::start(&policy(wait), &changes).await;
+    let gate = setup.upstream.gate("/pay");
+    let first = setup.post("/pay", "k1");
+    let first = tokio::spawn(async move { first.send().await });
+    gate.arrived(1).await;
+    assert_eq!(setup.post("/pay", "k1").send().await.status, 504, "Envoy's own response");
+    gate.open();
+    assert_replay(&setup.post("/pay", "k1").send().await, &first.await.unwrap());
+    assert_eq!(setup.upstream.executions(), 1);
+}
+
+#[tokio::test]
 async fn without_ibid_failure_mode_allow_decides() {
     let mut closed = EnvoySetup::ietf("").await;
     closed.ibid.kill().await;
@@ -216,15 +270,50 @@ async fn ibid_that_stops_ends_its_streams_with_an_error() {
     assert_eq!(setup.upstream.executions(), 1);
 }
 
-/// ibid cannot prevent it, and says so.
+/// The client gets a response that nobody recorded: a retry does not run the operation again.
+#[tokio::test]
+async fn with_failure_mode_allow_a_response_passes_when_ibid_stops() {
+    let config = format!("[limits]\nshutdown = \"1s\"\n{}", policy(""));
+    let mut setup = EnvoySetup::start(&config, &[("failure_mode_allow: false", "failure_mode_allow: true")]).await;
+    let gate = setup.upstream.gate("/pay");
+    let request = setup.post("/pay", "k1");
+    let sent = tokio::spawn(async move { request.send().await });
+    gate.arrived(1).await;
+    setup.ibid.signal(ProcessSignal::Term);
+    setup.ibid.wait_exit(Duration::from_secs(20)).await;
+    gate.open();
+    assert_eq!(sent.await.unwrap().status, 201);
+    setup.ibid.restart().await;
+    assert_unknown(&send_until_settled(&setup.post("/pay", "k1")).await);
+    assert_eq!(setup.upstream.executions(), 1);
+}
+
+/// Envoy sends the claimed request again, with the same attempt and fence. ibid cannot prevent it, and says so.
 #[tokio::test]
 async fn a_retry_by_envoy_is_reported() {
-    let retry = "timeout: 60s, retry_policy: { retry_on: 5xx, num_retries: 1 } }";
+    for (retry_on, first) in [("5xx", UpstreamReply::status(503)), ("reset", UpstreamFault::ResetAfterRequest.into())] {
+        let retry = format!("timeout: 60s, retry_policy: {{ retry_on: {retry_on}, num_retries: 1 }} }}");
+        let setup = EnvoySetup::start(&policy(""), &[("timeout: 60s }", &retry)]).await;
+        setup.upstream.on_each("/pay", [first, UpstreamReply::usual()]);
+        let answer = setup.post("/pay", "k1").send().await;
+        assert_ran(&answer);
+        let sent: Vec<_> = setup.upstream.log().iter().map(|request| (request.attempt(), request.fence())).collect();
+        assert_eq!((sent.len(), sent[0].0, sent[0]), (2, Some(1), sent[1]), "{retry_on}");
+        setup.ibid.wait_for_log("Envoy sent a claimed request more than once").await;
+        assert_replay(&setup.post("/pay", "k1").send().await, &answer);
+    }
+}
+
+/// Envoy no longer proves that the request was not sent.
+#[tokio::test]
+async fn an_app_that_cannot_be_reached_by_a_retry_leaves_the_outcome_unknown() {
+    let retry = "timeout: 60s, retry_policy: { retry_on: connect-failure, num_retries: 1 } }";
     let setup = EnvoySetup::start(&policy(""), &[("timeout: 60s }", retry)]).await;
-    setup.upstream.on_each("/pay", [UpstreamReply::status(503), UpstreamReply::usual()]);
-    assert_ran(&setup.post("/pay", "k1").send().await);
-    assert_eq!(setup.upstream.executions(), 2);
-    setup.ibid.wait_for_log("Envoy sent a claimed request more than once").await;
+    setup.upstream.stop().await;
+    assert_refused(&setup.post("/pay", "k1").send().await, 502, "upstream-lost");
+    setup.upstream.restart().await;
+    assert_unknown(&setup.post("/pay", "k1").send().await);
+    assert_eq!(setup.upstream.executions(), 0);
 }
 
 #[tokio::test]
@@ -252,6 +341,18 @@ async fn shadow_mode_changes_nothing() {
 }
 
 #[tokio::test]
+async fn shadow_mode_passes_a_body_that_arrives_slowly() {
+    let config = format!("[limits]\nbody_timeout = \"300ms\"\n{}", policy("mode = \"shadow\"\n"));
+    let setup = EnvoySetup::start(&config, &[]).await;
+    let mut client = RawClient::connect(setup.envoy.addr()).await;
+    client.send("POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k1\r\nContent-Length: 4\r\n\r\nab").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    client.send("cd").await;
+    assert_eq!(client.read_response().await.status, 201);
+    assert_eq!(setup.upstream.last().text(), "abcd");
+}
+
+#[tokio::test]
 async fn check_says_what_an_address_means() {
     for (listen, code, expected) in [
         ("127.0.0.1:8083", 0, "failure_mode_allow"),
@@ -264,31 +365,6 @@ async fn check_says_what_an_address_means() {
         assert_eq!(output.code, Some(code), "{output:?}");
         assert!(output.all().contains(expected), "{listen}: {output:?}");
     }
-}
-
-/// A replay would need trailers, which Envoy cannot send in place of a request that it buffers.
-#[tokio::test]
-async fn grpc_calls_with_a_key_are_refused_and_others_pass() {
-    let http2 = "    - name: app
-      typed_extension_protocol_options:
-        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-          \"@type\": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-          explicit_http_config: { http2_protocol_options: {} }
-      load_assignment:";
-    let upstream = TestUpstream::start_h2c().await;
-    let reply = UpstreamReply::chunks([message("done")]).header("content-type", "application/grpc");
-    upstream.reply_by_default(reply.trailer("grpc-status", "0"));
-    let envoy = TestEnvoy::start(upstream.addr(), &[("    - name: app\n      load_assignment:", http2)]);
-    let route = "[[route]]\nmatch = \"grpc shop.Orders/Create\"\n";
-    let config = format!("[ext_proc]\nlisten = \"{}\"\n{route}", envoy.ext_proc_addr());
-    let _ibid = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
-    let client = GrpcTestClient::connect(envoy.addr()).await;
-    let refused = client.call("/shop.Orders/Create", &[("idempotency-key", "k1")], message("ten")).await;
-    refused.assert_refused(9, "METHOD_UNKNOWN");
-    assert!(refused.value("grpc-message").is_some_and(|text| text.contains("through the gateway")), "{refused:?}");
-    assert_eq!(upstream.requests(), 0);
-    let passed = client.call("/shop.Orders/Create", &[], message("ten")).await;
-    assert_eq!((passed.code(), passed.text().as_str()), (0, "done"));
 }
 
 #[tokio::test]
@@ -308,53 +384,4 @@ async fn a_client_that_leaves_before_its_request_is_let_pass_blocks_nobody() {
     assert_eq!(first.await.unwrap().status, 503);
     assert_ran(&setup.post("/pay", "k1").send().await);
     assert_eq!(setup.upstream.executions(), 2, "the second request never ran");
-}
-
-fn request_headers(pairs: &[(&str, &str)]) -> EnvoyRequest {
-    let header = |(name, value): &(&str, &str)| EnvoyHeader {
-        key: (*name).to_owned(),
-        raw_value: value.as_bytes().to_vec(),
-        ..EnvoyHeader::default()
-    };
-    let headers = Some(EnvoyHeaders { headers: pairs.iter().map(header).collect() });
-    EnvoyRequest::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() })
-}
-
-/// Envoy goes on unprotected after a stream that ends with OK.
-#[tokio::test]
-async fn a_stream_with_wrong_messages_ends_with_an_error() {
-    let upstream = TestUpstream::start().await;
-    let config = format!("[ext_proc]\nlisten = \"127.0.0.1:0\"\n{}", policy(""));
-    let ibid = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).start().await;
-    let line = ibid.wait_for_log("ibid: ext_proc on ").await;
-    let address = line.rsplit(' ').next().expect("an address").to_owned();
-    let mut client = ExternalProcessorClient::connect(format!("http://{address}")).await.expect("it listens");
-    let head = [(":method", "POST"), (":path", "/pay"), (":authority", "a"), ("idempotency-key", "k1")];
-    let body = || EnvoyRequest::RequestBody(HttpBody { body: b"{}".to_vec(), ..HttpBody::default() });
-    let cases: [(&str, Vec<EnvoyRequest>); 5] = [
-        ("a body first", vec![body()]),
-        ("an invalid path", vec![request_headers(&[(":method", "POST"), (":path", "\u{1}"), (":authority", "a")])]),
-        ("an invalid header", vec![request_headers(&[&head[..], &[("a", "\u{1}")]].concat())]),
-        ("headers twice", vec![request_headers(&head), request_headers(&head)]),
-        ("a body twice", vec![request_headers(&head), body(), body()]),
-    ];
-    for (what, messages) in cases {
-        let message = |request| ProcessingRequest { request: Some(request), ..ProcessingRequest::default() };
-        // The stream stays open after the last message, as Envoy's does.
-        let messages = futures_util::stream::iter(messages.into_iter().map(message));
-        let messages = futures_util::StreamExt::chain(messages, futures_util::stream::pending());
-        let mut replies = client.process(messages).await.expect("a stream").into_inner();
-        let ended = loop {
-            match within(what, replies.message()).await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("{what}: the stream ended with OK"),
-                Err(status) => break status,
-            }
-        };
-        assert!(
-            matches!(ended.code(), tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition),
-            "{what}: {ended}"
-        );
-    }
-    assert_eq!(upstream.requests(), 0);
 }

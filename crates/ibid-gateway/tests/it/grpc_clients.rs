@@ -1,5 +1,5 @@
 //! gRPC clients that nobody here wrote: Python's grpcio and Node's @grpc/grpc-js, against the shop in `examples/tonic`,
-//! once with the layer in it, once bare behind the gateway.
+//! once with the layer in it, once bare behind the gateway, once bare behind Envoy with ibid beside it.
 //!
 //! The clients (`tests/grpc/client.py`, `tests/grpc/client.mjs`) play a scenario and say what they saw; what it should
 //! have been is said here, once for both clients and both servers. `scripts/tools` installs what they need.
@@ -16,9 +16,10 @@ use crate::support::run_ibid;
 
 /// Each scenario, by each client, against each server.
 macro_rules! scenarios {
-    ($($name:ident)*) => {
-        scenarios!(@server layer, GrpcShop::start_with_layer(), [$($name)*]);
-        scenarios!(@server gateway, GrpcShop::start_with_gateway(), [$($name)*]);
+    (everywhere: [$($name:ident)*], without_envoy: [$($other:ident)*]) => {
+        scenarios!(@server layer, GrpcShop::start_with_layer(), [$($name)* $($other)*]);
+        scenarios!(@server gateway, GrpcShop::start_with_gateway(), [$($name)* $($other)*]);
+        scenarios!(@server envoy, GrpcShop::start_with_envoy(), [$($name)*]);
     };
     (@server $server:ident, $scene:expr, [$($name:ident)*]) => {
         mod $server {
@@ -41,27 +42,34 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    a_first_call_runs_once_and_arrives_as_it_was_sent
-    a_replay_has_the_message_metadata_trailers_and_details_of_the_first
-    a_key_for_another_message_or_method_is_refused
-    a_call_without_a_key_is_refused
-    a_client_tries_again_by_itself_while_the_first_runs
-    a_deadline_in_mid_run_leaves_one_effect_and_its_answer
-    a_cancelled_call_leaves_one_effect_and_its_answer
-    a_compressed_call_and_a_plain_one_are_the_same
-    binary_metadata_of_one_name_stay_several
-    messages_beyond_ascii_come_back_as_they_were
-    empty_messages_are_messages
-    large_answers_are_kept_up_to_the_limit
-    streams_with_a_key_pass_as_they_come
-    of_fifty_calls_at_once_one_runs
-    reflection_passes
-    health_passes
+    everywhere: [
+        a_first_call_runs_once_and_arrives_as_it_was_sent
+        a_replay_has_the_message_metadata_trailers_and_details_of_the_first
+        a_key_for_another_message_or_method_is_refused
+        a_call_without_a_key_is_refused
+        a_client_tries_again_by_itself_while_the_first_runs
+        a_compressed_call_and_a_plain_one_are_the_same
+        messages_beyond_ascii_come_back_as_they_were
+        empty_messages_are_messages
+        large_answers_are_kept_up_to_the_limit
+        streams_with_a_key_pass_as_they_come
+        of_fifty_calls_at_once_one_runs
+        reflection_passes
+        health_passes
+    ],
+    // Envoy gives up the call to the app when its client leaves: the outcome is unknown (`ext_proc::grpc`). It joins
+    // binary values, which Python cannot read.
+    without_envoy: [
+        binary_metadata_of_one_name_stay_several
+        a_deadline_in_mid_run_leaves_one_effect_and_its_answer
+        a_cancelled_call_leaves_one_effect_and_its_answer
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_client_was_answered_another_is_too() {
-    for scene in [GrpcShop::start_with_layer().await, GrpcShop::start_with_gateway().await] {
+    let others = [GrpcShop::start_with_gateway().await, GrpcShop::start_with_envoy().await];
+    for scene in [GrpcShop::start_with_layer().await].into_iter().chain(others) {
         let python = scene.run_scenario(GrpcClientKind::Python, "first").await;
         let node = scene.run_scenario(GrpcClientKind::Node, "first").await;
         for part in ["code", "id", "body", "echo"] {

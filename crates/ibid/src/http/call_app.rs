@@ -139,7 +139,7 @@ impl Run<'_> {
         let limit = (!A::HAS_OWN_DEADLINE).then_some(deadline);
         let sent = self.heartbeat.keep(limit, sending.as_mut()).await;
         match sent {
-            // The app's response is whole, so that reading it takes no time.
+            // The app's own deadline is that of the response's head.
             Some(sent) if A::HAS_OWN_DEADLINE => {
                 received(sent).map(|response| (response, Instant::now() + policy.timeout))
             }

@@ -16,7 +16,7 @@ use ibid::{Ibid, Observer, RefusalReason, RequestOutcome, RequestReport, store::
 use ibid_example_tonic::{DESCRIPTORS, Shop, serve};
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::process::GatewayProcess;
+use testbed::{HTTP2_APP, TestEnvoy, process::GatewayProcess};
 use tokio::{
     net::TcpListener,
     process::Command,
@@ -48,6 +48,7 @@ pub(super) struct GrpcShop {
 pub(super) enum GrpcProtection {
     Layer(Arc<InProgressCounter>),
     Gateway(Box<GatewayProcess>),
+    Envoy(Box<GatewayProcess>, #[expect(dead_code, reason = "it runs until it is dropped")] Box<TestEnvoy>),
 }
 
 /// How many calls were refused because another one runs.
@@ -79,16 +80,28 @@ impl GrpcShop {
     pub(super) async fn start_with_gateway() -> GrpcShop {
         let (shop, addr, server) = start(None).await;
         let folder = descriptor_folder();
-        let config = format!(
-            "descriptors = {:?}\n[store]\nurl = \"memory:\"\n\
-             [[route]]\nmatch = \"grpc shop.Orders/*\"\npreset = \"platform\"\n",
-            folder.path().join("shop.bin")
-        );
-        let gateway = GatewayProcess::spawn(BIN, &config, &format!("http://{addr}")).await;
+        let gateway = GatewayProcess::spawn(BIN, &config(&folder), &format!("http://{addr}")).await;
         GrpcShop {
             shop,
             addr: gateway.addr(),
             protection: GrpcProtection::Gateway(Box::new(gateway)),
+            server,
+            descriptor_folder: folder,
+        }
+    }
+
+    pub(super) async fn start_with_envoy() -> GrpcShop {
+        let (shop, addr, server) = start(None).await;
+        let folder = descriptor_folder();
+        // Without the headers that Envoy adds to responses of the app, and to no replay.
+        let plain = (".router.v3.Router }", ".router.v3.Router, suppress_envoy_headers: true }");
+        let envoy = TestEnvoy::start(addr, &[HTTP2_APP, plain]);
+        let config = format!("{}[ext_proc]\nlisten = \"{}\"\n", config(&folder), envoy.ext_proc_addr());
+        let ibid = GatewayProcess::spawn(BIN, &config, &format!("http://{addr}")).await;
+        GrpcShop {
+            shop,
+            addr: envoy.addr(),
+            protection: GrpcProtection::Envoy(Box::new(ibid), Box::new(envoy)),
             server,
             descriptor_folder: folder,
         }
@@ -106,7 +119,12 @@ impl GrpcShop {
         let said = String::from_utf8_lossy(&output.stdout);
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{client:?} in {scenario:?}: {}\n{said}{complaints}", output.status);
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{client:?} said {said:?}, {error}\n{complaints}"))
+        let seen = serde_json::from_str(&said);
+        let mut seen = seen.unwrap_or_else(|error| panic!("{client:?} said {said:?}, {error}\n{complaints}"));
+        if let GrpcProtection::Envoy(..) = self.protection {
+            join_values(&mut seen);
+        }
+        seen
     }
 
     /// Returns once so many calls were refused because another one runs.
@@ -125,7 +143,7 @@ impl GrpcShop {
     fn refusals(&self) -> usize {
         match &self.protection {
             GrpcProtection::Layer(refusals) => refusals.0.load(SeqCst),
-            GrpcProtection::Gateway(gateway) => {
+            GrpcProtection::Gateway(gateway) | GrpcProtection::Envoy(gateway, _) => {
                 let refused = |line: &&String| line.contains("in-progress") && line.contains("/shop.Orders/Create");
                 gateway.logs().iter().filter(refused).count()
             }
@@ -148,6 +166,36 @@ async fn start(ibid: Option<Ibid>) -> (Shop, SocketAddr, JoinHandle<()>) {
         serve(listener, served, ibid.as_ref(), std::future::pending()).await.expect("the shop serves");
     });
     (shop, addr, server)
+}
+
+/// Joins the values of each name in metadata, as Envoy does in replays.
+fn join_values(seen: &mut Value) {
+    match seen {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match (name.as_str(), field) {
+                    ("initial" | "trailing", Value::Array(pairs)) => pairs.dedup_by(|next, pair| {
+                        let is_same = next[0] == pair[0];
+                        if is_same {
+                            pair[1] = format!("{}, {}", pair[1].as_str().unwrap(), next[1].as_str().unwrap()).into();
+                        }
+                        is_same
+                    }),
+                    (_, field) => join_values(field),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(join_values),
+        _ => {}
+    }
+}
+
+fn config(descriptors: &TempDir) -> String {
+    format!(
+        "descriptors = {:?}\n[store]\nurl = \"memory:\"\n\
+         [[route]]\nmatch = \"grpc shop.Orders/*\"\npreset = \"platform\"\n",
+        descriptors.path().join("shop.bin")
+    )
 }
 
 /// A folder with the shop's descriptors in it.
