@@ -45,6 +45,7 @@ pub fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
         ("label", labels.join(", ")),
         ("fingerprint", format_list(&policy.fingerprint)),
         ("json_ignore", format_list(&policy.json_ignore)),
+        ("json_numbers", policy.json_numbers.to_string()),
         ("on_mismatch", policy.on_mismatch.to_string()),
         ("on_concurrent", policy.on_concurrent.to_string()),
         ("on_unknown", policy.on_unknown.to_string()),

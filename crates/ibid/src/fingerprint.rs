@@ -15,7 +15,7 @@
 
 use http::{HeaderMap, HeaderName, Method, Uri, header};
 
-pub use self::json::{JsonPointer, JsonPointerError};
+pub use self::json::{JsonNumbers, JsonPointer, JsonPointerError};
 use self::{
     media::MediaType,
     stream::{HashStream, checksum},
@@ -272,7 +272,8 @@ impl FingerprintInput<'_> {
     /// Returns `false` if the raw bytes must be compared.
     fn hash_json(&self, printing: &mut FingerprintHasher, policy: &Policy) -> bool {
         let names = json::NameEquality::IgnoreCase;
-        let is_json = json::hash_canonical(self.body, &policy.json_ignore, names, &mut printing.stream);
+        let Policy { json_ignore, json_numbers, .. } = policy;
+        let is_json = json::hash_canonical(self.body, json_ignore, names, *json_numbers, &mut printing.stream);
         if is_json {
             printing.stream.byte(0);
         }
@@ -283,7 +284,8 @@ impl FingerprintInput<'_> {
     pub(crate) fn hash_json_values(&self, printing: &mut FingerprintHasher, policy: &Policy, at: &[JsonPointer]) {
         let names = json::NameEquality::IgnoreCase;
         printing.stream.byte(b'J');
-        if !json::hash_values(self.body, &policy.json_ignore, at, names, &mut printing.stream) {
+        let Policy { json_ignore, json_numbers, .. } = policy;
+        if !json::hash_values(self.body, json_ignore, at, names, *json_numbers, &mut printing.stream) {
             printing.raw_body(self.body);
         }
     }

@@ -17,7 +17,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
-    fingerprint::JsonPointer,
+    fingerprint::{JsonNumbers, JsonPointer},
     json_rpc::ToolSelection,
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
@@ -59,6 +59,8 @@ pub struct Policy {
     pub fingerprint: Vec<FingerprintPart>,
     /// Members of JSON bodies that are not compared.
     pub json_ignore: Vec<JsonPointer>,
+    /// Which numbers in JSON bodies are equal.
+    pub json_numbers: JsonNumbers,
     /// What a key gets that was used with another fingerprint.
     pub on_mismatch: OnMismatch,
     /// What a key gets whose operation is in progress.
@@ -396,6 +398,7 @@ impl Policy {
             && self.scope == other.scope
             && self.fingerprint == other.fingerprint
             && self.json_ignore == other.json_ignore
+            && self.json_numbers == other.json_numbers
             && self.tools.is_some() == other.tools.is_some()
             && (self.on_mismatch == OnMismatch::New) == (other.on_mismatch == OnMismatch::New)
     }

@@ -203,7 +203,7 @@ impl RawDials {
         }
         apply! {
             methods, key.from, key.required, key.format, key.max_length, scope, label.tenant, label.user, label.key,
-            fingerprint, json_ignore, on_mismatch, on_concurrent, on_unknown, resolve, on_store_down, remember,
+            fingerprint, json_ignore, json_numbers, on_mismatch, on_concurrent, on_unknown, resolve, on_store_down, remember,
             refusals, unknown_status, remember_body, max_request, max_response, digest_status, ttl, lease, timeout,
             wait_timeout, late_answer, first_headers, replay_headers, drop_headers, envelope, guard, tools,
             remember_tool_errors, mode,

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::LazyLock, time::Duration};
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     RefusalReason,
-    fingerprint::JsonPointer,
+    fingerprint::{JsonNumbers, JsonPointer},
     json_rpc::{ToolPattern, ToolSelection},
     key::{KeyFormat, KeySource},
     policy::{
@@ -157,6 +157,7 @@ tables! {
         pub(super) label: RawLabel,
         pub(super) fingerprint: Option<Vec<FingerprintPart>>,
         pub(super) json_ignore: Option<Vec<JsonPointer>>,
+        pub(super) json_numbers: Option<JsonNumbers>,
         pub(super) on_mismatch: Option<OnMismatch>,
         pub(super) on_concurrent: Option<OnConcurrent>,
         pub(super) on_unknown: Option<OnUnknown>,

@@ -181,6 +181,7 @@ fn policy_changes(old: &RouteEntry, new: &RouteEntry) -> Vec<String> {
     let messages = |policy: &Policy| if policy.tools.is_some() { "calls of tools" } else { "requests" }.to_owned();
     compare("what is compared", messages(from), messages(to), mismatch);
     compare("json_ignore", bracketed_list(&from.json_ignore), bracketed_list(&to.json_ignore), mismatch);
+    compare("json_numbers", from.json_numbers.to_string(), to.json_numbers.to_string(), mismatch);
     if apart(from) != apart(to) {
         compare("on_mismatch", from.on_mismatch.to_string(), to.on_mismatch.to_string(), lost);
     }

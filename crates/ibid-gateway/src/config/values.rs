@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
-    fingerprint::JsonPointer,
+    fingerprint::{JsonNumbers, JsonPointer},
     grpc::GrpcStatusCode,
     json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
@@ -258,6 +258,7 @@ macro_rules! parsed {
 
 parsed! {
     ScopePart: "part of a scope such as \"credential\"",
+    JsonNumbers: "\"as-written\" \"decimal\"",
     OnMismatch: "\"reject\" \"new\" \"ignore\"",
     OnConcurrent: "\"reject\" \"wait\"",
     OnMatch: "\"reject\" \"hold\" \"count\"",

@@ -16,6 +16,7 @@
 //! the document, rewrites the innermost objects and records the positions of all other members, which this module then
 //! writes in order.
 
+mod decimal;
 mod document;
 mod pointer;
 mod reader;
@@ -48,6 +49,15 @@ pub(crate) enum NameEquality {
     IgnoreCase,
 }
 
+/// Which numbers are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonNumbers {
+    /// Numbers that are written alike: `1` and `1.0` differ.
+    AsWritten,
+    /// Numbers of the same value. They are compared exactly, however many digits they have.
+    Decimal,
+}
+
 /// Hashes the canonical form of `body` without the values that `ignore` points at. Returns `false` and hashes nothing if
 /// the raw bytes must be compared. The stream must be empty.
 ///
@@ -57,19 +67,20 @@ pub(crate) enum NameEquality {
 /// If the last body of this thread was canonical, the body is hashed while it is read, in the hope that it is too: the
 /// processor does some of both at once. If it turns out not to be, the hash starts again.
 pub(crate) fn hash_canonical(
-    body: &[u8], ignore: &[JsonPointer], names: NameEquality, stream: &mut HashStream,
+    body: &[u8], ignore: &[JsonPointer], names: NameEquality, numbers: JsonNumbers, stream: &mut HashStream,
 ) -> bool {
     debug_assert_eq!(stream.len(), 0);
     JsonBuffers::with(|buffers| {
-        if ignore.is_empty() && buffers.expects_canonical {
+        let needs_nodes = !ignore.is_empty() || numbers == JsonNumbers::Decimal;
+        if !needs_nodes && buffers.expects_canonical {
             if reader::is_canonical(body, buffers, stream) {
                 stream.bytes(&body[stream.len() as usize..]);
                 return true;
             }
             *stream = HashStream::new();
         }
-        let Some(document) = read_without(body, ignore, names, buffers) else { return false };
-        CanonicalWriter { document: &document, sink: stream }.value(document.root);
+        let Some(document) = read_without(body, ignore, names, needs_nodes, buffers) else { return false };
+        CanonicalWriter { document: &document, numbers, sink: stream }.value(document.root);
         document.buffers.expects_canonical = document.is_canonical();
         true
     })
@@ -82,9 +93,10 @@ fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) ->
         if ignore.is_empty() && reader::is_canonical(body, buffers, &mut NoBlocks) {
             return Some(Cow::Borrowed(body));
         }
-        let document = read_without(body, ignore, names, buffers)?;
+        let document = read_without(body, ignore, names, !ignore.is_empty(), buffers)?;
         let mut out = Vec::new();
-        CanonicalWriter { document: &document, sink: &mut out }.value(document.root);
+        let numbers = JsonNumbers::AsWritten;
+        CanonicalWriter { document: &document, numbers, sink: &mut out }.value(document.root);
         Some(Cow::Owned(out))
     })
 }
@@ -92,7 +104,8 @@ fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) ->
 /// Hashes the canonical forms of the values at these pointers, and of nothing else. A zero byte ends each of them, also
 /// one that is absent or ignored. Returns `false` and hashes nothing if the raw bytes must be compared.
 pub(crate) fn hash_values(
-    body: &[u8], ignore: &[JsonPointer], at: &[JsonPointer], names: NameEquality, stream: &mut HashStream,
+    body: &[u8], ignore: &[JsonPointer], at: &[JsonPointer], names: NameEquality, numbers: JsonNumbers,
+    stream: &mut HashStream,
 ) -> bool {
     JsonBuffers::with(|buffers| {
         let Some(mut document) = JsonDocument::read(body, true, names, buffers) else { return false };
@@ -100,7 +113,7 @@ pub(crate) fn hash_values(
         for pointer in at {
             if let Some(node) = document.find_node(pointer) {
                 let value = document.buffers.closed[node].value;
-                CanonicalWriter { document: &document, sink: &mut *stream }.value(value);
+                CanonicalWriter { document: &document, numbers, sink: &mut *stream }.value(value);
             }
             stream.byte(0);
         }
@@ -135,9 +148,9 @@ pub(crate) fn canonical_text(body: &[u8], at: &JsonPointer) -> Option<String> {
 }
 
 fn read_without<'d>(
-    body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, buffers: &'d mut JsonBuffers,
+    body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, every_node: bool, buffers: &'d mut JsonBuffers,
 ) -> Option<JsonDocument<'d>> {
-    let mut document = JsonDocument::read(body, !ignore.is_empty(), names, buffers)?;
+    let mut document = JsonDocument::read(body, every_node, names, buffers)?;
     drop_values(&mut document, ignore);
     Some(document)
 }
@@ -244,13 +257,15 @@ impl BlockSink for HashStream {
 
 struct CanonicalWriter<'d, 'a, S> {
     document: &'d JsonDocument<'a>,
+    /// [`JsonNumbers::Decimal`] only for a document with every node.
+    numbers: JsonNumbers,
     sink: &'d mut S,
 }
 
 impl<S: TextSink> CanonicalWriter<'_, '_, S> {
     fn value(&mut self, value: JsonValue) {
         match value.kind() {
-            JsonKind::Text => self.write_span(value.span()),
+            JsonKind::Text => self.scalar(value.span()),
             JsonKind::Object => self.members(value.span()),
             JsonKind::Array => self.items(value.span()),
             JsonKind::Dropped => {}
@@ -265,7 +280,7 @@ impl<S: TextSink> CanonicalWriter<'_, '_, S> {
             match node.value.kind() {
                 JsonKind::Dropped => continue,
                 // The source already contains `"name":text`: one copy.
-                JsonKind::Text if start == name.end + 1 => {
+                JsonKind::Text if start == name.end + 1 && self.numbers == JsonNumbers::AsWritten => {
                     self.sink.byte(before);
                     self.write_span(JsonSpan { start: name.start, end });
                 }
@@ -297,6 +312,18 @@ impl<S: TextSink> CanonicalWriter<'_, '_, S> {
             self.sink.byte(b'[');
         }
         self.sink.byte(b']');
+    }
+
+    /// Writes a scalar, or any text that was already canonical.
+    #[inline]
+    fn scalar(&mut self, span: JsonSpan) {
+        if self.numbers == JsonNumbers::Decimal
+            && let text @ [b'-' | b'0'..=b'9', ..] = self.document.bytes(span)
+            && let Some(number) = str::from_utf8(text).ok().and_then(decimal::normalize)
+        {
+            return self.sink.text(number.as_bytes(), number.len());
+        }
+        self.write_span(span);
     }
 
     #[inline]

@@ -9,6 +9,8 @@ use super::{
     RefusalFormat, Remember, ResolveProbe, ResponseEnvelope, StatusRange,
 };
 
+use crate::fingerprint::JsonNumbers;
+
 /// Implements parsing and formatting for a setting with a fixed set of values. One variant may hold a value, which
 /// follows a prefix and is read by a function: `"header:" "NAME" => Header by parse_name`.
 macro_rules! words {
@@ -42,6 +44,7 @@ macro_rules! words {
 pub(crate) use words;
 
 words!(OnMismatch, "on_mismatch", { "reject" => Reject, "new" => New, "ignore" => Ignore });
+words!(JsonNumbers, "json_numbers", { "as-written" => AsWritten, "decimal" => Decimal });
 words!(OnConcurrent, "on_concurrent", { "reject" => Reject, "wait" => Wait });
 words!(OnUnknown, "on_unknown", { "hold" => Hold, "retry" => Retry });
 words!(OnStoreDown, "on_store_down", { "closed" => Closed, "open" => Open });

@@ -9,6 +9,7 @@ use super::{
     PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
 };
 use crate::{
+    fingerprint::JsonNumbers,
     json_rpc::ToolSelection,
     key::{KeyFormat, KeySource},
     refusal::RefusalReason,
@@ -57,6 +58,7 @@ impl Policy {
             label: LabelPolicy { tenant: None, user: None, key: LabelKeyDisplay::Masked },
             fingerprint: list("method path query type body preconditions"),
             json_ignore: Vec::new(),
+            json_numbers: JsonNumbers::AsWritten,
             on_mismatch: OnMismatch::Reject,
             on_concurrent: OnConcurrent::Reject,
             on_unknown: OnUnknown::Hold,
