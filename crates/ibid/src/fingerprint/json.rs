@@ -14,13 +14,14 @@
 //!
 //! [`reader`] first reads the body in the hope that it is canonical; then it is hashed as it is. Otherwise it validates
 //! the document, rewrites the innermost objects and records the positions of all other members, which this module then
-//! writes in order.
+//! writes in order. Objects with the names of an object before them take a shorter way ([`shape`]).
 
 mod decimal;
 mod document;
 mod pointer;
 mod reader;
 mod scan;
+mod shape;
 mod sort;
 mod splice;
 mod text;
@@ -250,8 +251,10 @@ impl TextSink for Vec<u8> {
 }
 
 impl BlockSink for HashStream {
-    fn block(&mut self, block: &[u8; 64]) {
-        self.block(block);
+    fn block(&mut self, start: u32, block: &[u8; 64]) {
+        if self.len() == u64::from(start) {
+            self.block(block);
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use std::{cell::RefCell, ops::Range};
 use super::{
     NameEquality,
     pointer::{JsonPointer, PointerStep},
+    shape::ObjectShapes,
     sort::{self, MemberOrders},
 };
 
@@ -93,6 +94,7 @@ pub(super) struct JsonBuffers {
     /// The nodes of arrays and objects that are not closed yet. Its length is that of the memory, not of what is used.
     pub(super) open: Vec<JsonNode>,
     orders: MemberOrders,
+    pub(super) shapes: ObjectShapes,
     /// Whether the last document was canonical. The requests of one client mostly are alike.
     pub(super) expects_canonical: bool,
     /// For one string.
@@ -120,13 +122,21 @@ impl JsonBuffers {
 
     const fn new() -> Self {
         let rewritten = RewrittenTexts { bytes: Vec::new(), len: 0, has_strings: false };
-        let orders = MemberOrders::new();
-        Self { rewritten, closed: Vec::new(), open: Vec::new(), orders, expects_canonical: true, string: Vec::new() }
+        Self {
+            rewritten,
+            closed: Vec::new(),
+            open: Vec::new(),
+            orders: MemberOrders::new(),
+            shapes: ObjectShapes::new(),
+            expects_canonical: true,
+            string: Vec::new(),
+        }
     }
 
     pub(super) fn clear(&mut self) {
         (self.rewritten.len, self.rewritten.has_strings) = (0, false);
         self.closed.clear();
+        self.shapes.start_document();
     }
 
     /// Makes room for more open nodes.
@@ -241,7 +251,28 @@ impl RewrittenTexts {
         JsonValue::new(JsonKind::Text, self.end_text(body, start))
     }
 
+    /// Adds the text of an object of these members of the source, in this order. Its text is not longer than `max_size`.
+    #[inline(always)]
+    pub(super) fn add_members(
+        &mut self, body: &[u8], members: &[JsonSpan], order: &[u8], max_size: usize,
+    ) -> JsonValue {
+        self.reserve(max_size);
+        let out = &mut self.bytes[self.len..];
+        out[0] = b'{';
+        let mut len = 1;
+        for i in order {
+            len += copy(body, &[], members[usize::from(*i)], &mut out[len..]);
+            out[len] = b',';
+            len += 1;
+        }
+        out[len - 1] = b'}';
+        let start = self.len;
+        self.len += len;
+        JsonValue::new(JsonKind::Text, self.end_text(body, start))
+    }
+
     /// The span of the text from `start`.
+    #[inline]
     fn end_text(&mut self, body: &[u8], start: usize) -> JsonSpan {
         let span = JsonSpan { start: (body.len() + start) as u32, end: (body.len() + self.len) as u32 };
         self.bytes[self.len] = b',';

@@ -10,6 +10,7 @@ use super::{
     NameEquality,
     document::{JsonBuffers, JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes, strip_quotes},
     scan::{BlockScanner, BlockSink, JsonCursor, NoBlocks},
+    shape::MAX_SHAPE_MEMBERS,
     sort, text,
 };
 
@@ -110,10 +111,79 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
     }
 
     fn object(&mut self, depth: usize) -> Option<JsonValue> {
+        match self.known_object(depth) {
+            Some(value) => Some(value),
+            None => self.other_object(depth),
+        }
+    }
+
+    /// Reads an object of the shape that the last one of this depth had. Otherwise stays at its start.
+    #[inline]
+    fn known_object(&mut self, depth: usize) -> Option<JsonValue> {
+        let (body, mut at) = (self.body, self.at);
+        let JsonBuffers { shapes, rewritten, .. } = &mut *self.buffers;
+        let (start, shape) = (at.pos, shapes.get(depth));
+        let may_rewrite = NODES && body.len() <= MAX_FLATTENED_BYTES;
+        if self.every_node || !(shape.is_sorted || may_rewrite) {
+            return None;
+        }
+        let mut members = [JsonSpan { start: 0, end: 0 }; MAX_SHAPE_MEMBERS];
+        let (mut pos, mut has_moved) = (start, false);
+        for (name, member) in shape.names().iter().zip(&mut members) {
+            let Some(value) = name.end_at(body, pos) else { break };
+            member.start = pos + 1;
+            pos = value;
+            let ahead = window(body, pos);
+            pos += match ahead as u8 {
+                b'"' => match at.near_string_end(pos) {
+                    Some(end) => end - pos,
+                    None => match self.scanner.string_end(at, pos + 1) {
+                        Some((end, moved)) => {
+                            (at, has_moved) = (moved, true);
+                            end - pos
+                        }
+                        None => {
+                            self.at = self.scanner.rewind(at, start);
+                            return None;
+                        }
+                    },
+                },
+                b'0'..=b'9' => match short_integer(ahead) {
+                    Some(size) => size,
+                    None => break,
+                },
+                b't' if ahead as u32 == u32::from_le_bytes(*b"true") => 4,
+                b'n' if ahead as u32 == u32::from_le_bytes(*b"null") => 4,
+                b'f' if (ahead >> 8) as u32 == u32::from_le_bytes(*b"alse") => 5,
+                _ => break,
+            };
+            member.end = pos;
+        }
+        let is_whole = shape.names().len().checked_sub(1).is_some_and(|last| members[last].end == pos);
+        if !is_whole || peek(body, pos) != Some(b'}') {
+            if has_moved {
+                self.at = self.scanner.rewind(at, start);
+            }
+            return None;
+        }
+        pos += 1;
+        self.scanner.advance(&mut at, pos);
+        let value = if shape.is_sorted {
+            JsonValue::new(JsonKind::Text, JsonSpan { start, end: pos })
+        } else {
+            at.changes += 1;
+            rewritten.add_members(body, &members, shape.sorted(), (pos - start) as usize)
+        };
+        self.at = at;
+        Some(value)
+    }
+
+    #[inline(never)]
+    fn other_object(&mut self, depth: usize) -> Option<JsonValue> {
         let (body, mut at) = (self.body, self.at);
         let frame = JsonFrame { start: at.pos, changes: at.changes, first: self.top };
         let mut last = JsonSpan { start: 0, end: 0 };
-        let (mut last_prefix, mut is_sorted, mut is_flat) = (0, true, true);
+        let (mut last_prefix, mut is_sorted, mut is_flat, mut has_only_scalars) = (0, true, true, true);
         at.pos += 1;
         skip_space::<NODES>(body, &mut at);
         if peek(body, at.pos)? == b'}' {
@@ -140,6 +210,7 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
                 (last, last_prefix) = (name, prefix);
                 let ahead = after_colon::<NODES>(body, &mut at)?;
                 let value = self.value(body, &mut at, ahead, depth)?;
+                has_only_scalars &= !matches!(ahead as u8, b'{' | b'[');
                 if NODES {
                     if let b'{' | b'[' = ahead as u8 {
                         is_flat &= value.kind() == JsonKind::Text && (value.span().start as usize) < body.len();
@@ -153,6 +224,9 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
                 at.pos += 1;
             }
             if !has_more::<NODES>(body, &mut at, b'}')? {
+                if has_only_scalars {
+                    self.buffers.shapes.learn(depth, body, JsonSpan { start: frame.start, end: at.pos });
+                }
                 return self.close_object(at, frame, is_sorted, is_flat);
             }
         }

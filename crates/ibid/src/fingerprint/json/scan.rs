@@ -19,14 +19,15 @@ pub(super) struct JsonCursor {
 
 /// Receives the blocks of a body as they are read, for as long as it is canonical.
 pub(super) trait BlockSink {
-    fn block(&mut self, block: &[u8; 64]);
+    /// Takes the block at a position, unless it was taken before.
+    fn block(&mut self, start: u32, block: &[u8; 64]);
 }
 
 /// Ignores blocks.
 pub(super) struct NoBlocks;
 
 impl BlockSink for NoBlocks {
-    fn block(&mut self, _: &[u8; 64]) {}
+    fn block(&mut self, _: u32, _: &[u8; 64]) {}
 }
 
 /// Scans a body block by block.
@@ -55,7 +56,7 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
         if at.changes == 0
             && let Some(block) = self.body.get(at.block as usize..).and_then(|rest| rest.first_chunk())
         {
-            self.sink.block(block);
+            self.sink.block(at.block, block);
         }
         at.block += 64;
         self.scan(at);
@@ -124,6 +125,51 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
         }
     }
 
+    /// Finds the end of a string of which everything up to `pos` was read, in the current block or after it. Returns
+    /// `None` if the string has escapes or is invalid; [`rewind`](Self::rewind) must follow.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn string_end(&mut self, mut at: JsonCursor, pos: u32) -> Option<(u32, JsonCursor)> {
+        let mut quotes = self.take_unread(&mut at);
+        while pos >= at.block + 64 {
+            quotes = self.next_block(&mut at);
+        }
+        let ahead = u64::MAX << pos.saturating_sub(at.block);
+        quotes &= ahead;
+        self.interruptions &= ahead;
+        while quotes == 0 {
+            if self.interruptions != 0 || at.block as usize >= self.body.len() {
+                return None;
+            }
+            quotes = self.next_block(&mut at);
+        }
+        let end = at.block + quotes.trailing_zeros() + 1;
+        let is_plain = self.interruptions & (quotes ^ (quotes - 1)) == 0;
+        self.set_unread(&mut at, quotes);
+        is_plain.then_some((end, at))
+    }
+
+    /// Moves back to a position.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn rewind(&mut self, mut at: JsonCursor, pos: u32) -> JsonCursor {
+        self.take_unread(&mut at);
+        at.block = pos & !63;
+        self.scan(&mut at);
+        self.seek(at, pos)
+    }
+
+    /// Moves to a position after texts that were compared as a whole.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, at: &mut JsonCursor, pos: u32) {
+        if self.interruptions != 0 || pos >= at.block + 64 {
+            *at = self.seek(*at, pos);
+        } else {
+            at.quotes &= u64::MAX << (pos - at.block);
+            at.pos = pos;
+        }
+    }
+
     /// Moves to a position after a string with escapes.
     #[cold]
     #[inline(never)]
@@ -141,6 +187,14 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
 }
 
 impl JsonCursor {
+    /// The end of the string whose opening quote is at a position, if it has no escapes and both quotes are in the
+    /// current block.
+    #[inline(always)]
+    pub(super) fn near_string_end(&self, pos: u32) -> Option<u32> {
+        let ahead = self.quotes & u64::MAX.unbounded_shl(pos + 1 - self.block);
+        (ahead != 0).then(|| self.block + ahead.trailing_zeros() + 1)
+    }
+
     /// Reads a string from its opening quote, which is at the position, and returns whether it has no escapes and is
     /// valid. If not, [`seek`](BlockScanner::seek) must follow.
     #[inline(always)]
