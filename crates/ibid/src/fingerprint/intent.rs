@@ -82,6 +82,7 @@ mod tests {
         let json = |body: &str| intent("application/json", "/pay", body, &["/a", "/b"]).unwrap();
         assert_ne!(json(r#"{"a":1,"b":23}"#), json(r#"{"a":12,"b":3}"#));
         assert_ne!(json(r#"{"a":"1","b":2}"#), json(r#"{"a":1,"b":2}"#));
+        assert_eq!(json(r#"{"a":1.0,"b":2e1}"#), json(r#"{"a":1,"b":20}"#), "however a number is written");
     }
 
     #[test]

@@ -122,15 +122,15 @@ pub(crate) fn hash_values(
     })
 }
 
-/// Hashes the canonical forms of the values at these pointers, each ended by a zero byte. Returns `false` if one is absent
-/// or null, or the body has no canonical form; the hash is then useless.
+/// Hashes the canonical forms of the values at these pointers, each ended by a zero byte. Numbers of the same value are
+/// equal. Returns `false` if one is absent or null, or the body has no canonical form; the hash is then useless.
 pub(crate) fn hash_present_values(body: &[u8], at: &[JsonPointer], stream: &mut HashStream) -> bool {
     JsonBuffers::with(|buffers| {
         let Some(document) = JsonDocument::read(body, true, NameEquality::Exact, buffers) else { return false };
         at.iter().all(|pointer| {
             let Some(node) = document.find_node(pointer) else { return false };
             let value = document.buffers.closed[node].value;
-            CanonicalWriter { document: &document, sink: &mut *stream }.value(value);
+            CanonicalWriter { document: &document, numbers: JsonNumbers::Decimal, sink: &mut *stream }.value(value);
             stream.byte(0);
             value.kind() != JsonKind::Text || document.bytes(value.span()) != b"null"
         })
@@ -143,7 +143,7 @@ pub(crate) fn canonical_text(body: &[u8], at: &JsonPointer) -> Option<String> {
         let document = JsonDocument::read(body, true, NameEquality::Exact, buffers)?;
         let value = document.buffers.closed[document.find_node(at)?].value;
         let mut out = Vec::new();
-        CanonicalWriter { document: &document, sink: &mut out }.value(value);
+        CanonicalWriter { document: &document, numbers: JsonNumbers::AsWritten, sink: &mut out }.value(value);
         String::from_utf8(out).ok()
     })
 }
