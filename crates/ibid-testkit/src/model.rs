@@ -41,7 +41,7 @@ use ibid::store::{
 };
 
 /// Its methods answer like those of a store. Points in time are durations since its creation.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct ReferenceStore {
     now: Duration,
     entries: HashMap<Address, ReferenceEntry>,

@@ -46,19 +46,41 @@ impl ClaimToken {
     /// # Panics
     /// If the system has no source of randomness.
     pub fn mint() -> Self {
-        thread_local!(static RANDOM: RefCell<TokenRng> = const { RefCell::new(TokenRng { bytes: [[0; 16]; 64], left: 0 }) });
         Self(RANDOM.with_borrow_mut(TokenRng::take))
     }
+
+    /// Makes all tokens and pauses of this thread follow from a seed, so that a simulation can be repeated. Such tokens
+    /// can be guessed.
+    #[cfg(feature = "simulation")]
+    pub fn seed_thread(seed: u64) {
+        RANDOM.with_borrow_mut(|random| *random = TokenRng { seed: Some(seed), ..TokenRng::NEW });
+    }
 }
+
+thread_local!(static RANDOM: RefCell<TokenRng> = const { RefCell::new(TokenRng::NEW) });
 
 /// Buffers random bytes, so that one system call serves 64 tokens.
 struct TokenRng {
     bytes: [[u8; 16]; 64],
     left: usize,
+    #[cfg(feature = "simulation")]
+    seed: Option<u64>,
 }
 
 impl TokenRng {
+    const NEW: Self = Self {
+        bytes: [[0; 16]; 64],
+        left: 0,
+        #[cfg(feature = "simulation")]
+        seed: None,
+    };
+
     fn take(&mut self) -> [u8; 16] {
+        #[cfg(feature = "simulation")]
+        if let Some(seed) = &mut self.seed {
+            *seed += 1;
+            return *Sha256::digest(seed.to_le_bytes()).first_chunk().expect("32 bytes");
+        }
         if self.left == 0 {
             getrandom::fill(self.bytes.as_flattened_mut()).expect("the system's source of randomness");
             self.left = self.bytes.len();
