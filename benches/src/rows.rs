@@ -59,6 +59,8 @@ pub enum ContenderProgram {
     LayerApp,
     /// Another proxy, in front of an upstream.
     Peer(PeerProxy),
+    /// Envoy as `deploy/envoy/envoy.yaml` configures it, with `Ibid` as its external processor, in front of an upstream.
+    EnvoyExtProc,
     /// `idempotent-proxy-server` of crates.io, on a Redis as in [`SharedStores::Redis`], in front of an upstream.
     IdempotentProxy,
     /// No server that is sent requests, but a load on a store or on its server.
@@ -72,6 +74,7 @@ impl ContenderProgram {
         match self {
             Self::Proxy
             | Self::Peer(_)
+            | Self::EnvoyExtProc
             | Self::IdempotentProxy
             | Self::Ibid
             | Self::IbidLogging
@@ -212,6 +215,8 @@ const GATEWAY: &[Contender] = &[
     contender("ibid-logging-miss", ContenderProgram::IbidLogging, "/orders", KeyTraffic::Miss),
     contender("embedded-miss", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Miss),
     contender("embedded-replay", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Replay),
+    contender("envoy-ibid-miss", ContenderProgram::EnvoyExtProc, "/orders", KeyTraffic::Miss),
+    contender("envoy-ibid-replay", ContenderProgram::EnvoyExtProc, "/orders", KeyTraffic::Replay),
 ];
 const SHARED_STORES: &[Contender] = &[
     contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
@@ -274,6 +279,8 @@ pub const BENCHMARKS: &[Benchmark] = &[
             row("gateway-embedded-replay-300", "embedded-replay", &[shown("nginx"), shown("proxy")]),
             row("peer-haproxy-300", "haproxy", &[shown("nginx")]),
             row("peer-envoy-300", "envoy", &[shown("nginx")]),
+            row("ext-proc-miss-300", "envoy-ibid-miss", &[shown("envoy"), shown("ibid-miss")]),
+            row("ext-proc-replay-300", "envoy-ibid-replay", &[shown("envoy"), shown("ibid-replay")]),
             // What one line of log per request costs; there is no target for it.
             row("gateway-memory-log-info-300", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
         ],
@@ -422,7 +429,7 @@ mod tests {
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
         assert_eq!(names(&["layer-memory", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 30);
+        assert_eq!(names(&[]).len(), 32);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }
