@@ -17,6 +17,8 @@ pub struct TestEnvoy {
 
 deref_to_process!(TestEnvoy);
 
+const CONFIG_FILE: &str = "envoy.yaml";
+
 /// A change of the configuration for an app that speaks HTTP/2, as gRPC servers do.
 pub const HTTP2_APP: (&str, &str) = (
     "    - name: app\n      load_assignment:",
@@ -41,11 +43,17 @@ impl TestEnvoy {
             assert!(config.contains(from), "the configuration has no {from:?}");
             config = config.replace(from, to);
         }
+        envoy.write(CONFIG_FILE, &config);
+        envoy.restart();
+        envoy
+    }
+
+    /// Starts it again, with the same configuration.
+    pub fn restart(&self) {
         let mut command = Command::new(program());
         command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning", "--config-path"]);
-        command.arg(envoy.write("envoy.yaml", &config));
-        envoy.process.start(&command, || envoy.answers(b"", b""));
-        envoy
+        command.arg(self.path(CONFIG_FILE));
+        self.process.start(&command, || self.answers(b"", b""));
     }
 
     /// Where clients connect.

@@ -5,6 +5,7 @@
 //! clients and a gateway can be torn like any other.
 
 use std::{
+    io,
     net::SocketAddr,
     path::Path,
     sync::Arc,
@@ -12,14 +13,17 @@ use std::{
 };
 
 use testbed::{
-    FaultProxy,
+    FaultProxy, TestEnvoy,
     client::get,
     process::{GatewayProcess, ProcessSignal},
 };
 use tokio::{
     sync::Mutex,
+    task::spawn_blocking,
     time::{sleep, timeout},
 };
+
+use crate::exchange_app::ExchangeApp;
 
 /// What a gateway logs when it finds that an operation may have run twice.
 const DOUBLE_RUN_LOG_TEXT: &str = "may have run twice";
@@ -43,26 +47,94 @@ pub struct GatewayFleet {
     gateways: Vec<FleetGateway>,
 }
 
+/// What clients connect to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FleetLayout {
+    /// The gateway.
+    #[default]
+    Gateway,
+    /// Envoy, with ibid as its external processor.
+    ExtProc,
+    /// An app that asks ibid by the exchange API.
+    ExchangeApi,
+}
+
+/// What stands before ibid, and stays while it is down.
+enum FleetFront {
+    Envoy(Arc<TestEnvoy>),
+    App(ExchangeApp),
+}
+
 struct FleetGateway {
+    front: Option<FleetFront>,
     proxy: Arc<FaultProxy>,
     /// Held by the one fault that is at work on it.
     process: Mutex<GatewayProcess>,
 }
 
+impl FleetFront {
+    async fn start(layout: FleetLayout, upstream: SocketAddr) -> io::Result<Option<Self>> {
+        Ok(match layout {
+            FleetLayout::Gateway => None,
+            FleetLayout::ExtProc => {
+                // What the clients retry.
+                let status =
+                    "failure_mode_allow: false\n                      status_on_error: { code: ServiceUnavailable }";
+                let start = move || TestEnvoy::start(upstream, &[("failure_mode_allow: false", status)]);
+                Some(Self::Envoy(Arc::new(spawn_blocking(start).await.expect("Envoy starts"))))
+            }
+            FleetLayout::ExchangeApi => Some(Self::App(ExchangeApp::start(upstream).await?)),
+        })
+    }
+
+    fn addr(&self) -> SocketAddr {
+        match self {
+            Self::Envoy(envoy) => envoy.addr(),
+            Self::App(app) => app.addr(),
+        }
+    }
+
+    /// What ibid's configuration needs.
+    fn config(&self) -> String {
+        match self {
+            Self::Envoy(envoy) => format!("[ext_proc]\nlisten = \"{}\"\n", envoy.ext_proc_addr()),
+            Self::App(app) => app.config(),
+        }
+    }
+}
+
 impl GatewayFleet {
     /// Starts one gateway per configuration, all in front of the same upstream.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free port.
     ///
     /// # Panics
     ///
     /// If one of them does not start, with all that it printed.
-    pub async fn start(bin: &Path, configs: &[String], upstream: &str) -> Arc<GatewayFleet> {
+    pub async fn start(
+        layout: FleetLayout, bin: &Path, configs: &[String], upstream: SocketAddr,
+    ) -> io::Result<Arc<GatewayFleet>> {
         let mut members = Vec::with_capacity(configs.len());
         for config in configs {
-            let gateway = GatewayProcess::launch(bin).config(config).upstream(upstream).start().await;
-            let link = Arc::new(FaultProxy::to(gateway.addr()));
-            members.push(FleetGateway { proxy: link, process: Mutex::new(gateway) });
+            let front = FleetFront::start(layout, upstream).await?;
+            let own = front.as_ref().map(FleetFront::config).unwrap_or_default();
+            let launch = GatewayProcess::launch(bin).config(format!("{config}\n{own}"));
+            let gateway = launch.upstream(&format!("http://{upstream}")).start().await;
+            let link = Arc::new(FaultProxy::to(front.as_ref().map_or(gateway.addr(), FleetFront::addr)));
+            members.push(FleetGateway { front, proxy: link, process: Mutex::new(gateway) });
         }
-        Arc::new(GatewayFleet { gateways: members })
+        Ok(Arc::new(GatewayFleet { gateways: members }))
+    }
+
+    /// The Envoys before the gateways.
+    pub fn envoys(&self) -> Vec<Arc<TestEnvoy>> {
+        let envoy = |gateway: &FleetGateway| match &gateway.front {
+            Some(FleetFront::Envoy(envoy)) => Some(Arc::clone(envoy)),
+            _ => None,
+        };
+        self.gateways.iter().filter_map(envoy).collect()
     }
 
     /// How many there are.
@@ -87,7 +159,10 @@ impl GatewayFleet {
 
     /// Kills the nth, as a crash would.
     pub async fn kill(&self, nth: usize) {
-        let FleetGateway { proxy: link, process: gateway } = &self.gateways[nth];
+        let FleetGateway { front, proxy: link, process: gateway } = &self.gateways[nth];
+        if front.is_some() {
+            return gateway.lock().await.kill().await;
+        }
         // First nothing new, or a connection could reach whoever gets the port next.
         link.refuse();
         gateway.lock().await.kill().await;
@@ -100,9 +175,12 @@ impl GatewayFleet {
     ///
     /// If it does not start, with all that it printed.
     pub async fn restart(&self, nth: usize) {
-        let FleetGateway { proxy: link, process: gateway } = &self.gateways[nth];
+        let FleetGateway { front, proxy: link, process: gateway } = &self.gateways[nth];
         let mut gateway = gateway.lock().await;
         gateway.restart().await;
+        if front.is_some() {
+            return;
+        }
         link.set_target(gateway.addr());
         link.heal();
     }
