@@ -33,8 +33,13 @@ pub const HTTP2_APP: (&str, &str) = (
 impl TestEnvoy {
     /// `changes` replaces parts of the configuration.
     pub fn start(app: SocketAddr, changes: &[(&str, &str)]) -> Self {
+        Self::start_with(app, (Ipv4Addr::LOCALHOST, free_port()).into(), changes)
+    }
+
+    /// As [`start`](Self::start); Envoy expects ibid at `ext_proc`.
+    pub fn start_with(app: SocketAddr, ext_proc: SocketAddr, changes: &[(&str, &str)]) -> Self {
         let process = ServerProcess::new("envoy", None);
-        let envoy = Self { process, admin: free_port(), ext_proc: free_port() };
+        let envoy = Self { process, admin: free_port(), ext_proc: ext_proc.port() };
         let mut config = fs::read_to_string(root().join("deploy/envoy/envoy.yaml")).expect("the configuration");
         let ports = [(10000, envoy.port()), (9901, envoy.admin), (3000, app.port()), (8083, envoy.ext_proc)];
         let ports = ports.map(|(from, to)| (format!("port_value: {from} "), format!("port_value: {to} ")));
@@ -65,7 +70,7 @@ impl TestEnvoy {
         (Ipv4Addr::LOCALHOST, self.admin).into()
     }
 
-    /// Where ibid must listen.
+    /// Where Envoy expects ibid.
     pub fn ext_proc_addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.ext_proc).into()
     }

@@ -17,10 +17,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use testbed::{
-    client::{RawClient, TestResponse, post},
-    free_port,
-};
+use testbed::client::{RawClient, TestResponse, post};
 use tokio::{
     net::TcpListener,
     task::JoinHandle,
@@ -38,7 +35,6 @@ const END_TIMEOUT: Duration = Duration::from_secs(15);
 /// The app. Dropping it closes everything.
 pub(crate) struct ExchangeApp {
     addr: SocketAddr,
-    api: SocketAddr,
     server_task: JoinHandle<()>,
 }
 
@@ -49,20 +45,21 @@ struct AppTargets {
 }
 
 impl ExchangeApp {
-    pub(crate) async fn start(upstream: SocketAddr) -> io::Result<Self> {
+    /// Starts it; it expects ibid at `api`.
+    pub(crate) async fn start(upstream: SocketAddr, api: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let (addr, api) = (listener.local_addr()?, (Ipv4Addr::LOCALHOST, free_port()).into());
+        let addr = listener.local_addr()?;
         let server_task = tokio::spawn(serve(listener, AppTargets { api, upstream }));
-        Ok(Self { addr, api, server_task })
+        Ok(Self { addr, server_task })
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// What ibid's configuration needs.
-    pub(crate) fn config(&self) -> String {
-        format!("[api]\nlisten = \"{}\"\ntoken = \"{TOKEN}\"\n", self.api)
+    /// The configuration of an ibid that listens at `api`.
+    pub(crate) fn config(api: SocketAddr) -> String {
+        format!("[api]\nlisten = \"{api}\"\ntoken = \"{TOKEN}\"\n")
     }
 }
 

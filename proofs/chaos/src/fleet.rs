@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,6 +15,7 @@ use std::{
 use testbed::{
     FaultProxy, TestEnvoy,
     client::get,
+    free_port,
     process::{GatewayProcess, ProcessSignal},
 };
 use tokio::{
@@ -60,7 +61,14 @@ pub enum FleetLayout {
 }
 
 /// What stands before ibid, and stays while it is down.
-enum FleetFront {
+struct FleetFront {
+    server: FrontServer,
+    /// The way to ibid, which listens behind it.
+    proxy: Arc<FaultProxy>,
+    ibid: SocketAddr,
+}
+
+enum FrontServer {
     Envoy(Arc<TestEnvoy>),
     App(ExchangeApp),
 }
@@ -74,31 +82,35 @@ struct FleetGateway {
 
 impl FleetFront {
     async fn start(layout: FleetLayout, upstream: SocketAddr) -> io::Result<Option<Self>> {
-        Ok(match layout {
-            FleetLayout::Gateway => None,
+        let ibid = (Ipv4Addr::LOCALHOST, free_port()).into();
+        let proxy = Arc::new(FaultProxy::to(ibid));
+        let at = proxy.addr();
+        let server = match layout {
+            FleetLayout::Gateway => return Ok(None),
             FleetLayout::ExtProc => {
                 // What the clients retry.
-                let status =
-                    "failure_mode_allow: false\n                      status_on_error: { code: ServiceUnavailable }";
-                let start = move || TestEnvoy::start(upstream, &[("failure_mode_allow: false", status)]);
-                Some(Self::Envoy(Arc::new(spawn_blocking(start).await.expect("Envoy starts"))))
+                let closed = "failure_mode_allow: false";
+                let status = format!("{closed}\n                      status_on_error: {{ code: ServiceUnavailable }}");
+                let start = move || TestEnvoy::start_with(upstream, at, &[(closed, &status)]);
+                FrontServer::Envoy(Arc::new(spawn_blocking(start).await.expect("Envoy starts")))
             }
-            FleetLayout::ExchangeApi => Some(Self::App(ExchangeApp::start(upstream).await?)),
-        })
+            FleetLayout::ExchangeApi => FrontServer::App(ExchangeApp::start(upstream, at).await?),
+        };
+        Ok(Some(Self { server, proxy, ibid }))
     }
 
     fn addr(&self) -> SocketAddr {
-        match self {
-            Self::Envoy(envoy) => envoy.addr(),
-            Self::App(app) => app.addr(),
+        match &self.server {
+            FrontServer::Envoy(envoy) => envoy.addr(),
+            FrontServer::App(app) => app.addr(),
         }
     }
 
     /// What ibid's configuration needs.
     fn config(&self) -> String {
-        match self {
-            Self::Envoy(envoy) => format!("[ext_proc]\nlisten = \"{}\"\n", envoy.ext_proc_addr()),
-            Self::App(app) => app.config(),
+        match &self.server {
+            FrontServer::Envoy(_) => format!("[ext_proc]\nlisten = \"{}\"\n", self.ibid),
+            FrontServer::App(_) => ExchangeApp::config(self.ibid),
         }
     }
 }
@@ -130,11 +142,16 @@ impl GatewayFleet {
 
     /// The Envoys before the gateways.
     pub fn envoys(&self) -> Vec<Arc<TestEnvoy>> {
-        let envoy = |gateway: &FleetGateway| match &gateway.front {
-            Some(FleetFront::Envoy(envoy)) => Some(Arc::clone(envoy)),
-            _ => None,
+        let envoy = |front: &FleetFront| match &front.server {
+            FrontServer::Envoy(envoy) => Some(Arc::clone(envoy)),
+            FrontServer::App(_) => None,
         };
-        self.gateways.iter().filter_map(envoy).collect()
+        self.gateways.iter().filter_map(|gateway| gateway.front.as_ref().and_then(envoy)).collect()
+    }
+
+    /// The ways from Envoys or apps to the gateways that they ask.
+    pub fn front_proxies(&self) -> Vec<Arc<FaultProxy>> {
+        self.gateways.iter().filter_map(|gateway| Some(Arc::clone(&gateway.front.as_ref()?.proxy))).collect()
     }
 
     /// How many there are.

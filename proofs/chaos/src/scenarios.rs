@@ -406,6 +406,10 @@ fn build_faults(
     for tear in [NetworkFault::Reset, NetworkFault::Refuse, NetworkFault::BreakAnswers(3)] {
         faults.push(ProxyFault::one("upstream", &stage.upstream, tear));
     }
+    for (nth, link) in stage.fleet.front_proxies().iter().enumerate() {
+        let name = format!("front {nth} to gateway {nth}");
+        faults.extend(NetworkFault::ALL.map(|tear| ProxyFault::one(&name, link, tear)));
+    }
     for (nth, envoy) in stage.fleet.envoys().into_iter().enumerate() {
         let envoy: Arc<dyn ServerProcess> = Arc::new(FrontEnvoy(nth, envoy));
         faults.extend(KILL_AND_PAUSE.iter().map(|blow| ServerFault::boxed(&envoy, *blow)));
