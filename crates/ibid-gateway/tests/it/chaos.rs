@@ -199,7 +199,7 @@ mod shared_stores {
         let ScenarioResult::Faults(outcome) = short("ext-proc", 5, RUN_DURATION * 2).await else {
             panic!("it has faults")
         };
-        assert!(outcome.faults.keys().any(|fault| fault.starts_with("envoy ")), "{outcome}");
+        assert!(outcome.faults.keys().any(|fault| fault.starts_with("front ")), "{outcome}");
         assert!(outcome.finished > 20 && outcome.replays > 0, "{outcome}");
     }
 
@@ -208,7 +208,7 @@ mod shared_stores {
         let ScenarioResult::Faults(outcome) = short("exchange-api", 5, RUN_DURATION * 2).await else {
             panic!("it has faults")
         };
-        assert!(outcome.faults.keys().any(|fault| fault.starts_with("gateway ")), "{outcome}");
+        assert!(outcome.faults.keys().any(|fault| fault.starts_with("front ")), "{outcome}");
         assert!(outcome.finished > 20 && outcome.replays > 0, "{outcome}");
     }
 }
