@@ -4,10 +4,12 @@
 //! no access log and nothing written to disk. Its configuration is made in a folder of its own, for one run.
 
 use std::{
-    fs, io,
-    net::{SocketAddr, TcpListener},
+    fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
+
+use testbed::free_port;
 
 use crate::{args::BenchArgs, server_child::ServerChild, stores};
 
@@ -36,17 +38,22 @@ impl PeerProxy {
         }
     }
 
-    /// Starts it in front of `upstream`.
+    /// Starts it in front of `upstream`. Envoy asks an external processor, if there is one.
     ///
     /// # Errors
     /// A sentence for the user, with its last lines of output.
-    pub async fn start(self, args: &BenchArgs, upstream: SocketAddr) -> Result<ServerChild, String> {
+    pub async fn start(
+        self, args: &BenchArgs, upstream: SocketAddr, ext_proc: Option<SocketAddr>,
+    ) -> Result<ServerChild, String> {
         let folder = tempfile::tempdir().map_err(|why| format!("no folder for a configuration: {why}"))?;
-        let listen = free_address().map_err(|why| format!("no free port: {why}"))?;
+        let listen = free_address();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // Envoy tells the format by the name.
         let file = folder.path().join("config.yaml");
-        let config = self.config(listen, upstream, folder.path(), cores);
+        let config = match ext_proc {
+            Some(ext_proc) => envoy_with_ext_proc(listen, upstream, ext_proc, free_address()),
+            None => self.config(listen, upstream, folder.path(), cores),
+        };
         fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
         let file = file.display().to_string();
         let cores = cores.to_string();
@@ -89,7 +96,7 @@ pub async fn start_idempotent_proxy(
     args: &BenchArgs, upstream: SocketAddr, redis: &str,
 ) -> Result<ServerChild, String> {
     let folder = tempfile::tempdir().map_err(|why| format!("no folder for a configuration: {why}"))?;
-    let listen = free_address().map_err(|why| format!("no free port: {why}"))?;
+    let listen = free_address();
     fs::write(folder.path().join(".env"), "").map_err(|why| format!(".env: {why}"))?;
     let flags = [
         "-C".to_owned(),
@@ -170,9 +177,19 @@ fn envoy(listen: SocketAddr, upstream: SocketAddr) -> String {
     )
 }
 
+/// The configuration that ibid ships, on other ports.
+fn envoy_with_ext_proc(listen: SocketAddr, upstream: SocketAddr, ext_proc: SocketAddr, admin: SocketAddr) -> String {
+    let shipped = include_str!("../../deploy/envoy/envoy.yaml").to_owned();
+    [(10000, listen), (9901, admin), (3000, upstream), (8083, ext_proc)]
+        .into_iter()
+        .fold(shipped, |config, (from, to)| {
+            config.replace(&format!("port_value: {from} "), &format!("port_value: {} ", to.port()))
+        })
+}
+
 /// A port that was free a moment ago: these programs do not say which one the system chose for them.
-fn free_address() -> io::Result<SocketAddr> {
-    TcpListener::bind(("127.0.0.1", 0))?.local_addr()
+pub(crate) fn free_address() -> SocketAddr {
+    ([127, 0, 0, 1], free_port()).into()
 }
 
 #[cfg(test)]
@@ -186,6 +203,9 @@ mod tests {
             let config = peer.config(listen, upstream, Path::new("/folder"), 3);
             assert!(config.contains("4001") && config.contains("4002"), "{config}");
         }
+        let [ext_proc, admin] = [4003, 4004].map(|port| ([127, 0, 0, 1], port).into());
+        let config = envoy_with_ext_proc(listen, upstream, ext_proc, admin);
+        assert!((4001..=4004).all(|port| config.contains(&format!("port_value: {port} "))), "{config}");
         let config = PeerProxy::Nginx.config(listen, upstream, Path::new("/folder"), 3);
         assert!(
             config.contains("worker_processes 3;") && config.contains("proxy_temp_path /folder/proxy;"),

@@ -61,6 +61,8 @@ pub enum ContenderProgram {
     LayerApp,
     /// Another proxy, in front of an upstream.
     Peer(PeerProxy),
+    /// Envoy as `deploy/envoy/envoy.yaml` configures it, with `Ibid` as its external processor, in front of an upstream.
+    EnvoyExtProc,
     /// `idempotent-proxy-server` of crates.io, on a Redis as in [`SharedStores::Redis`], in front of an upstream.
     IdempotentProxy,
     /// No server that is sent requests, but a load on a store or on its server.
@@ -74,6 +76,7 @@ impl ContenderProgram {
         match self {
             Self::Proxy
             | Self::Peer(_)
+            | Self::EnvoyExtProc
             | Self::IdempotentProxy
             | Self::Ibid
             | Self::IbidLogging
@@ -217,6 +220,8 @@ const GATEWAY: &[Contender] = &[
     contender("ibid-logging-miss", ContenderProgram::IbidLogging, "/orders", KeyTraffic::Miss),
     contender("embedded-miss", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Miss),
     contender("embedded-replay", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Replay),
+    contender("envoy-ibid-miss", ContenderProgram::EnvoyExtProc, "/orders", KeyTraffic::Miss),
+    contender("envoy-ibid-replay", ContenderProgram::EnvoyExtProc, "/orders", KeyTraffic::Replay),
 ];
 const SHARED_STORES: &[Contender] = &[
     contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
@@ -282,6 +287,8 @@ pub const BENCHMARKS: &[Benchmark] = &[
             // The exchange API: begin and end on a Unix socket, beside the gateway for the same request.
             row("api-memory-miss-300", "api-miss", &[cpu_ratio("ibid-miss", 1.3), shown("ibid-miss")]),
             row("api-memory-replay-300", "api-replay", &[cpu_ratio("ibid-replay", 1.3), shown("ibid-replay")]),
+            row("ext-proc-miss-300", "envoy-ibid-miss", &[shown("envoy"), shown("ibid-miss")]),
+            row("ext-proc-replay-300", "envoy-ibid-replay", &[shown("envoy"), shown("ibid-replay")]),
             // What one line of log per request costs; there is no target for it.
             row("gateway-memory-log-info-300", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
         ],

@@ -20,7 +20,7 @@ use crate::{
     args::BenchArgs,
     cpu::{self, MachineTimes},
     load::{self, ApiLoad, LoadGenerator, LoadKeys, LoadPlan, LoadResult, StopCondition},
-    peers,
+    peers::{self, PeerProxy},
     rows::{Benchmark, BenchmarkRow, Contender, ContenderProgram, KeyTraffic},
     server_child::{API_SOCKET, ServerChild},
     store_limits::{LimitResult, StoreLimit},
@@ -290,10 +290,16 @@ impl BenchmarkRun<'_> {
         let behind_before = backend_cpu_times(behind, backing.as_ref())?;
         let database = backing.as_ref().and_then(|backing| backing.database().ok());
         let figures_before = database.map(BenchDatabase::figures).transpose()?;
+        let asked_before = asked_cpu_time(&server)?;
         let machine_before = cpu::read_machine().map_err(|error| error.to_string())?;
-        let run =
+        let mut run =
             load.run(StopCondition::After(self.args.measure), server.pid()).await.map_err(|error| error.to_string())?;
         let machine = [machine_before, cpu::read_machine().map_err(|error| error.to_string())?];
+        if server.asked().is_some() {
+            let asked = asked_cpu_time(&server)?.saturating_sub(asked_before);
+            eprintln!("  CPU: {:.1} µs, and {:.1} µs of ibid", run.cpu_us(run.server_cpu), run.cpu_us(asked));
+            run.server_cpu += asked;
+        }
         let behind = backend_cpu_times(behind, backing.as_ref())?;
         let [app_cpu, stores_cpu] = [0, 1].map(|nth| behind[nth].saturating_sub(behind_before[nth]));
         // An app on the exchange API runs its handlers itself.
@@ -345,6 +351,12 @@ impl BenchmarkRun<'_> {
     }
 }
 
+/// CPU time of the server that `server` asks about requests, so far.
+fn asked_cpu_time(server: &ServerChild) -> Result<Duration, String> {
+    let asked = server.asked().map_or(Ok(Duration::ZERO), |asked| cpu::cpu_time(asked.pid()));
+    asked.map_err(|error| error.to_string())
+}
+
 /// CPU times of the app and of the stores' servers so far.
 fn backend_cpu_times(
     upstream: Option<&ServerChild>, backing: Option<&StoreServers<'_>>,
@@ -367,6 +379,7 @@ fn program_path(args: &BenchArgs, program: ContenderProgram) -> Option<(PathBuf,
         | ContenderProgram::IbidApi
         | ContenderProgram::IbidOn(_) => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
         ContenderProgram::Peer(peer) => peer.program(args),
+        ContenderProgram::EnvoyExtProc => PeerProxy::Envoy.program(args),
         ContenderProgram::IdempotentProxy => {
             (peers::idempotent_proxy_path(args), "scripts/bench --stores builds it from crates.io")
         }
@@ -390,8 +403,10 @@ pub(crate) async fn start_server(
     args: &BenchArgs, program: ContenderProgram, upstream: Option<SocketAddr>, config: Option<String>,
 ) -> Result<ServerChild, String> {
     let (path, _) = program_path(args, program).ok_or_else(|| format!("{program:?} is no server"))?;
-    if let (ContenderProgram::Peer(peer), Some(upstream)) = (program, upstream) {
-        return peer.start(args, upstream).await;
+    match (program, upstream) {
+        (ContenderProgram::Peer(peer), Some(upstream)) => return peer.start(args, upstream, None).await,
+        (ContenderProgram::EnvoyExtProc, Some(upstream)) => return start_envoy_with_ibid(args, upstream).await,
+        _ => {}
     }
     let upstream = upstream.map(|addr| format!("http://{addr}")).unwrap_or_default();
     let answer = args.response_bytes.to_string();
@@ -424,8 +439,23 @@ pub(crate) async fn start_server(
         ContenderProgram::IbidOn(_) => {
             [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
         }
-        ContenderProgram::Peer(_) | ContenderProgram::IdempotentProxy | ContenderProgram::Limit(_) => Vec::new(),
+        ContenderProgram::Peer(_)
+        | ContenderProgram::EnvoyExtProc
+        | ContenderProgram::IdempotentProxy
+        | ContenderProgram::Limit(_) => Vec::new(),
     };
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
     Ok(ServerChild::start(&path, &flags).await?.with_folder(folder))
+}
+
+/// Starts Envoy with the quiet gateway on the memory store as its external processor.
+async fn start_envoy_with_ibid(args: &BenchArgs, upstream: SocketAddr) -> Result<ServerChild, String> {
+    let folder = tempfile::tempdir().map_err(|why| format!("no folder for a configuration: {why}"))?;
+    let (file, ext_proc) = (folder.path().join("ibid.toml"), peers::free_address());
+    fs::write(&file, format!("[ext_proc]\nlisten = \"{ext_proc}\"\n")).map_err(|why| why.to_string())?;
+    let mut flags = ibid_args(&format!("http://{upstream}"));
+    flags.extend(["--config".to_owned(), file.display().to_string()]);
+    let ibid = ServerChild::start(&args.ibid_bin, &flags).await?.with_folder(folder);
+    let envoy = PeerProxy::Envoy.start(args, upstream, Some(ext_proc)).await?;
+    Ok(envoy.with_asked(ibid))
 }

@@ -35,6 +35,8 @@ pub struct ServerChild {
     has_group: bool,
     /// Removed with it.
     folder: Option<tempfile::TempDir>,
+    /// The server that it asks about requests, which ends with it.
+    asks: Option<Box<Self>>,
 }
 
 impl ServerChild {
@@ -43,6 +45,19 @@ impl ServerChild {
     pub fn with_folder(mut self, folder: tempfile::TempDir) -> Self {
         self.folder = Some(folder);
         self
+    }
+
+    /// Keeps the server that it asks about requests for as long as it runs.
+    #[must_use]
+    pub fn with_asked(mut self, asked: Self) -> Self {
+        self.asks = Some(Box::new(asked));
+        self
+    }
+
+    /// The server that it asks about requests.
+    #[must_use]
+    pub fn asked(&self) -> Option<&Self> {
+        self.asks.as_deref()
     }
 
     /// Starts `program` and waits until a line of its output says where it listens.
@@ -97,7 +112,7 @@ impl ServerChild {
             _ => format!("{name}: cannot be started: {error}"),
         })?;
         // Owned from here on, so that every early return kills the process.
-        let mut server = Self { child, addr: ([127, 0, 0, 1], 0).into(), has_group, folder: None };
+        let mut server = Self { child, addr: ([127, 0, 0, 1], 0).into(), has_group, folder: None, asks: None };
         let output = KeptOutput::default();
         let (sender, listening) = mpsc::unbounded_channel();
         if let Some(stdout) = server.child.stdout.take() {

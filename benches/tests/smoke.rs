@@ -87,6 +87,15 @@ fn another_proxy_runs_beside_nginx() {
     assert!(text.contains("no such program: /nowhere/envoy"), "{text}");
 }
 
+/// `scripts/bench --quick` runs them with ibid.
+#[test]
+fn envoy_with_a_processor_that_does_not_answer_makes_its_rows_invalid() {
+    let (output, text) = run(&["--rows", "ext-proc-miss-300", "--ibid-bin", &stub()]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("envoy-ibid-miss: INVALID: warming up") && text.contains("500"), "{text}");
+    assert!(text.lines().any(|line| line.contains("round 2/2 envoy: ") && line.contains("req/s")), "{text}");
+}
+
 #[test]
 fn grpc_rows_run_and_a_server_of_something_else_makes_them_invalid() {
     let (output, text) = run(&["--rows", "grpc-layer"]);

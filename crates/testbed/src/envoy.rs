@@ -17,6 +17,8 @@ pub struct TestEnvoy {
 
 deref_to_process!(TestEnvoy);
 
+const CONFIG_FILE: &str = "envoy.yaml";
+
 /// A change of the configuration for an app that speaks HTTP/2, as gRPC servers do.
 pub const HTTP2_APP: (&str, &str) = (
     "    - name: app\n      load_assignment:",
@@ -31,8 +33,13 @@ pub const HTTP2_APP: (&str, &str) = (
 impl TestEnvoy {
     /// `changes` replaces parts of the configuration.
     pub fn start(app: SocketAddr, changes: &[(&str, &str)]) -> Self {
+        Self::start_with(app, (Ipv4Addr::LOCALHOST, free_port()).into(), changes)
+    }
+
+    /// As [`start`](Self::start); Envoy expects ibid at `ext_proc`.
+    pub fn start_with(app: SocketAddr, ext_proc: SocketAddr, changes: &[(&str, &str)]) -> Self {
         let process = ServerProcess::new("envoy", None);
-        let envoy = Self { process, admin: free_port(), ext_proc: free_port() };
+        let envoy = Self { process, admin: free_port(), ext_proc: ext_proc.port() };
         let mut config = fs::read_to_string(root().join("deploy/envoy/envoy.yaml")).expect("the configuration");
         let ports = [(10000, envoy.port()), (9901, envoy.admin), (3000, app.port()), (8083, envoy.ext_proc)];
         let ports = ports.map(|(from, to)| (format!("port_value: {from} "), format!("port_value: {to} ")));
@@ -41,11 +48,17 @@ impl TestEnvoy {
             assert!(config.contains(from), "the configuration has no {from:?}");
             config = config.replace(from, to);
         }
+        envoy.write(CONFIG_FILE, &config);
+        envoy.restart();
+        envoy
+    }
+
+    /// Starts it again, with the same configuration.
+    pub fn restart(&self) {
         let mut command = Command::new(program());
         command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning", "--config-path"]);
-        command.arg(envoy.write("envoy.yaml", &config));
-        envoy.process.start(&command, || envoy.answers(b"", b""));
-        envoy
+        command.arg(self.path(CONFIG_FILE));
+        self.process.start(&command, || self.answers(b"", b""));
     }
 
     /// Where clients connect.
@@ -57,7 +70,7 @@ impl TestEnvoy {
         (Ipv4Addr::LOCALHOST, self.admin).into()
     }
 
-    /// Where ibid must listen.
+    /// Where Envoy expects ibid.
     pub fn ext_proc_addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.ext_proc).into()
     }

@@ -37,5 +37,5 @@ pub use self::{
     postgres::{PgBouncer, TestPostgres},
     rabbitmq::TestRabbitmq,
     redis::{RedisCluster, RedisOptions, RedisSentinels, TestRedis},
-    server_process::ServerProcess,
+    server_process::{ServerProcess, free_port},
 };

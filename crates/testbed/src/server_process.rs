@@ -73,7 +73,7 @@ fn remove_stale_folders() {
 }
 
 /// Returns an unused port below the system's ephemeral ports.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let random = RandomState::new();
     for n in 0..1000_u64 {
         let port = 10_000 + (random.hash_one((n, FOLDERS_MADE.fetch_add(1, Relaxed))) % 22_000) as u16;

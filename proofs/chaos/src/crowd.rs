@@ -27,7 +27,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{fleet::GatewayFleet, random::SplitMix64, upstream::Upstream};
+use crate::{
+    fleet::{FleetLayout, GatewayFleet},
+    random::SplitMix64,
+    upstream::Upstream,
+};
 
 /// How many requests one connection carries at once; gateways allow more.
 const STREAMS_PER_CONNECTION: usize = 100;
@@ -142,7 +146,7 @@ pub async fn run_waiters(crowd: &WaiterPlan) -> io::Result<WaiterReport> {
     let folder = tempfile::Builder::new().prefix("ibid-crowd-").tempdir()?;
     let upstream = Upstream::start(folder.path(), Instant::now(), 1).await?;
     let configs: Vec<String> = crowd.stores.iter().map(|store| config(store, crowd.waiters)).collect();
-    let fleet = GatewayFleet::start(Path::new(&crowd.bin), &configs, &format!("http://{}", upstream.addr())).await;
+    let fleet = GatewayFleet::start(FleetLayout::Gateway, Path::new(&crowd.bin), &configs, upstream.addr()).await?;
 
     let mut senders = Vec::new();
     for nth in 0..crowd.waiters.div_ceil(STREAMS_PER_CONNECTION) {

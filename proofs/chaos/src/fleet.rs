@@ -5,21 +5,26 @@
 //! clients and a gateway can be torn like any other.
 
 use std::{
-    net::SocketAddr,
+    io,
+    net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use testbed::{
-    FaultProxy,
+    FaultProxy, TestEnvoy,
     client::get,
+    free_port,
     process::{GatewayProcess, ProcessSignal},
 };
 use tokio::{
     sync::Mutex,
+    task::spawn_blocking,
     time::{sleep, timeout},
 };
+
+use crate::exchange_app::ExchangeApp;
 
 /// What a gateway logs when it finds that an operation may have run twice.
 const DOUBLE_RUN_LOG_TEXT: &str = "may have run twice";
@@ -43,26 +48,110 @@ pub struct GatewayFleet {
     gateways: Vec<FleetGateway>,
 }
 
+/// What clients connect to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FleetLayout {
+    /// The gateway.
+    #[default]
+    Gateway,
+    /// Envoy, with ibid as its external processor.
+    ExtProc,
+    /// An app that asks ibid by the exchange API.
+    ExchangeApi,
+}
+
+/// What stands before ibid, and stays while it is down.
+struct FleetFront {
+    server: FrontServer,
+    /// The way to ibid, which listens behind it.
+    proxy: Arc<FaultProxy>,
+    ibid: SocketAddr,
+}
+
+enum FrontServer {
+    Envoy(Arc<TestEnvoy>),
+    App(ExchangeApp),
+}
+
 struct FleetGateway {
+    front: Option<FleetFront>,
     proxy: Arc<FaultProxy>,
     /// Held by the one fault that is at work on it.
     process: Mutex<GatewayProcess>,
 }
 
+impl FleetFront {
+    async fn start(layout: FleetLayout, upstream: SocketAddr) -> io::Result<Option<Self>> {
+        let ibid = (Ipv4Addr::LOCALHOST, free_port()).into();
+        let proxy = Arc::new(FaultProxy::to(ibid));
+        let at = proxy.addr();
+        let server = match layout {
+            FleetLayout::Gateway => return Ok(None),
+            FleetLayout::ExtProc => {
+                // What the clients retry.
+                let closed = "failure_mode_allow: false";
+                let status = format!("{closed}\n                      status_on_error: {{ code: ServiceUnavailable }}");
+                let start = move || TestEnvoy::start_with(upstream, at, &[(closed, &status)]);
+                FrontServer::Envoy(Arc::new(spawn_blocking(start).await.expect("Envoy starts")))
+            }
+            FleetLayout::ExchangeApi => FrontServer::App(ExchangeApp::start(upstream, at).await?),
+        };
+        Ok(Some(Self { server, proxy, ibid }))
+    }
+
+    fn addr(&self) -> SocketAddr {
+        match &self.server {
+            FrontServer::Envoy(envoy) => envoy.addr(),
+            FrontServer::App(app) => app.addr(),
+        }
+    }
+
+    /// What ibid's configuration needs.
+    fn config(&self) -> String {
+        match &self.server {
+            FrontServer::Envoy(_) => format!("[ext_proc]\nlisten = \"{}\"\n", self.ibid),
+            FrontServer::App(_) => ExchangeApp::config(self.ibid),
+        }
+    }
+}
+
 impl GatewayFleet {
     /// Starts one gateway per configuration, all in front of the same upstream.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free port.
     ///
     /// # Panics
     ///
     /// If one of them does not start, with all that it printed.
-    pub async fn start(bin: &Path, configs: &[String], upstream: &str) -> Arc<GatewayFleet> {
+    pub async fn start(
+        layout: FleetLayout, bin: &Path, configs: &[String], upstream: SocketAddr,
+    ) -> io::Result<Arc<GatewayFleet>> {
         let mut members = Vec::with_capacity(configs.len());
         for config in configs {
-            let gateway = GatewayProcess::launch(bin).config(config).upstream(upstream).start().await;
-            let link = Arc::new(FaultProxy::to(gateway.addr()));
-            members.push(FleetGateway { proxy: link, process: Mutex::new(gateway) });
+            let front = FleetFront::start(layout, upstream).await?;
+            let own = front.as_ref().map(FleetFront::config).unwrap_or_default();
+            let launch = GatewayProcess::launch(bin).config(format!("{config}\n{own}"));
+            let gateway = launch.upstream(&format!("http://{upstream}")).start().await;
+            let link = Arc::new(FaultProxy::to(front.as_ref().map_or(gateway.addr(), FleetFront::addr)));
+            members.push(FleetGateway { front, proxy: link, process: Mutex::new(gateway) });
         }
-        Arc::new(GatewayFleet { gateways: members })
+        Ok(Arc::new(GatewayFleet { gateways: members }))
+    }
+
+    /// The Envoys before the gateways.
+    pub fn envoys(&self) -> Vec<Arc<TestEnvoy>> {
+        let envoy = |front: &FleetFront| match &front.server {
+            FrontServer::Envoy(envoy) => Some(Arc::clone(envoy)),
+            FrontServer::App(_) => None,
+        };
+        self.gateways.iter().filter_map(|gateway| gateway.front.as_ref().and_then(envoy)).collect()
+    }
+
+    /// The ways from Envoys or apps to the gateways that they ask.
+    pub fn front_proxies(&self) -> Vec<Arc<FaultProxy>> {
+        self.gateways.iter().filter_map(|gateway| Some(Arc::clone(&gateway.front.as_ref()?.proxy))).collect()
     }
 
     /// How many there are.
@@ -87,7 +176,10 @@ impl GatewayFleet {
 
     /// Kills the nth, as a crash would.
     pub async fn kill(&self, nth: usize) {
-        let FleetGateway { proxy: link, process: gateway } = &self.gateways[nth];
+        let FleetGateway { front, proxy: link, process: gateway } = &self.gateways[nth];
+        if front.is_some() {
+            return gateway.lock().await.kill().await;
+        }
         // First nothing new, or a connection could reach whoever gets the port next.
         link.refuse();
         gateway.lock().await.kill().await;
@@ -100,9 +192,12 @@ impl GatewayFleet {
     ///
     /// If it does not start, with all that it printed.
     pub async fn restart(&self, nth: usize) {
-        let FleetGateway { proxy: link, process: gateway } = &self.gateways[nth];
+        let FleetGateway { front, proxy: link, process: gateway } = &self.gateways[nth];
         let mut gateway = gateway.lock().await;
         gateway.restart().await;
+        if front.is_some() {
+            return;
+        }
         link.set_target(gateway.addr());
         link.heal();
     }

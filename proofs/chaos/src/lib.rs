@@ -1,6 +1,6 @@
 //! Several gateways, real stores, clients that retry, and faults from a seed.
 //!
-//! A [run] puts load on a [fleet] of gateway processes in front of an [upstream] that logs every execution, while a
+//! A [run] puts load on a [fleet] of gateway processes (or of Envoys or apps that ask them) in front of an [upstream] that logs every execution, while a
 //! [fault_schedule] made from a seed injects [faults](fault): processes killed and paused, [links](testbed::fault_proxy)
 //! cut, reset and slowed. Then everything is healed, comes to rest, and every key is asked for through every gateway. What
 //! comes out is a [judgement](evaluation): keys that ran twice, got two answers or lost theirs, each with its timeline.
@@ -19,6 +19,7 @@ pub mod answer_history;
 mod client;
 pub mod crowd;
 pub mod evaluation;
+mod exchange_app;
 pub mod fault;
 pub mod fault_schedule;
 pub mod fleet;

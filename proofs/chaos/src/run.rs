@@ -26,7 +26,7 @@ use crate::{
     evaluation::{ChaosReport, FaultInterval, RunObservations, evaluate_run},
     fault::ChaosFault,
     fault_schedule::{FaultRate, FaultShape, ScheduledFault, schedule_faults},
-    fleet::GatewayFleet,
+    fleet::{FleetLayout, GatewayFleet},
     upstream::Upstream,
 };
 
@@ -43,6 +43,8 @@ pub struct ChaosPlan {
     pub name: String,
     /// The gateway's binary.
     pub bin: PathBuf,
+    /// What clients connect to.
+    pub layout: FleetLayout,
     /// One whole configuration per gateway.
     pub configs: Vec<String>,
     /// How many clients.
@@ -67,6 +69,7 @@ impl ChaosPlan {
         ChaosPlan {
             name: name.to_owned(),
             bin: bin.into(),
+            layout: FleetLayout::default(),
             configs,
             clients: 12,
             seed,
@@ -107,7 +110,7 @@ pub async fn run(
     let began = Instant::now();
     let upstream = Upstream::start(folder.path(), began, plan.seed).await?;
     let link = Arc::new(FaultProxy::to(upstream.addr()));
-    let fleet = GatewayFleet::start(&plan.bin, &plan.configs, &format!("http://{}", link.addr())).await;
+    let fleet = GatewayFleet::start(plan.layout, &plan.bin, &plan.configs, link.addr()).await?;
     let stage = FaultTargets { fleet: Arc::clone(&fleet), upstream: link };
     let board = Arc::new(AnswerHistory::new(began, plan.max_keys));
     let faults: Arc<[Box<dyn ChaosFault>]> = faults(&stage).into();

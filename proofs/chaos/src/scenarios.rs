@@ -14,13 +14,16 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use testbed::FaultProxy;
+use testbed::{FaultProxy, TestEnvoy};
 
 use self::backend::StoreBackend;
 use crate::{
     crowd::{self, WaiterPlan, WaiterReport},
     evaluation::ChaosReport,
-    fault::{ChaosFault, GatewayFault, NetworkFault, ProcessFault, ProxyFault, ServerFault},
+    fault::{
+        ChaosFault, FaultFuture, GatewayFault, NetworkFault, ProcessFault, ProxyFault, ServerFault, ServerProcess,
+    },
+    fleet::FleetLayout,
     report::Exemption,
     run::{ChaosPlan, FaultTargets, run},
 };
@@ -80,6 +83,8 @@ pub struct Scenario {
     pub description: &'static str,
     /// The store.
     pub store: ScenarioStore,
+    /// What clients connect to.
+    pub layout: FleetLayout,
     /// How many gateways share it.
     pub gateways: usize,
     /// What is done.
@@ -99,6 +104,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "embedded",
         description: "one gateway on its own disk, killed and paused",
         store: ScenarioStore::Embedded,
+        layout: FleetLayout::Gateway,
         gateways: 1,
         action: ScenarioAction::Faults { process_faults: &[], network_faults: NO_NETWORK_FAULTS },
         exemptions: &[],
@@ -107,6 +113,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis",
         description: "three gateways, one Redis that syncs every write: killed, paused, cut off, its answers lost",
         store: ScenarioStore::Redis,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
         exemptions: &[],
@@ -115,6 +122,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis-without-log",
         description: "a Redis that keeps nothing on disk: what it forgets when killed is measured, not excluded",
         store: ScenarioStore::RedisWithoutLog,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: &[ProcessFault::Kill], network_faults: NO_NETWORK_FAULTS },
         exemptions: &[Exemption::Loss],
@@ -123,6 +131,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "postgres",
         description: "three gateways, one PostgreSQL: killed, paused, cut off, its answers lost",
         store: ScenarioStore::Postgres,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
         exemptions: &[],
@@ -131,6 +140,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "tiered-strict",
         description: "PostgreSQL with Redis as a cache; either is killed, paused, cut off from one gateway or all",
         store: ScenarioStore::TieredStrict,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
         exemptions: &[],
@@ -139,6 +149,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "tiered-loose",
         description: "Redis with PostgreSQL behind it: runs twice only where an answer said degraded, or a gateway announced it",
         store: ScenarioStore::TieredLoose,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
         exemptions: &[Exemption::IfDegraded, Exemption::IfAnnounced, Exemption::Temporary],
@@ -147,6 +158,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis-sentinel",
         description: "a Redis that fails over to its replica: what that loses is measured, not excluded",
         store: ScenarioStore::Sentinel,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: NO_NETWORK_FAULTS },
         exemptions: &[Exemption::Loss],
@@ -155,6 +167,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis-failover",
         description: "a Redis that dies while its replica is in step with it: what is lost is measured, not excluded",
         store: ScenarioStore::Failover { wait_replicas: 0 },
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: &[], network_faults: NO_NETWORK_FAULTS },
         exemptions: &[Exemption::Loss],
@@ -163,6 +176,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis-failover-waiting",
         description: "either server dies, in step or not, and gateways wait for one replica",
         store: ScenarioStore::Failover { wait_replicas: 1 },
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: &[], network_faults: NO_NETWORK_FAULTS },
         exemptions: &[Exemption::Loss],
@@ -171,14 +185,34 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis-cluster",
         description: "a Redis cluster: a primary dies, slots move; what a failover loses is measured, not excluded",
         store: ScenarioStore::Cluster,
+        layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: NO_NETWORK_FAULTS },
         exemptions: &[Exemption::Loss],
     },
     Scenario {
+        name: "ext-proc",
+        description: "three Envoys that ask an ibid each, on one Redis: all are killed, paused and cut off",
+        store: ScenarioStore::Redis,
+        layout: FleetLayout::ExtProc,
+        gateways: 3,
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[],
+    },
+    Scenario {
+        name: "exchange-api",
+        description: "three apps that ask an ibid each by the exchange API, on one Redis: ibid and Redis are killed, paused and cut off",
+        store: ScenarioStore::Redis,
+        layout: FleetLayout::ExchangeApi,
+        gateways: 3,
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[],
+    },
+    Scenario {
         name: "crowd-embedded",
         description: "10,000 waiters for one key, one gateway",
         store: ScenarioStore::Embedded,
+        layout: FleetLayout::Gateway,
         gateways: 1,
         action: WAITERS,
         exemptions: &[],
@@ -187,6 +221,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "crowd-redis",
         description: "10,000 waiters for one key, two gateways on one Redis",
         store: ScenarioStore::Redis,
+        layout: FleetLayout::Gateway,
         gateways: 2,
         action: WAITERS,
         exemptions: &[],
@@ -195,6 +230,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "crowd-postgres",
         description: "10,000 waiters for one key, two gateways on one PostgreSQL",
         store: ScenarioStore::Postgres,
+        layout: FleetLayout::Gateway,
         gateways: 2,
         action: WAITERS,
         exemptions: &[],
@@ -287,7 +323,7 @@ pub async fn run_scenario(scenario: &Scenario, how: &ScenarioOptions<'_>) -> io:
             let mut plan = ChaosPlan::new(scenario.name, how.bin, configs, how.seed, how.length);
             let history_name = format!("{}-{}.jsonl", scenario.name, how.seed);
             plan.history_file = how.histories.map(|folder| folder.join(history_name));
-            plan.clients = how.clients;
+            (plan.clients, plan.layout) = (how.clients, scenario.layout);
             let faults = |stage: &FaultTargets| build_faults(stage, &*backend, &links, blows, tears);
             let outcome = run(&plan, faults).await?;
             println!("{outcome}");
@@ -338,6 +374,38 @@ fn config(store: &str) -> String {
     )
 }
 
+/// An Envoy, as a process that breaks.
+struct FrontEnvoy(usize, Arc<TestEnvoy>);
+
+impl FrontEnvoy {
+    fn act(&self, action: impl FnOnce(&TestEnvoy) + Send + 'static) -> FaultFuture<'_> {
+        let envoy = Arc::clone(&self.1);
+        Box::pin(backend::run_blocking(move || action(&envoy)))
+    }
+}
+
+impl ServerProcess for FrontEnvoy {
+    fn name(&self) -> String {
+        format!("envoy {}", self.0)
+    }
+
+    fn kill(&self) -> FaultFuture<'_> {
+        self.act(|envoy| envoy.kill())
+    }
+
+    fn restart(&self) -> FaultFuture<'_> {
+        self.act(TestEnvoy::restart)
+    }
+
+    fn pause(&self) -> FaultFuture<'_> {
+        self.act(|envoy| envoy.pause())
+    }
+
+    fn resume(&self) -> FaultFuture<'_> {
+        self.act(|envoy| envoy.resume())
+    }
+}
+
 fn build_faults(
     stage: &FaultTargets, backend: &dyn StoreBackend, links: &[Vec<StoreProxy>], blows: &[ProcessFault],
     tears: &[NetworkFault],
@@ -350,6 +418,14 @@ fn build_faults(
     }
     for tear in [NetworkFault::Reset, NetworkFault::Refuse, NetworkFault::BreakAnswers(3)] {
         faults.push(ProxyFault::one("upstream", &stage.upstream, tear));
+    }
+    for (nth, link) in stage.fleet.front_proxies().iter().enumerate() {
+        let name = format!("front {nth} to gateway {nth}");
+        faults.extend(NetworkFault::ALL.map(|tear| ProxyFault::one(&name, link, tear)));
+    }
+    for (nth, envoy) in stage.fleet.envoys().into_iter().enumerate() {
+        let envoy: Arc<dyn ServerProcess> = Arc::new(FrontEnvoy(nth, envoy));
+        faults.extend(KILL_AND_PAUSE.iter().map(|blow| ServerFault::boxed(&envoy, *blow)));
     }
     for server in backend.servers() {
         faults.extend(blows.iter().map(|blow| ServerFault::boxed(&server.process, *blow)));

@@ -193,4 +193,22 @@ mod shared_stores {
     async fn redis_with_postgres_behind_it_runs_twice_only_where_it_says_so() {
         short("tiered-loose", 5, RUN_DURATION * 2).await;
     }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn envoys_that_ask_ibid_keep_its_promise_whatever_breaks() {
+        let ScenarioResult::Faults(outcome) = short("ext-proc", 5, RUN_DURATION * 2).await else {
+            panic!("it has faults")
+        };
+        assert!(outcome.faults.keys().any(|fault| fault.starts_with("front ")), "{outcome}");
+        assert!(outcome.finished > 20 && outcome.replays > 0, "{outcome}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn apps_that_ask_ibid_keep_its_promise_whatever_breaks() {
+        let ScenarioResult::Faults(outcome) = short("exchange-api", 5, RUN_DURATION * 2).await else {
+            panic!("it has faults")
+        };
+        assert!(outcome.faults.keys().any(|fault| fault.starts_with("front ")), "{outcome}");
+        assert!(outcome.finished > 20 && outcome.replays > 0, "{outcome}");
+    }
 }

@@ -64,7 +64,7 @@ pub async fn start(kind: ScenarioStore, bin: &Path) -> Result<Box<dyn StoreBacke
     })
 }
 
-async fn run_blocking<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn run_blocking<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
     let started = tokio::task::spawn_blocking(start).await;
     started.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
