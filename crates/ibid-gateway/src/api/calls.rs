@@ -28,7 +28,7 @@ use super::{
     handle::{ExchangeHandle, ExchangeId, HandleSealer},
     handler_app::{HandlerApp, ProbeClient},
     messages::{self, BeginCall, Deadline, EndCall, ExtendCall, FailedCall, encode},
-    pending::{BegunCall, ExchangeGuard, ExchangeTable, HandlerReply, PendingExchange, ReplyError},
+    pending::{BegunCall, ExchangeGuard, ExchangeTable, HandlerReply, PendingExchange, ReplyOutcome},
     problem::ApiProblem,
 };
 use crate::{
@@ -244,7 +244,7 @@ impl ApiState {
         let hash = self.hasher.hash_one((matches!(reply, HandlerReply::Failed(_)), body));
         let mut exchange = self.find(handle).await?;
         let mut taken = exchange.reply(reply, hash);
-        if let Err(ReplyError::NotRunning(reply)) = taken {
+        if let ReplyOutcome::NotRunning(reply) = taken {
             // Its time was over a moment ago. The reply counts all the same, unless another run has taken over.
             exchange.answer().await;
             exchange = self.find(handle).await?;
@@ -252,8 +252,8 @@ impl ApiState {
         }
         match taken {
             // An exchange that has completed is answered from its record.
-            Ok(()) | Err(ReplyError::NotRunning(_)) => {}
-            Err(ReplyError::EndedOtherwise) => {
+            ReplyOutcome::Taken | ReplyOutcome::NotRunning(_) => {}
+            ReplyOutcome::EndedOtherwise => {
                 let detail =
                     "the exchange has ended with another response or failure, which stays; this one is ignored";
                 return Err(ApiProblem::new(StatusCode::CONFLICT, detail));

@@ -67,8 +67,10 @@ struct ExchangeState {
     answer: Option<Option<Bytes>>,
 }
 
-/// Why a reply is not taken.
-pub(super) enum ReplyError {
+/// What became of a reply.
+#[must_use]
+pub(super) enum ReplyOutcome {
+    Taken,
     /// The exchange has ended in another way.
     EndedOtherwise,
     /// The exchange never reached a handler, or it has ended without a reply. Has the reply.
@@ -194,17 +196,19 @@ impl PendingExchange {
     }
 
     /// Passes on how the handler ended. The same reply may come again.
-    pub(super) fn reply(&self, reply: HandlerReply, hash: u64) -> Result<(), ReplyError> {
+    pub(super) fn reply(&self, reply: HandlerReply, hash: u64) -> ReplyOutcome {
         let mut state = self.state.lock();
         match (state.reply.take(), state.reply_hash) {
-            (_, Some(earlier)) if earlier == hash => Ok(()),
-            (_, Some(_)) => Err(ReplyError::EndedOtherwise),
-            (Some(waiting), None) => {
-                waiting.send(reply).map_err(ReplyError::NotRunning)?;
-                state.reply_hash = Some(hash);
-                Ok(())
-            }
-            (None, None) => Err(ReplyError::NotRunning(reply)),
+            (_, Some(earlier)) if earlier == hash => ReplyOutcome::Taken,
+            (_, Some(_)) => ReplyOutcome::EndedOtherwise,
+            (Some(waiting), None) => match waiting.send(reply) {
+                Ok(()) => {
+                    state.reply_hash = Some(hash);
+                    ReplyOutcome::Taken
+                }
+                Err(reply) => ReplyOutcome::NotRunning(reply),
+            },
+            (None, None) => ReplyOutcome::NotRunning(reply),
         }
     }
 
