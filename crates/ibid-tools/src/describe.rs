@@ -8,7 +8,8 @@ use ibid::{
     grpc::GrpcStatusCode,
     key::{KeyFormat, KeySource},
     policy::{
-        HeaderTemplate, IntentGuard, KeyPolicy, LabelKeyDisplay, OnMatch, OnMismatch, OnStoreDown, OnUnknown, PolicyMode, ResolveProbe,
+        HeaderTemplate, IntentGuard, KeyPolicy, LabelKeyDisplay, OnMatch, OnMismatch, OnStoreDown, OnUnknown,
+        PolicyMode, ResolveProbe,
     },
     scope::ScopePart,
     webhook::{DEFAULT_TOLERANCE, WebhookVerifier},

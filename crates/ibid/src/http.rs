@@ -360,8 +360,16 @@ impl IbidBuilder {
         sweeper.start(&engine);
         let late_answers = call_app::LateAnswerLimiter::new(settings.max_late_answers);
         let tool_lists = ToolLists::default();
-        let shared =
-            LayerState { engine, settings, budget, shared_records, sweeper, late_answers, tool_lists, shared_key_detector };
+        let shared = LayerState {
+            engine,
+            settings,
+            budget,
+            shared_records,
+            sweeper,
+            late_answers,
+            tool_lists,
+            shared_key_detector,
+        };
         Ibid { shared: Arc::new(shared) }
     }
 }

@@ -89,7 +89,9 @@ pub enum ToolSelection {
 impl fmt::Display for ToolSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Named(patterns) => f.write_str(&patterns.iter().map(|pattern| &*pattern.0).collect::<Vec<_>>().join(", ")),
+            Self::Named(patterns) => {
+                f.write_str(&patterns.iter().map(|pattern| &*pattern.0).collect::<Vec<_>>().join(", "))
+            }
             Self::Annotations => f.write_str("annotations"),
         }
     }

@@ -38,8 +38,7 @@ const HAS_KEY: u8 = 2;
 const HAS_INTENT: u8 = 4;
 
 pub(crate) fn encode(
-    requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>,
-    intent: Option<&Address>,
+    requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>, intent: Option<&Address>,
 ) -> Bytes {
     let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
     let key = key.map_or(&[][..], |key| &key.as_bytes()[..key.floor_char_boundary(MAX_LABEL_PART_BYTES)]);

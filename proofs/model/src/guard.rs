@@ -64,8 +64,12 @@ enum GuardStep {
     Idle,
     ClaimIntent,
     /// The intent is of another key, and its lease has lapsed.
-    LookUpKey { seen: u8 },
-    TakeOver { seen: u8 },
+    LookUpKey {
+        seen: u8,
+    },
+    TakeOver {
+        seen: u8,
+    },
     /// Another key has the intent: the own key is released.
     GiveUp,
     Ready,

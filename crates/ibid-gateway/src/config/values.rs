@@ -9,8 +9,8 @@ use ibid::{
     json_rpc::ToolPattern,
     key::{KeyFormat, KeySource},
     policy::{
-        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMatch, OnMismatch, OnStoreDown,
-        OnUnknown, PolicyMode, RefusalFormat, ResolveProbe, ResponseEnvelope, StatusRange,
+        FingerprintPart, HeaderTemplate, InvalidSetting, LabelKeyDisplay, OnConcurrent, OnMatch, OnMismatch,
+        OnStoreDown, OnUnknown, PolicyMode, RefusalFormat, ResolveProbe, ResponseEnvelope, StatusRange,
     },
     presets,
     quota::QuotaLimit,

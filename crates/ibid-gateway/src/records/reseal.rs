@@ -10,7 +10,6 @@ use ibid_stores::seal::{ResealOutcome as One, SealedStore, sealing_key_id};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-
 /// Concurrent reseals: enough to hide the store's latency, too few to slow the gateways down.
 const RESEAL_CONCURRENCY: usize = 16;
 /// Maximum number of unopened records that a report lists.

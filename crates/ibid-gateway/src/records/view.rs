@@ -7,9 +7,7 @@ use ibid::{
     label::LabelText,
     mask,
     record::{Record, RecordBody},
-    store::{
-        Address, ClaimOutcome, EntryFilter, EntryInfo, EntryState, Fingerprint, ListCursor, RecordSummary, Store,
-    },
+    store::{Address, ClaimOutcome, EntryFilter, EntryInfo, EntryState, Fingerprint, ListCursor, RecordSummary, Store},
 };
 use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};

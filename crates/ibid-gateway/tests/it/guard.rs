@@ -74,7 +74,8 @@ async fn one_of_fifty_runs(store: &str) {
     assert_duplicate(&refund(gateways[0], "refund-number-0003").send().await, "refu****0002");
     let metrics = get(one.admin_addr(), "/metrics").header("Authorization", format!("Bearer {TOKEN}")).send().await;
     let metrics = metrics.text();
-    let counted = metrics.lines().find(|line| line.starts_with("idempotency_duplicate_intents_total{on_match=\"reject\"}"));
+    let counted =
+        metrics.lines().find(|line| line.starts_with("idempotency_duplicate_intents_total{on_match=\"reject\"}"));
     assert!(counted.is_some_and(|line| !line.ends_with(" 0")), "{counted:?}");
     one.wait_for_log("the same operation as").await;
 }
@@ -180,7 +181,12 @@ async fn a_held_key_is_shown_beside_the_first_and_runs_once_it_is_released() {
     assert!(text.contains("differs in     body") && text.contains("first key      orde****0001"), "{text}");
     let address = shown["address"].as_str().expect("an address");
     let login = post(gateway.admin_addr(), "/login").header("Content-Type", "application/x-www-form-urlencoded");
-    let login = login.header("Origin", admin.clone()).header("Sec-Fetch-Site", "same-origin").body(format!("token={TOKEN}")).send().await;
+    let login = login
+        .header("Origin", admin.clone())
+        .header("Sec-Fetch-Site", "same-origin")
+        .body(format!("token={TOKEN}"))
+        .send()
+        .await;
     let cookie = login.header("set-cookie").and_then(|cookie| cookie.split(';').next()).expect("a session").to_owned();
     let page = get(gateway.admin_addr(), &format!("/records/{address}")).header("Cookie", cookie).send().await.text();
     assert!(page.contains("Held by the intent guard") && page.contains("orde****0001"), "{page}");

@@ -47,7 +47,8 @@ async fn a_handler_that_dies_between_two_calls_repeats_them_under_their_keys() {
     })
     .await;
     assert_eq!((bank.executions_at("/charge"), bank.executions_at("/mail")), (1, 1), "{:#?}", bank.log());
-    let keys: Vec<_> = bank.log().iter().map(|seen| seen.header("idempotency-key").unwrap_or_default().to_owned()).collect();
+    let keys: Vec<_> =
+        bank.log().iter().map(|seen| seen.header("idempotency-key").unwrap_or_default().to_owned()).collect();
     assert_ne!(keys[0], keys[1], "each call has a key of its own");
 }
 

@@ -189,7 +189,9 @@ impl Engine {
                 Ok(ClaimOutcome::TokenSpent) => return IntentOutcome::InProgress(RETRY_SOON),
                 Ok(ClaimOutcome::Granted(lease)) => return IntentOutcome::Granted(lease),
                 Ok(ClaimOutcome::Completed(entry)) if entry.fingerprint == own => return IntentOutcome::OwnCompleted,
-                Ok(ClaimOutcome::Completed(entry)) => return IntentOutcome::Duplicate(Address(entry.fingerprint.digest)),
+                Ok(ClaimOutcome::Completed(entry)) => {
+                    return IntentOutcome::Duplicate(Address(entry.fingerprint.digest));
+                }
                 Ok(ClaimOutcome::InProgress(holder)) if holder.fingerprint != own => {
                     return IntentOutcome::Duplicate(Address(holder.fingerprint.digest));
                 }

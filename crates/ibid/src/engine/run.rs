@@ -6,9 +6,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     BeginOutcome, Decision, Engine, MAX_STORE_ATTEMPTS, OnRollback, RETRY_SOON, RunOutcome, StoredAs, UnknownCause,
+    intent::HeldIntent,
     mismatch,
     refusals::{self, COMMIT_UNKNOWN, NOT_RECORDED, ROLLED_BACK, retry_at_store},
-    intent::HeldIntent, retry_delay, stored_fingerprint,
+    retry_delay, stored_fingerprint,
 };
 use crate::{
     observe::{EngineEvent, StoreCall},

@@ -167,7 +167,8 @@ impl Exchange {
             body_type: std::marker::PhantomData::<fn(B)>,
         };
         let (terms, guard) = (context.policy().terms(), context.policy().guard.as_ref());
-        let begun = match (shared.engine.begin_at(now, terms, request, &mut claimant).await, guard.zip(identity.intent)) {
+        let begun = match (shared.engine.begin_at(now, terms, request, &mut claimant).await, guard.zip(identity.intent))
+        {
             (BeginOutcome::Run(run), Some((guard, intent))) => {
                 Box::pin(shared.engine.claim_intent(terms, guard, intent, context.key.as_str(), run)).await
             }

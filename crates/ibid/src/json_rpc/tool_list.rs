@@ -76,7 +76,8 @@ pub(crate) fn list_request(policy: &Policy, parts: &Parts, call: &[u8], cursor: 
     let cursor = cursor.map(|cursor| format!("\"cursor\":{}", json_string(cursor)));
     let params: Vec<String> = meta.into_iter().chain(cursor).collect();
     let params = params.join(",");
-    let body = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"ibid-tools\",\"method\":\"{LIST_METHOD}\",\"params\":{{{params}}}}}");
+    let body =
+        format!("{{\"jsonrpc\":\"2.0\",\"id\":\"ibid-tools\",\"method\":\"{LIST_METHOD}\",\"params\":{{{params}}}}}");
     let mut request = Request::new(Bytes::from(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = parts.uri.clone();
@@ -167,10 +168,14 @@ mod tests {
             .unwrap()
             .into_parts();
         let request = list_request(&Policy::mcp(), &parts, call, Some("p\"2"));
-        let expected = r#"{"jsonrpc":"2.0","id":"ibid-tools","method":"tools/list","params":{"_meta":{"v":"2"},"cursor":"p\"2"}}"#;
+        let expected =
+            r#"{"jsonrpc":"2.0","id":"ibid-tools","method":"tools/list","params":{"_meta":{"v":"2"},"cursor":"p\"2"}}"#;
         assert_eq!(request.body(), expected);
         let headers = request.headers();
-        assert_eq!((&headers["authorization"], &headers["mcp-method"]), (&"Bearer a".parse().unwrap(), &"tools/list".parse().unwrap()));
+        assert_eq!(
+            (&headers["authorization"], &headers["mcp-method"]),
+            (&"Bearer a".parse().unwrap(), &"tools/list".parse().unwrap())
+        );
         assert!(!headers.contains_key("idempotency-key") && !headers.contains_key("mcp-name"));
         assert_eq!(headers["content-length"], expected.len().to_string());
     }

@@ -341,7 +341,8 @@ async fn a_guard_on_a_form_and_on_the_arguments_of_a_tool() {
     let router = Router::new().route("/mcp", post(run_tool)).layer(ibid.layer(policy).unwrap());
     let router = router.with_state(app.clone());
     let call = async |key: &str, tool: &str| -> serde_json::Value {
-        let (arguments, meta) = (serde_json::json!({ "order": "o1", "at": key }), serde_json::json!({ "idempotency-key": key }));
+        let (arguments, meta) =
+            (serde_json::json!({ "order": "o1", "at": key }), serde_json::json!({ "idempotency-key": key }));
         let params = serde_json::json!({ "name": tool, "arguments": arguments, "_meta": meta });
         let message = serde_json::json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params });
         let request = Request::post("/mcp").header("authorization", "Bearer a").header("host", "x");

@@ -135,7 +135,11 @@ async fn what_only_we_may_say_is_stripped() {
     assert_eq!(lie(world.valid_request("told-by-a-client")).send().await.status, 201);
     assert_eq!(world.upstream.last().attempt(), Some(1));
     assert_eq!(world.upstream.last().headers.get_all("ibid-fence").len(), 1);
-    assert!(own(&world).iter().all(|(name, _)| matches!(&name[..], "ibid-fence" | "ibid-attempt" | "ibid-operation" | "ibid-key")));
+    assert!(
+        own(&world)
+            .iter()
+            .all(|(name, _)| matches!(&name[..], "ibid-fence" | "ibid-attempt" | "ibid-operation" | "ibid-key"))
+    );
     assert!(own(&world).iter().all(|(_, value)| !matches!(&value[..], "999" | "77" | "x" | "y")), "{:?}", own(&world));
     assert_eq!(lie(world.shop_post("/pay").json(BODY)).send().await.status, 201);
     assert_eq!(own(&world), [], "without a key");
