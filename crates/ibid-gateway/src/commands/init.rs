@@ -195,7 +195,7 @@ preset = "off"
 [[route]]
 match  = "POST /mcp"
 preset = "{preset}"
-# tools = "annotations"                 # tools that the server calls read-only or idempotent pass
+# tools = "annotations"                 # those that the server calls read-only or idempotent pass
 # guard = {{ fields = ["/order_id"] }}    # the same call under another key is refused for ten minutes
 "##
     )
