@@ -72,7 +72,7 @@ pub fn run(args: &InitArgs, input: &mut dyn BufRead, out: &mut dyn Write) -> Res
         upstream: Some(text.into()),
         ..ServeArgs::default()
     })?;
-    let hint = "ietf is strict, stripe for clients used to Stripe, docs/guide.md lists all";
+    let hint = "ietf is strict, stripe for clients used to Stripe, mcp for MCP servers, docs/guide.md lists all";
     let preset = ask("Preset", hint, &args.preset, "ietf", |text| ServeArgs {
         preset: Some(text.into()),
         ..ServeArgs::default()
@@ -140,6 +140,11 @@ fn render(upstream: &str, preset: &str, store: &str) -> String {
     let listen = if upstream.ends_with(":8080") { OTHER_LISTEN } else { DEFAULT_LISTEN };
     let secret =
         if store.contains('@') { "    # better: \"env:IBID_STORE\", which keeps the password out" } else { "" };
+    let routes = if ibid::presets::AGENT_PRESET_NAMES.contains(&preset) {
+        render_agent_route(preset)
+    } else {
+        render_policy(preset)
+    };
     format!(
         r##"#:schema ./{SCHEMA_FILE}
 # All settings: docs/configuration.md. Check this file: ibid doctor --config FILE
@@ -159,7 +164,13 @@ url = "{store}"{secret}
 listen = "127.0.0.1:8081"
 # token = "env:IBID_ADMIN_TOKEN"        # openssl rand -hex 32
 
-# Every POST, PUT, PATCH and DELETE with a key. To try it without touching a response: mode = "shadow"
+{routes}"##
+    )
+}
+
+fn render_policy(preset: &str) -> String {
+    format!(
+        r##"# Every POST, PUT, PATCH and DELETE with a key. To try it without touching a response: mode = "shadow"
 [policy]
 preset = "{preset}"
 # ttl        = "24h"                    # how long an answer is remembered
@@ -170,6 +181,22 @@ preset = "{preset}"
 # match   = "POST /payments"
 # ttl     = "72h"
 # resolve = "GET /payments?key={{key}}"   # asks the app about an unknown outcome
+"##
+    )
+}
+
+fn render_agent_route(preset: &str) -> String {
+    format!(
+        r##"# What no route names passes through.
+[policy]
+preset = "off"
+
+# The endpoint of the MCP server: a call of a tool with a key runs once.
+[[route]]
+match  = "POST /mcp"
+preset = "{preset}"
+# tools = "annotations"                 # those that the server calls read-only or idempotent pass
+# guard = {{ fields = ["/order_id"] }}    # the same call under another key is refused for ten minutes
 "##
     )
 }

@@ -80,6 +80,20 @@ fn init_writes_a_file_that_is_valid_and_overwrites_none() {
 }
 
 #[test]
+fn init_knows_mcp_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = ibid_in(folder.path(), &["init", "--yes", "--preset", "mcp"], "");
+    assert!(output.status.success(), "{output:?}");
+    let written = fs::read_to_string(folder.path().join("ibid.toml")).unwrap();
+    let all = written.replace("# tools", "tools").replace("# guard", "guard");
+    fs::write(folder.path().join("all.toml"), all).unwrap();
+    for file in ["ibid.toml", "all.toml"] {
+        let checked = ibid_in(folder.path(), &["check", file], "");
+        assert!(checked.status.success() && text(&checked.stdout).contains("POST /mcp"), "{file}: {checked:?}");
+    }
+}
+
+#[test]
 fn init_asks_until_the_answer_is_valid() {
     let folder = tempfile::tempdir().unwrap();
     let typed = "localhost:4567\nhttp://localhost:4567\nstrpie\nstripe\n\n";

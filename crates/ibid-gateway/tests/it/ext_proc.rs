@@ -69,6 +69,7 @@ async fn the_app_runs_once_and_the_retry_is_replayed() {
     assert_eq!(first.status, 201);
     let ran = setup.upstream.last();
     assert_eq!((ran.attempt(), ran.text().as_str()), (Some(1), r#"{"amount":1}"#));
+    assert_eq!(ran.header("ibid-operation").map(str::len), Some(32));
     assert_replay(&setup.post("/pay", "k1").send().await, &first);
     assert_refused(&setup.post("/pay", "k1").json(r#"{"amount":2}"#).send().await, 422, "key-reused");
     assert_eq!(setup.upstream.executions(), 1);

@@ -2,8 +2,8 @@
 
     server.py json|stream RUNS
 
-It appends a line to the file RUNS for every run of a tool, and for every page of the list of tools, and prints its
-address once it listens. While the file RUNS.refuse exists, it lists nothing.
+It appends a line to the file RUNS for every run of a tool, and to RUNS.lists for every page of the list of tools that the
+gateway reads, and prints its address once it listens. While the file RUNS.refuse exists, it lists nothing to the gateway.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ class Shop(MCPServer):
     """Lists one tool on each page."""
 
     async def _handle_list_tools(self, ctx, params):
-        if os.path.exists(runs + ".refuse"):
-            raise RuntimeError("it lists nothing")
         tools, at = await self.list_tools(), int((params and params.cursor) or 0)
-        with open(runs + ".lists", "a") as file:
-            file.write(f"{at}\n")
+        if ctx.request_id == "ibid-tools":
+            if os.path.exists(runs + ".refuse"):
+                raise RuntimeError("it lists nothing")
+            with open(runs + ".lists", "a") as file:
+                file.write(f"{at}\n")
         next_page = str(at + 1) if at + 1 < len(tools) else None
         return ListToolsResult(tools=tools[at : at + 1], next_cursor=next_page)
 

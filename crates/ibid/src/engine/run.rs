@@ -96,11 +96,12 @@ impl Heartbeat<'_> {
             // Boxed, because most runs end before.
             let lease = self.lease.expect("only a lease is extended");
             let extend = Box::pin(async {
-                // The key's lease decides. An intent that is lost belongs to an operator's decision.
-                if let Some(intent) = self.intent {
+                let extended = self.engine.extend(lease, self.policy).await;
+                // The key's lease decides: an operator may have freed the intent.
+                if let Some(intent) = self.intent.filter(|_| extended != HeartbeatOutcome::ClaimLost) {
                     self.engine.extend(intent, self.policy).await;
                 }
-                self.engine.extend(lease, self.policy).await
+                extended
             });
             let both = Box::pin(async {
                 tokio::select! {
