@@ -1,8 +1,9 @@
-"""An MCP server of the official SDK, with a tool that counts.
+"""An MCP server of the official SDK, with a tool whose runs are counted.
 
     server.py json|stream RUNS
 
-It appends a line to the file RUNS for every run of the tool, and prints its address once it listens.
+It appends a line to the file RUNS for every run of the tool, and prints its address once it listens. The tool "runs" and
+the resource runs://count return the number of lines.
 """
 
 import asyncio
@@ -16,12 +17,27 @@ answers, runs = sys.argv[1:]
 server = MCPServer("shop")
 
 
+def count() -> int:
+    with open(runs, "a+") as file:
+        file.seek(0)
+        return len(file.readlines())
+
+
+@server.tool(name="runs", structured_output=False)
+def runs_tool() -> str:
+    return str(count())
+
+
+@server.resource("runs://count")
+def runs_resource() -> str:
+    return str(count())
+
+
 @server.tool()
 async def pay(amount: int, seconds: float, ctx: Context) -> str:
     with open(runs, "a") as file:
         file.write(f"{amount}\n")
-    with open(runs) as file:
-        number = len(file.readlines())
+    number = count()
     await ctx.report_progress(1, 2)
     await asyncio.sleep(seconds)
     if amount < 0:

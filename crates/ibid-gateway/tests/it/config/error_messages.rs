@@ -26,7 +26,7 @@ fn values_of_dials() {
     route("max_request = -1", &format!("max_request: -1 is no size; {size}"));
     route(
         "key.format = \"guid\"",
-        "key.format: \"guid\" is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"token\" \"operation\" \"regex:PATTERN\"",
+        "key.format: \"guid\" is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"uuid7\" \"token\" \"operation\" \"regex:PATTERN\"",
     );
     route("key.required = \"yes\"", "key.required: found \"yes\"; allowed is true or false");
     route("key.max_length = 1.5", "key.max_length: found 1.5; allowed is a whole number");
@@ -73,7 +73,7 @@ fn values_of_dials() {
 #[test]
 fn presets() {
     let names = "allowed are \"leads\" \"appsportal\" \"bookings\" \"platform\" \"membership\" \"ietf\" \"stripe\" \
-                 \"mcp\" \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
+                 \"acp\" \"ucp\" \"iceberg\" \"mcp\" \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
                  \"webhook:custom\"";
     route("preset = \"paypal\"", &format!("preset: \"paypal\" is no preset; {names}"));
     route("preset = \"strpie\"", "preset: \"strpie\" is no preset, did you mean \"stripe\"?");
