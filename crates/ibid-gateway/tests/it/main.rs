@@ -20,6 +20,7 @@ mod ext_proc;
 mod faults;
 mod grpc;
 mod grpc_clients;
+mod iceberg_client;
 mod jwt;
 mod keys;
 mod mcp_clients;
