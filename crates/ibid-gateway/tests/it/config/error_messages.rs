@@ -53,6 +53,10 @@ fn values_of_dials() {
         "digest_status = \"first\"",
         "digest_status: \"first\" is no digest_status; allowed is \"original\" or a status code such as 200",
     );
+    route(
+        "json_numbers = \"float\"",
+        "json_numbers: \"float\" is no json_numbers; allowed are \"as-written\" \"decimal\"",
+    );
     route("json_ignore = \"a\"", "json_ignore: \"a\" is no JSON pointer; write one such as \"/meta/sent_at\"");
     route(
         "replay_headers = { X-A = \"{nope}\" }",
