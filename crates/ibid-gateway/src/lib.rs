@@ -7,6 +7,7 @@
 
 pub mod admin;
 pub mod api;
+mod catalog_config;
 pub mod commands;
 pub mod config;
 mod console;

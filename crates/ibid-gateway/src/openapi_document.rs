@@ -44,7 +44,7 @@ const MAX_DOCUMENT: u64 = 10 << 20;
 const MEMORY_PER_BYTE: u64 = 16;
 
 /// Headers of the app's response that do not apply to the annotated document.
-const REPLACED: [HeaderName; 9] = [
+pub(crate) const REPLACED_HEADERS: [HeaderName; 9] = [
     header::ACCEPT_RANGES,
     header::CONTENT_ENCODING,
     header::CONTENT_LENGTH,
@@ -56,7 +56,7 @@ const REPLACED: [HeaderName; 9] = [
     HeaderName::from_static("repr-digest"),
 ];
 
-type Answer = Response<ResponseBody<ProxyResponseBody>>;
+pub(crate) type Answer = Response<ResponseBody<ProxyResponseBody>>;
 
 /// A document of the app, under one configuration.
 pub(crate) struct Document {
@@ -103,13 +103,13 @@ pub(crate) struct Asked {
     pub(crate) failure: RequestFailure,
 }
 
-enum Read {
+pub(crate) enum BodyRead {
     Whole(Bytes, Option<HeaderMap>, MemoryReservation),
     /// Why reading stopped, and the complete body for the client.
     Begun(NotAnnotated, ResponseBody<ProxyResponseBody>),
 }
 
-enum NotAnnotated {
+pub(crate) enum NotAnnotated {
     /// Permanent for these bytes.
     Wrong(String),
     /// Temporary.
@@ -235,9 +235,9 @@ impl Asked {
             return answer;
         }
         let (head, body) = answer.into_parts();
-        let (given, trailers, memory) = match timeout(self.timeout, read(&self.ibid, body)).await {
-            Ok(Ok(Read::Whole(given, trailers, memory))) => (given, trailers, memory),
-            Ok(Ok(Read::Begun(unread, body))) => {
+        let (given, trailers, memory) = match timeout(self.timeout, read_body(&self.ibid, body)).await {
+            Ok(Ok(BodyRead::Whole(given, trailers, memory))) => (given, trailers, memory),
+            Ok(Ok(BodyRead::Begun(unread, body))) => {
                 match unread {
                     NotAnnotated::Wrong(why) => self.document.keep(left(why, etag)),
                     NotAnnotated::NoMemory => self.document.warn_of_memory(),
@@ -299,7 +299,7 @@ impl Annotated {
         let mut answer = answer.map(|_| ResponseBody::whole(self.text.clone(), None));
         *answer.status_mut() = StatusCode::OK;
         let headers = answer.headers_mut();
-        REPLACED.iter().for_each(|name| drop(headers.remove(name)));
+        REPLACED_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
         headers.insert(header::ETAG, self.etag.clone());
         headers.insert(header::CONTENT_TYPE, self.content_type.clone());
         headers.insert(header::CONTENT_LENGTH, self.text.len().into());
@@ -308,12 +308,12 @@ impl Annotated {
 }
 
 /// Reads a body unless it is too large.
-async fn read(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<Read, String> {
+pub(crate) async fn read_body(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<BodyRead, String> {
     let too_large = || NotAnnotated::Wrong(format!("it is larger than {} MiB", MAX_DOCUMENT >> 20));
     if body.size_hint().lower() > MAX_DOCUMENT {
-        return Ok(Read::Begun(too_large(), body));
+        return Ok(BodyRead::Begun(too_large(), body));
     }
-    let Some(mut memory) = ibid.reserve(0) else { return Ok(Read::Begun(NotAnnotated::NoMemory, body)) };
+    let Some(mut memory) = ibid.reserve(0) else { return Ok(BodyRead::Begun(NotAnnotated::NoMemory, body)) };
     let (mut given, mut trailers) = (Vec::new(), None);
     while let Some(frame) = Pin::new(&mut body).frame().await {
         match frame.map_err(|why| why.to_string())?.into_data() {
@@ -323,17 +323,17 @@ async fn read(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<
                 let is_too_large = given.len() as u64 > MAX_DOCUMENT;
                 if is_too_large || !has_room {
                     let unread = if is_too_large { too_large() } else { NotAnnotated::NoMemory };
-                    return Ok(Read::Begun(unread, ResponseBody::begun(given.into(), Some(memory), body)));
+                    return Ok(BodyRead::Begun(unread, ResponseBody::begun(given.into(), Some(memory), body)));
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    Ok(Read::Whole(given.into(), trailers, memory))
+    Ok(BodyRead::Whole(given.into(), trailers, memory))
 }
 
 /// Whether a media type is YAML; `None` if it is neither YAML nor JSON.
-fn is_yaml(content_type: &HeaderValue) -> Option<bool> {
+pub(crate) fn is_yaml(content_type: &HeaderValue) -> Option<bool> {
     let media = content_type.to_str().ok()?.split(';').next()?.trim().to_ascii_lowercase();
     match media.as_str() {
         "application/json" | "text/json" => Some(false),
@@ -345,7 +345,7 @@ fn is_yaml(content_type: &HeaderValue) -> Option<bool> {
 }
 
 /// Returns the media type of a response that may be a document, or why it is none.
-fn document_type(headers: &HeaderMap) -> Result<HeaderValue, String> {
+pub(crate) fn document_type(headers: &HeaderMap) -> Result<HeaderValue, String> {
     let shown = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
         return Err(format!("its content coding is {}, although identity was asked for", shown(coding)));

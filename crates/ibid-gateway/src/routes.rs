@@ -3,7 +3,7 @@
 //! Invariant: no spelling of a path, no media type and no HTTP version lets a request escape a route that names it.
 //! Only method and path decide: the path as sent, and every way in which an app may [read](path::readings) it.
 
-use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
+use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName, Method};
 use ibid::{
@@ -20,6 +20,7 @@ mod path;
 pub use path::normalise as normalise_path;
 mod pattern;
 
+use crate::catalog_config::CONFIG_PATH;
 pub use crate::config::GrpcUnknown;
 pub use path::normalise;
 pub use pattern::{Match, PathPattern};
@@ -236,10 +237,25 @@ impl RouteTable {
         if self.iter().all(|route| route.policy.refusals == RefusalFormat::default()) {
             return RefusalFormat::default();
         }
+        self.find_by_path(path).map(|route| route.policy.refusals).unwrap_or_default()
+    }
+
+    /// Returns how long the catalog behind this path remembers keys, if it is the path of an Iceberg catalog's
+    /// configuration.
+    pub(crate) fn key_lifetime(&self, path: &str) -> Option<Duration> {
+        if !path.ends_with(CONFIG_PATH) {
+            return None;
+        }
+        let policy = &self.find_by_path(path)?.policy;
+        (policy.refusals == RefusalFormat::Iceberg && policy.mode == PolicyMode::Enforce).then_some(policy.ttl)
+    }
+
+    /// Returns the first route whose pattern matches the path, whatever its methods.
+    fn find_by_path(&self, path: &str) -> Option<&RouteEntry> {
         let has_it = |route: &&RouteEntry| {
             route.protocol != Protocol::Grpc && route.pattern.matches_reading(path.as_bytes(), PathComparison::LOOSE)
         };
-        self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
+        self.iter().find(has_it)
     }
 
     /// Iterates in the order of the file; `[policy]` comes last.

@@ -4,6 +4,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -195,11 +196,17 @@ impl ConfigSnapshot {
         let document = self.documents.iter().find(|document| document.path == head.uri.path())?;
         // The gateway sends GET to the app for both methods.
         let is_read = matches!(*head.method, Method::GET | Method::HEAD);
-        let passes = |method| {
-            let found = self.route_request(RequestHead { method, ..head }).route_match;
-            matches!(found, RouteMatch::NotCovered | RouteMatch::UncoveredKey)
-        };
+        let passes = |method| is_uncovered(&self.route_request(RequestHead { method, ..head }));
         (is_read && passes(head.method) && passes(&Method::GET)).then(|| document.clone())
+    }
+
+    /// Returns the lifetime of keys to add to the response, if the request is for the configuration of an Iceberg
+    /// catalog.
+    pub(crate) fn key_lifetime(&self, head: RequestHead<'_>, routed: &RoutedUpstream) -> Option<Duration> {
+        if head.method != Method::GET || !is_uncovered(routed) {
+            return None;
+        }
+        self.settings.routes.key_lifetime(head.uri.path())
     }
 
     /// Matches a request to its route. Only method and path decide what covers it; media type and version decide how it
@@ -243,6 +250,10 @@ impl ConfigSnapshot {
         let also = covering().skip(1).map(|route| route.guard(is_call).clone()).collect();
         RouteMatch::Covered { route: first.guard(is_call).clone(), alternatives: also }
     }
+}
+
+fn is_uncovered(routed: &RoutedUpstream) -> bool {
+    matches!(routed.route_match, RouteMatch::NotCovered | RouteMatch::UncoveredKey)
 }
 
 const DOT_SEGMENTS: &str =

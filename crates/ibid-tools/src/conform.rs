@@ -23,6 +23,7 @@ use crate::{CommandError, format};
 
 mod checks;
 mod connection;
+mod mcp;
 mod profile;
 mod report;
 mod session;
@@ -34,7 +35,8 @@ pub struct ConformArgs {
     /// The operation, such as http://127.0.0.1:8080/payments. It is executed some dozens of times
     #[arg(value_name = "URL", required_unless_present = "list")]
     url: Option<String>,
-    /// The preset whose promises are checked: ietf, stripe, leads, appsportal, bookings, platform or membership
+    /// The preset whose promises are checked: ietf, stripe, acp, ucp, iceberg, mcp, leads, appsportal, bookings, platform
+    /// or membership
     #[arg(long, value_name = "NAME", default_value = "ietf", value_parser = ConformProfile::parse)]
     profile: ConformProfile,
     /// Print the profile's checks with their reasons, and send nothing
@@ -74,11 +76,26 @@ pub struct ConformArgs {
     #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     error_header: Vec<(String, String)>,
     /// A URL that returns the number of executions, as JSON
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", group = "counter")]
     count_url: Option<String>,
     /// The place in that JSON: a number, or a list whose length counts
-    #[arg(long, value_name = "POINTER", default_value = "", requires = "count_url", value_parser = parse_pointer)]
+    #[arg(long, value_name = "POINTER", default_value = "", requires = "counter", value_parser = parse_pointer)]
     count_pointer: String,
+    /// The tool to call, for the profile mcp; its arguments are --body
+    #[arg(long, value_name = "NAME")]
+    tool: Option<String>,
+    /// A tool without arguments that returns the number of executions, for the profile mcp
+    #[arg(long, value_name = "NAME", group = "counter")]
+    count_tool: Option<String>,
+    /// A resource that contains the number of executions, for the profile mcp
+    #[arg(long, value_name = "URI", group = "counter")]
+    count_resource: Option<String>,
+    /// Where the key of a call is, for the profile mcp: a JSON pointer, or header
+    #[arg(long, value_name = "POINTER", default_value = "/params/_meta/idempotency-key", value_parser = parse_key_place)]
+    key_at: String,
+    /// The revision of MCP; one before 2026-07-28 has sessions
+    #[arg(long, value_name = "DATE", default_value = "2025-11-25")]
+    protocol_version: String,
     /// Whether the operation requires a key [default: as the profile says; either for ietf]
     #[arg(long, value_name = "BOOL")]
     key_required: Option<bool>,
@@ -129,7 +146,10 @@ pub fn run(args: &ConformArgs, tls: TlsBuilder<'_>, out: &mut dyn io::Write) -> 
     let since = Instant::now();
     let (findings, requests) = runtime.block_on(async {
         let mut session = ConformSession::start(args, &tls).await?;
-        checks::run_all(&mut session).await?;
+        match args.profile.name {
+            "mcp" => mcp::run_all(&mut session).await?,
+            _ => checks::run_all(&mut session).await?,
+        }
         let requests = session.requests;
         Ok::<_, CommandError>((session.into_findings(), requests))
     })?;
@@ -206,6 +226,13 @@ fn parse_pointer(text: &str) -> Result<String, String> {
     match text.is_empty() || text.starts_with('/') {
         true => Ok(text.to_owned()),
         false => Err(format!("{text:?} is no JSON pointer; write /member/0, or nothing for the whole")),
+    }
+}
+
+fn parse_key_place(text: &str) -> Result<String, String> {
+    match text == "header" || text.starts_with('/') {
+        true => Ok(text.to_owned()),
+        false => Err(format!("{text:?} is no place of a key; write header, or a pointer such as /params/_meta/key")),
     }
 }
 

@@ -110,6 +110,7 @@ pub fn key_format(format: &KeyFormat) -> String {
         KeyFormat::Raw => "visible ASCII characters and spaces, taken as they are".into(),
         KeyFormat::Uuid => "a UUID with hyphens".into(),
         KeyFormat::Uuid4 => "a UUID of version 4 with hyphens".into(),
+        KeyFormat::Uuid7 => "a UUID of version 7 with hyphens".into(),
         KeyFormat::Token => "a UUID, or 16 to 255 letters, digits, _ and -".into(),
         KeyFormat::Operation => "four parts, user:operation:resource:timestamp".into(),
         KeyFormat::Regex(_) => format!("text that matches {}", format.to_string().trim_start_matches("regex:")),

@@ -58,6 +58,8 @@ pub enum KeyFormat {
     Uuid,
     /// A hyphenated UUID of version 4 in any case.
     Uuid4,
+    /// A hyphenated UUID of version 7 in any case.
+    Uuid7,
     /// A UUID, or 16 to 255 letters, digits, `_` and `-`.
     Token,
     /// `user:operation:resource:timestamp`.
@@ -407,8 +409,12 @@ impl KeyFormat {
             Self::Any | Self::Raw => return Ok(()),
             Self::Uuid => (is_uuid(key), "be", "a UUID with hyphens, such as 550e8400-e29b-41d4-a716-446655440000"),
             Self::Uuid4 => {
-                let fits = is_uuid(key) && key.as_bytes()[14] == b'4' && b"89abAB".contains(&key.as_bytes()[19]);
-                (fits, "be", "a UUID of version 4 with hyphens, such as 550e8400-e29b-41d4-a716-446655440000")
+                let example = "a UUID of version 4 with hyphens, such as 550e8400-e29b-41d4-a716-446655440000";
+                (is_uuid_of_version(key, b'4'), "be", example)
+            }
+            Self::Uuid7 => {
+                let example = "a UUID of version 7 with hyphens, such as 017f22e2-79b0-7cc3-98c4-dc0c0c07398f";
+                (is_uuid_of_version(key, b'7'), "be", example)
             }
             Self::Token => {
                 let fits = is_uuid(key) || (16..=255).contains(&key.len()) && key.bytes().all(is_word);
@@ -424,7 +430,7 @@ impl KeyFormat {
 
     /// Whether keys are lower-cased before the address is computed.
     pub fn folds_case(&self) -> bool {
-        matches!(self, Self::Uuid | Self::Uuid4)
+        matches!(self, Self::Uuid | Self::Uuid4 | Self::Uuid7)
     }
 }
 
@@ -435,6 +441,10 @@ pub(crate) fn is_uuid(key: &str) -> bool {
             8 | 13 | 18 | 23 => byte == b'-',
             _ => byte.is_ascii_hexdigit(),
         })
+}
+
+fn is_uuid_of_version(key: &str, version: u8) -> bool {
+    is_uuid(key) && key.as_bytes()[14] == version && b"89abAB".contains(&key.as_bytes()[19])
 }
 
 fn is_operation(key: &str) -> bool {
@@ -465,7 +475,8 @@ fn parse_pattern(pattern: &str) -> Result<Option<KeyFormatPattern>, InvalidSetti
 words!(
     KeyFormat, "key format",
     {
-        "any" => Any, "raw" => Raw, "uuid" => Uuid, "uuid4" => Uuid4, "token" => Token, "operation" => Operation,
+        "any" => Any, "raw" => Raw, "uuid" => Uuid, "uuid4" => Uuid4, "uuid7" => Uuid7, "token" => Token,
+        "operation" => Operation,
     },
     "regex:" "PATTERN" => Regex by parse_pattern
 );

@@ -245,6 +245,13 @@ pub enum RefusalFormat {
     Problem,
     /// The format that Stripe's SDKs parse: `{"error":{…}}`, and `Stripe-Should-Retry`.
     Stripe,
+    /// The error object of the Agentic Commerce Protocol: `{"type","code","message"}`. Answers echo the key and
+    /// `Request-Id`.
+    Acp,
+    /// The error object of the Universal Commerce Protocol: `{"code","content"}`.
+    Ucp,
+    /// The error object of Iceberg REST catalogs: `{"error":{"message","type","code"}}`.
+    Iceberg,
     /// An error of JSON-RPC. If it has the id of a request, its HTTP status is 200: clients read no other errors.
     JsonRpc,
 }

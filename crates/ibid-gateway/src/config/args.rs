@@ -29,8 +29,8 @@ pub struct ServeArgs {
     /// embedded:ibid-data]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe; with off,
-    /// only routes are covered [env: IBID_PRESET] [default: ietf]
+    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf, stripe, acp, ucp or
+    /// iceberg; with off, only routes are covered [env: IBID_PRESET] [default: ietf]
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
     /// Where operators connect, or off [env: IBID_ADMIN] [default: 127.0.0.1:8081]

@@ -265,7 +265,7 @@ parsed! {
     OnUnknown: "\"hold\" \"retry\"",
     OnStoreDown: "\"closed\" \"open\"",
     ResponseEnvelope: "\"none\" \"metadata\"",
-    RefusalFormat: "\"problem\" \"stripe\" \"json-rpc\"",
+    RefusalFormat: "\"problem\" \"stripe\" \"acp\" \"ucp\" \"iceberg\" \"json-rpc\"",
     ToolPattern: "the name of a tool, such as \"create_order\" or \"create_*\"",
     PolicyMode: "\"enforce\" \"shadow\" \"off\"",
     LabelKeyDisplay: "\"clear\" \"masked\"",

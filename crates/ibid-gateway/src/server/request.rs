@@ -26,6 +26,7 @@ use super::{
     connection_activity::{ActivityGuard, ConnectionActivity, TrackedBody, WriteProgress},
 };
 use crate::{
+    catalog_config::CatalogConfigRequest,
     contract_page,
     jwt::JwtVerifier,
     openapi_document::Asked,
@@ -70,6 +71,8 @@ enum Precheck {
     Continue(RoutedUpstream, Option<(Arc<JwtVerifier>, HashSet<String>)>),
     /// The request is for an OpenAPI document that the gateway annotates.
     Document(RoutedUpstream, Box<Asked>),
+    /// The request is for the configuration of an Iceberg catalog.
+    CatalogConfig(RoutedUpstream, Box<CatalogConfigRequest>),
 }
 
 impl ClientConnection {
@@ -140,6 +143,9 @@ impl ClientConnection {
         match precheck {
             Precheck::Respond(response) => response,
             Precheck::Document(routed, asked) => asked.answer(request, |request| send(request, sender, routed)).await,
+            Precheck::CatalogConfig(routed, asked) => {
+                asked.answer(request, |request| send(request, sender, routed)).await
+            }
             Precheck::Continue(routed, verifier) => {
                 if let Some((verifier, wanted)) = verifier {
                     sender.identity = Some(verifier.identify_caller(request.headers(), &wanted).await);
@@ -212,19 +218,21 @@ impl ServerState {
         tunnel::retain_allowed_upgrades(request.headers_mut(), version, &now.settings.upgrades);
         let head = RequestHead { method: request.method(), uri: request.uri(), version, headers: request.headers() };
         let routed = now.route_request(head);
-        match now.document(head) {
-            None => {
-                let verifier = now.verifier_for(&routed);
-                Precheck::Continue(routed, verifier)
-            }
-            Some(document) => {
-                let request_id = sent_request_id(request.headers()).cloned();
-                let failure = RequestFailure { protocol, refusals: routed.refusals, request_id };
-                let timeout = self.limits.reply_timeout;
-                let asked = Asked { document, ibid: self.ibid.clone(), timeout, failure };
-                Precheck::Document(routed, Box::new(asked))
-            }
+        let failure = || {
+            let request_id = sent_request_id(request.headers()).cloned();
+            RequestFailure { protocol, refusals: routed.refusals, request_id }
+        };
+        let (ibid, timeout) = (&self.ibid, self.limits.reply_timeout);
+        if let Some(document) = now.document(head) {
+            let asked = Asked { document, ibid: ibid.clone(), timeout, failure: failure() };
+            return Precheck::Document(routed, Box::new(asked));
         }
+        if let Some(lifetime) = now.key_lifetime(head, &routed) {
+            let asked = CatalogConfigRequest { lifetime, ibid: ibid.clone(), timeout, failure: failure() };
+            return Precheck::CatalogConfig(routed, Box::new(asked));
+        }
+        let verifier = now.verifier_for(&routed);
+        Precheck::Continue(routed, verifier)
     }
 }
 

@@ -45,6 +45,7 @@ route[1]  POST /payments/*    (preset stripe)
   label           tenant from scope, user from scope, key masked
   fingerprint     method, path, query, type, body
   json_ignore     none
+  json_numbers    as-written
   on_mismatch     reject
   on_concurrent   reject
   on_unknown      hold

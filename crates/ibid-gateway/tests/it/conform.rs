@@ -21,6 +21,9 @@ fn path(preset: &str) -> &'static str {
         "appsportal" => "/api/invoices",
         "bookings" => "/bookings",
         "membership" => "/api/membership/apply",
+        "acp" => "/checkout_sessions",
+        "ucp" => "/checkout-sessions/chk_1",
+        "iceberg" => "/v1/namespaces/ns/tables",
         _ => "/payments",
     }
 }
@@ -78,10 +81,15 @@ async fn preset_passes(preset: &str) {
     let app = ConformApp::start_unprotected().await;
     let gateway = preset_gateway(preset, &app).await;
     let url = format!("http://{}{}", gateway.addr(), path(preset));
-    let (count, other) = (app.url("/count"), format!("http://{}/api/athlete/check-in", gateway.addr()));
+    let other = match preset {
+        "acp" => "/checkout_sessions/cs_1",
+        "ucp" => "/carts",
+        _ => "/api/athlete/check-in",
+    };
+    let (count, other) = (app.url("/count"), format!("http://{}{other}", gateway.addr()));
     let mut args = full_arguments(&url, preset, &count);
     args.extend(["--strict", "--other-url", &other]);
-    if preset == "ietf" || preset == "stripe" {
+    if ["ietf", "stripe", "acp", "ucp", "iceberg"].contains(&preset) {
         args.extend(CALLER_ARGUMENTS);
     }
     let mut wanted = vec!["mismatch.path"];
@@ -95,6 +103,8 @@ async fn preset_passes(preset: &str) {
     }
     match preset {
         "ietf" | "platform" | "appsportal" => args.extend(["--other-method", "PATCH"]),
+        "ucp" => args.extend(["--other-method", "PUT"]),
+        "iceberg" => args.extend(["--other-method", "DELETE"]),
         "stripe" => {}
         _ => wanted.push("mismatch.method"),
     }
@@ -129,7 +139,7 @@ macro_rules! presets_pass {
 mod of_ibid_itself {
     use super::*;
 
-    presets_pass!(leads, appsportal, bookings, platform, membership, ietf, stripe);
+    presets_pass!(leads, appsportal, bookings, platform, membership, ietf, stripe, acp, ucp, iceberg);
 }
 
 /// Runs against a server that protects itself.
@@ -195,6 +205,55 @@ async fn a_server_that_remembers_half_of_an_answer_is_found_out() {
 async fn a_server_that_stops_with_its_client_is_found_out() {
     let found = conform_against(ServerFaults { stops_with_client: true, ..ServerFaults::default() }, "ietf").await;
     assert_eq!(found.all("failed"), ["disconnect.answer"], "{:#}", found.json);
+}
+
+/// A gateway whose dials break the rules of the protocol fails exactly these checks.
+async fn wrong_dials_are_found_out(preset: &str, dials: &str, expected: &[&str]) {
+    let app = ConformApp::start_unprotected().await;
+    let config = format!("[policy]\npreset = \"{preset}\"\n{dials}\n");
+    let launch = GatewayProcess::launch(BIN).config(config).upstream(&app.url(""));
+    let gateway = launch.arg("--store").arg("memory:").start().await;
+    let (url, other) =
+        (format!("http://{}{}", gateway.addr(), path(preset)), format!("http://{}/other", gateway.addr()));
+    let count = app.url("/count");
+    let args = [&full_arguments(&url, preset, &count), &CALLER_ARGUMENTS[..], &["--other-url", &other]].concat();
+    let found = run_conform_json(&args).await;
+    assert_eq!((found.all("failed"), found.code), (expected.to_vec(), Some(1)), "{dials}: {:#}", found.json);
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_rules_of_acp_is_found_out() {
+    let dials = "json_numbers = \"as-written\"\nstatus.key_reused = 409\nremember = \"all\"\nkey.required = false\n\
+                 scope = \"credential\"\nkey.max_length = 100";
+    let expected = ["mismatch.body", "mismatch.numbers", "mismatch.path", "error.answer", "key.missing", "key.longest"];
+    wrong_dials_are_found_out("acp", dials, &expected).await;
+    let dials = "fingerprint = \"raw\"\nrefusals = \"problem\"\nscope = \"path\"\non_concurrent = \"wait\"";
+    let expected = [
+        "mismatch.layout",
+        "mismatch.numbers",
+        "concurrent.refused",
+        "caller.isolated",
+        "answer.echo",
+        "problem.shape",
+    ];
+    wrong_dials_are_found_out("acp", dials, &expected).await;
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_rules_of_ucp_is_found_out() {
+    let dials = "fingerprint = \"body\"\nstatus.key_reused = 422\nscope = [\"method\", \"path\"]";
+    wrong_dials_are_found_out("ucp", dials, &["mismatch.body", "mismatch.layout", "caller.isolated"]).await;
+    let dials = "refusals = \"problem\"\non_mismatch = \"new\"";
+    wrong_dials_are_found_out("ucp", dials, &["mismatch.body", "mismatch.layout", "problem.shape"]).await;
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_rules_of_iceberg_is_found_out() {
+    // A client would take this conflict for a failed commit.
+    let dials = "on_concurrent = \"reject\"\nstatus.in_progress = 409\nremember = \"all\"\nkey.required = true";
+    let expected = ["concurrent.waits", "disconnect.answer", "error.answer", "key.missing"];
+    wrong_dials_are_found_out("iceberg", dials, &expected).await;
+    wrong_dials_are_found_out("iceberg", "refusals = \"problem\"", &["config.lifetime", "problem.shape"]).await;
 }
 
 /// Servers that are in order, each in a way that a careless check takes for a fault.
@@ -352,6 +411,9 @@ async fn every_check_can_fail() {
             [&url, "--profile", profile, "--count-url", &count, "--count-pointer", "/ran/times", "--rounds", "1"];
         look(&run_conform_json(&args).await);
     }
+    for (profile, at) in [("acp", "/payments"), ("ucp", "/payments"), ("iceberg", "/v1/payments")] {
+        look(&run_conform_json(&[&app.url(at), "--profile", profile, "--rounds", "1"]).await);
+    }
     look(&conform_against(right, "membership").await);
     // One that even takes what is no HTTP.
     let upstream = TestUpstream::start().await;
@@ -437,6 +499,8 @@ async fn the_list_says_what_each_profile_checks_and_why() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && text.contains("replay.once"), "{text}");
     }
+    let text = String::from_utf8(run_conform(&["--list", "--profile", "mcp"]).await.stdout).unwrap();
+    assert!(text.starts_with("mcp.first") && text.contains("mcp.lost-answer"), "{text}");
 }
 
 /// Over TLS: with the right certificate, with any, and not with a wrong one.

@@ -22,6 +22,7 @@ mod faults;
 mod grpc;
 mod grpc_clients;
 mod guard;
+mod iceberg_client;
 mod jwt;
 mod keys;
 mod mcp_clients;

@@ -67,6 +67,7 @@ async fn next_line(lines: &mut Lines<BufReader<ChildStdout>>) -> String {
 struct McpServer {
     process: Child,
     gateway: GatewayProcess,
+    url: String,
     runs: PathBuf,
     _folder: TempDir,
 }
@@ -87,7 +88,7 @@ impl McpServer {
         let (process, _, mut lines) = spawn(command.arg(answers).arg(&runs).args(version));
         let url = next_line(&mut lines).await;
         let gateway = GatewayProcess::spawn(BIN, &format!("{CONFIG}{dials}"), &url).await;
-        Self { process, gateway, runs, _folder: folder }
+        Self { process, gateway, url, runs, _folder: folder }
     }
 
     fn runs(&self) -> usize {
@@ -263,7 +264,7 @@ async fn an_answer_that_nodes_sdks_lost_is_replayed() {
     a_lost_answer_is_replayed(McpSdk::Node("2"), "json").await;
 }
 
-/// The tools that the server annotates pass, all others are covered. The list has a page for each of its three tools, and
+/// The tools that the server annotates pass, all others are covered. The list has a page for each of its four tools, and
 /// is read once.
 async fn annotations_decide(mode: &'static str, answers: &str) {
     let server = McpServer::start(answers, "tools = \"annotations\"\n").await;
@@ -277,7 +278,7 @@ async fn annotations_decide(mode: &'static str, answers: &str) {
     for _ in 0..2 {
         assert_eq!(client.call(json!({ "key": "k-1", "amount": 5 })).await, [paid(4, 5)]);
     }
-    assert_eq!((server.runs(), server.listed()), (4, 3));
+    assert_eq!((server.runs(), server.listed()), (4, 4));
 }
 
 #[tokio::test]
@@ -297,4 +298,66 @@ async fn every_tool_is_covered_if_the_list_cannot_be_read() {
         assert_eq!(saw, [json!({ "text": "run 1 saw 5", "failed": false })]);
     }
     assert_eq!(server.runs(), 1);
+}
+
+/// What `ibid conform --profile mcp` finds: the failed checks, those that were not performed, and the exit code.
+async fn conform(url: &str, more: &[&str]) -> (Vec<String>, Vec<String>, Option<i32>) {
+    let mut command = Command::new(BIN);
+    command.args(["conform", &format!("{url}/mcp"), "--profile", "mcp", "--tool", "pay", "--json", "--timeout", "30s"]);
+    command.args(["--body", r#"{"amount":{nonce},"seconds":0}"#, "--slow-body", r#"{"amount":{nonce},"seconds":1}"#]);
+    command.args(["--other-body", r#"{"amount":99999,"seconds":0}"#, "--rounds", "1"]);
+    command.args(["--header", "Authorization: Bearer a", "--other-header", "Authorization: Bearer b"]);
+    let output = timeout(CLIENT_TIMEOUT, command.args(more).kill_on_drop(true).output());
+    let output = output.await.expect("it ends").expect("it runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {told}"));
+    let all = |verdict: &str| {
+        let checks = json["checks"].as_array().expect("checks").iter();
+        let ids = checks.filter(|check| check["verdict"] == verdict).map(|check| check["id"].as_str().expect("an id"));
+        ids.map(str::to_owned).collect()
+    };
+    (all("failed"), all("not performed"), output.status.code())
+}
+
+const COUNT_TOOL: [&str; 2] = ["--count-tool", "runs"];
+const STATELESS: [&str; 2] = ["--protocol-version", "2026-07-28"];
+
+#[tokio::test]
+async fn conform_finds_that_a_server_runs_a_lost_call_twice_and_that_behind_the_gateway_it_does_not() {
+    let doubles = ["mcp.lost-answer", "mcp.result", "mcp.hang-up", "mcp.concurrent", "mcp.session", "mcp.arguments"]
+        .map(str::to_owned);
+    for (answers, key_at) in [("json", "/params/_meta/idempotency-key"), ("stream", "header")] {
+        let server = McpServer::start(answers, "").await;
+        let more = [&COUNT_TOOL[..], &["--key-at", key_at]].concat();
+        let (failed, not_performed, code) = conform(&server.url, &more).await;
+        assert_eq!((&failed[..], &not_performed[..], code), (&doubles[..], &[][..], Some(1)), "{answers}");
+        let gateway = format!("http://{}", server.gateway.addr());
+        assert_eq!(conform(&gateway, &more).await, (vec![], vec![], Some(0)), "{answers}");
+    }
+}
+
+#[tokio::test]
+async fn conform_speaks_the_revision_without_sessions_and_counts_by_a_resource() {
+    let server = McpServer::start("stream", "on_concurrent = \"wait\"\n").await;
+    let more = [&STATELESS[..], &["--count-resource", "runs://count"]].concat();
+    let (failed, not_performed, code) = conform(&server.url, &more).await;
+    let doubles = ["mcp.lost-answer", "mcp.result", "mcp.hang-up", "mcp.concurrent", "mcp.arguments"];
+    assert_eq!(
+        (failed, not_performed, code),
+        (doubles.map(str::to_owned).to_vec(), vec!["mcp.session".into()], Some(1))
+    );
+    let gateway = format!("http://{}", server.gateway.addr());
+    assert_eq!(conform(&gateway, &more).await, (vec![], vec!["mcp.session".into()], Some(0)));
+    // Without a counter, results tell runs apart; who hangs up sees none.
+    let (failed, not_performed, code) = conform(&gateway, &STATELESS).await;
+    assert_eq!((failed, code), (vec![], Some(0)));
+    assert_eq!(not_performed, ["mcp.hang-up", "mcp.session"]);
+}
+
+#[tokio::test]
+async fn conform_finds_a_gateway_that_confuses_callers_and_arguments() {
+    let server = McpServer::start("json", "scope = \"global\"\non_mismatch = \"ignore\"\n").await;
+    let gateway = format!("http://{}", server.gateway.addr());
+    let (failed, _, code) = conform(&gateway, &COUNT_TOOL).await;
+    assert_eq!((failed, code), (vec!["mcp.arguments".into(), "mcp.caller".into()], Some(1)));
 }

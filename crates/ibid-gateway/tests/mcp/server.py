@@ -2,8 +2,9 @@
 
     server.py json|stream RUNS
 
-It appends a line to the file RUNS for every run of a tool, and to RUNS.lists for every page of the list of tools that the
-gateway reads, and prints its address once it listens. While the file RUNS.refuse exists, it lists nothing to the gateway.
+It appends a line to the file RUNS for every run of a tool that counts, and to RUNS.lists for every page of the list of tools
+that the gateway reads, and prints its address once it listens. The tool "runs" and the resource runs://count return the
+number of lines in RUNS. While the file RUNS.refuse exists, it lists nothing to the gateway.
 """
 
 import asyncio
@@ -35,11 +36,26 @@ class Shop(MCPServer):
 server = Shop("shop")
 
 
-def count(line):
+def run_count() -> int:
+    with open(runs, "a+") as file:
+        file.seek(0)
+        return len(file.readlines())
+
+
+def count(line) -> int:
     with open(runs, "a") as file:
         file.write(f"{line}\n")
-    with open(runs) as file:
-        return len(file.readlines())
+    return run_count()
+
+
+@server.tool(name="runs", structured_output=False, annotations=ToolAnnotations(read_only_hint=True))
+def runs_tool() -> str:
+    return str(run_count())
+
+
+@server.resource("runs://count")
+def runs_resource() -> str:
+    return str(run_count())
 
 
 @server.tool()

@@ -14,6 +14,7 @@ use crate::CommandError;
 
 mod concurrency;
 mod keys;
+mod protocols;
 mod replays;
 
 const NO_EVIDENCE: &str = "nothing tells one run from another; name --count-url";
@@ -29,6 +30,8 @@ pub(super) async fn run_all(session: &mut ConformSession<'_>) -> Result<(), Comm
     replays::check_failure(session).await?;
     keys::check_all(session).await?;
     keys::check_get(session).await;
+    protocols::check_echo(session).await;
+    protocols::check_lifetime(session).await;
     check_problems(session);
     Ok(())
 }
@@ -69,7 +72,7 @@ fn judge_second(
 }
 
 /// `(it ran 2 times)`.
-fn format_run_count(ran: Option<u64>) -> String {
+pub(super) fn format_run_count(ran: Option<u64>) -> String {
     match ran {
         None => String::new(),
         Some(1) => " (it ran once)".into(),
@@ -78,7 +81,7 @@ fn format_run_count(ran: Option<u64>) -> String {
 }
 
 /// Ends the run if the server is gone.
-fn require_reachable(seen: &RawExchange) -> Result<(), CommandError> {
+pub(super) fn require_reachable(seen: &RawExchange) -> Result<(), CommandError> {
     match &seen.response {
         Err(gone @ ExchangeError::Unreachable(_)) => Err(gone.clone().into()),
         _ => Ok(()),
@@ -88,21 +91,21 @@ fn require_reachable(seen: &RawExchange) -> Result<(), CommandError> {
 fn check_problems(session: &mut ConformSession<'_>) {
     let refusals = std::mem::take(&mut session.refusals);
     let format = session.policy.refusals;
-    let shape = |answer: &Response<Bytes>| find_problem_error(answer, format);
-    let link = |answer: &Response<Bytes>| {
+    let shape = |id: &str, answer: &Response<Bytes>| find_problem_error(id, answer, format);
+    let link = |_: &str, answer: &Response<Bytes>| {
         (!has_documentation_link(answer)).then(|| "a Link header, or a problem whose type is an address".to_owned())
     };
     let answers = |only_of_keys: bool| {
         let wanted = refusals.iter().filter(move |(_, of_key, _)| *of_key || !only_of_keys);
         wanted.filter_map(|(id, _, seen)| Some((id, seen, seen.response.as_ref().ok()?)))
     };
-    type FindError<'a> = &'a dyn Fn(&Response<Bytes>) -> Option<String>;
+    type FindError<'a> = &'a dyn Fn(&str, &Response<Bytes>) -> Option<String>;
     let checks: [(_, _, _, _, FindError<'_>); 2] = [
         ("problem.shape", false, format.media_type(), "no refusal was seen", &shape),
         ("problem.link", true, "a link", "no key was refused", &link),
     ];
     for (check, only_of_keys, expected, without, find_error) in checks {
-        let wrong = answers(only_of_keys).find_map(|(id, seen, answer)| Some((id, seen, find_error(answer)?)));
+        let wrong = answers(only_of_keys).find_map(|(id, seen, answer)| Some((id, seen, find_error(id, answer)?)));
         match (answers(only_of_keys).next(), wrong) {
             (None, _) => session.skip(check, without),
             (Some((_, any, _)), None) => session.report(check, true, expected, any),
@@ -111,7 +114,7 @@ fn check_problems(session: &mut ConformSession<'_>) {
     }
 }
 
-fn find_problem_error(answer: &Response<Bytes>, refusals: RefusalFormat) -> Option<String> {
+fn find_problem_error(id: &str, answer: &Response<Bytes>, refusals: RefusalFormat) -> Option<String> {
     let kind = header_of(answer, "content-type").unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case(refusals.media_type()) {
         return Some(format!("content-type: {}", refusals.media_type()));
@@ -119,11 +122,10 @@ fn find_problem_error(answer: &Response<Bytes>, refusals: RefusalFormat) -> Opti
     let Ok(Value::Object(problem)) = serde_json::from_slice(answer.body()) else {
         return Some("a JSON object".into());
     };
-    if refusals == RefusalFormat::Stripe {
-        let text = |name: &str| problem.get("error").is_some_and(|error| error[name].is_string());
-        return ["type", "message"].into_iter().find(|name| !text(name)).map(|name| format!("a {name} in its error"));
-    }
     let status = answer.status().as_u16();
+    if refusals != RefusalFormat::Problem {
+        return protocols::find_error(id, status, &Value::Object(problem), refusals);
+    }
     if problem.get("status").is_some_and(|found| *found != status) {
         return Some(format!("the status of the answer, {status}, in the problem's status"));
     }

@@ -1,17 +1,19 @@
 //! The table of checks, with the reason for each profile.
 //!
 //! A profile is a preset's policy. The expectations come from that policy, so presets and checks cannot drift apart.
-//! `ietf` and `stripe` describe third-party servers: a check is required only where the draft, or Stripe's
-//! documentation, requires it; the others are advice.
+//! `ietf`, `stripe`, `acp`, `ucp` and `iceberg` describe third-party servers: a check is required only where the draft,
+//! Stripe's documentation or the protocol requires it; the others are advice. `mcp` has checks of its own.
 
 use ibid::{
     Policy,
+    fingerprint::JsonNumbers,
     key::{KeyFormat, KeySource},
-    policy::{OnConcurrent, ResponseEnvelope},
-    presets::PRESET_NAMES,
+    policy::{OnConcurrent, RefusalFormat, ResponseEnvelope},
+    presets::{AGENT_PRESET_NAMES, PRESET_NAMES},
     scope::ScopePart,
 };
 
+use super::mcp;
 use crate::describe;
 
 const IETF_SOURCE: &str = "draft-ietf-httpapi-idempotency-key-header-07";
@@ -48,19 +50,27 @@ pub(super) struct CheckRule {
 
 impl ConformProfile {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let name = PRESET_NAMES.into_iter().find(|name| *name == text);
-        let name = name.ok_or_else(|| format!("{text:?} is no profile; allowed are {}", PRESET_NAMES.join(", ")))?;
+        let names: Vec<_> = PRESET_NAMES.into_iter().chain(AGENT_PRESET_NAMES).collect();
+        let name = names.iter().copied().find(|name| *name == text);
+        let name = name.ok_or_else(|| format!("{text:?} is no profile; allowed are {}", names.join(", ")))?;
         Ok(Self { name, policy: Policy::preset(name).expect("it has a name") })
     }
 
     pub(super) fn is_third_party(&self) -> bool {
-        matches!(self.name, "ietf" | "stripe")
+        matches!(self.name, "ietf" | "stripe") || self.protocol().is_some()
+    }
+
+    fn protocol(&self) -> Option<&'static ProtocolSource> {
+        PROTOCOLS.iter().find(|protocol| protocol.preset == self.name)
     }
 
     /// The usual spelling of the key's header.
     pub(super) fn key_header(&self) -> String {
-        let KeySource::Header(name) = &self.policy.key.from[0] else { unreachable!("all these presets name a header") };
-        describe::header(name)
+        let name = self.policy.key.from.iter().find_map(|source| match source {
+            KeySource::Header(name) => Some(describe::header(name)),
+            _ => None,
+        });
+        name.expect("all these presets name a header")
     }
 
     /// The header in which a proxy names the caller.
@@ -72,6 +82,15 @@ impl ConformProfile {
     }
 
     pub(super) fn rules(&self) -> Vec<CheckRule> {
+        if self.name == "mcp" {
+            let rule = |&(id, title, citation): &(&'static str, &'static str, &str)| CheckRule {
+                id,
+                title,
+                level: Required,
+                citation: citation.to_owned(),
+            };
+            return mcp::CASES.iter().map(rule).collect();
+        }
         CASES.iter().filter(|case| self.is_applicable(case.0)).filter_map(|case| self.rule(case)).collect()
     }
 
@@ -88,7 +107,14 @@ impl ConformProfile {
             preset => {
                 let value = describe::dial_values(&self.policy).into_iter().find(|(name, _)| *name == dial);
                 let promise = value.map_or_else(|| dial.to_owned(), |(name, value)| format!("{name} = {value}"));
-                (CheckLevel::Required, format!("ibid preset {preset} (docs/presets/{preset}.md): {promise}"))
+                let promise = format!("ibid preset {preset} (docs/presets/{preset}.md): {promise}");
+                match self.protocol() {
+                    None => (CheckLevel::Required, promise),
+                    Some(protocol) => match protocol.required.iter().find(|(required, _)| *required == id) {
+                        Some((_, place)) => (CheckLevel::Required, format!("{}: {place}", protocol.source)),
+                        None => (CheckLevel::Advised, format!("good practice: {promise}")),
+                    },
+                }
             }
         };
         Some(CheckRule { id, title, level, citation })
@@ -104,6 +130,13 @@ impl ConformProfile {
             "key.format" => !matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
             // Other formats have their own length.
             "key.longest" => matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
+            // A raw key is what the header contains.
+            "key.blank" | "key.quoted" | "key.list" | "key.parameters" | "key.bad-escape" | "key.open-quote" => {
+                policy.key.format != KeyFormat::Raw
+            }
+            "mismatch.numbers" => policy.json_numbers == JsonNumbers::Decimal,
+            "answer.echo" => policy.refusals == RefusalFormat::Acp,
+            "config.lifetime" => policy.refusals == RefusalFormat::Iceberg,
             "concurrent.refused" | "concurrent.retry-after" => policy.on_concurrent == OnConcurrent::Reject,
             "concurrent.waits" => policy.on_concurrent == OnConcurrent::Wait,
             _ => true,
@@ -123,6 +156,69 @@ const fn advised(citation: &'static str) -> Citation {
 
 const VALIDATE_KEY: &str = "§2.1; Security Considerations (always validate the key before processing)";
 const UNAMBIGUOUS_KEY: &str = "good practice: a key that can be read in two ways is refused";
+
+/// What a protocol requires: ids of checks, and where it says so.
+struct ProtocolSource {
+    preset: &'static str,
+    source: &'static str,
+    required: &'static [(&'static str, &'static str)],
+}
+
+#[rustfmt::skip]
+const PROTOCOLS: &[ProtocolSource] = &[
+    ProtocolSource { preset: "acp", source: "Agentic Commerce Protocol, rfc.agentic_checkout", required: &[
+        ("first.processed", "§6.1"),
+        ("first.independent", "§6.1 (the key names the request)"),
+        ("replay.once", "§6.3 (no side effects on replay)"),
+        ("replay.status", "§6.3 (the same HTTP status)"),
+        ("replay.body", "§6.3 (the original response)"),
+        ("mismatch.body", "§6.4 (422)"),
+        ("mismatch.keeps-first", "§6.3"),
+        ("mismatch.layout", "§6.2 (the order of members does not count)"),
+        ("mismatch.numbers", "§6.2 (1.0 equals 1)"),
+        ("mismatch.path", "§6.1 (endpoints are independent)"),
+        ("concurrent.one-run", "§6.3, §6.4"),
+        ("concurrent.refused", "§6.4 (409)"),
+        ("concurrent.retry-after", "OpenAPI 2026-04-17, IdempotencyInFlight"),
+        ("concurrent.settles", "§6.3"),
+        ("disconnect.answer", "§6.3"),
+        ("error.answer", "§6.3, §6.5 (5xx is not cached)"),
+        ("caller.isolated", "§6.1 (keys belong to an identity)"),
+        ("key.missing", "§6.1 (400)"),
+        ("key.longest", "§6.1 (255 characters)"),
+        ("answer.echo", "OpenAPI 2026-04-17, response headers"),
+        ("problem.shape", "§6.4 (type and code)"),
+    ]},
+    ProtocolSource { preset: "ucp", source: "Universal Commerce Protocol, signatures, \"Replay Protection\"", required: &[
+        ("first.processed", "a new key is a new request"),
+        ("first.independent", "a new key is a new request"),
+        ("replay.once", "a matching duplicate is not executed"),
+        ("replay.status", "a matching duplicate gets the cached response"),
+        ("replay.body", "a matching duplicate gets the cached response"),
+        ("mismatch.body", "another payload gets 409"),
+        ("mismatch.layout", "the raw bytes are compared"),
+        ("mismatch.keeps-first", "a matching duplicate gets the cached response"),
+        ("concurrent.one-run", "a duplicate is not executed"),
+        ("concurrent.settles", "a matching duplicate gets the cached response"),
+        ("disconnect.answer", "a matching duplicate gets the cached response"),
+        ("caller.isolated", "keys are unique per client"),
+        ("problem.shape", "\"REST Error Response\""),
+    ]},
+    ProtocolSource { preset: "iceberg", source: "Iceberg REST catalog, OpenAPI", required: &[
+        ("first.processed", "idempotency-key"),
+        ("first.independent", "idempotency-key (globally unique)"),
+        ("replay.once", "idempotency-key (no additional effects)"),
+        ("replay.status", "idempotency-key (an equivalent response)"),
+        ("concurrent.one-run", "idempotency-key (no additional effects)"),
+        ("concurrent.waits", "updateTable (409 means that the commit failed)"),
+        ("concurrent.settles", "idempotency-key (an equivalent response)"),
+        ("disconnect.answer", "idempotency-key (no additional effects)"),
+        ("error.answer", "idempotency-key, \"Finalization rules\""),
+        ("key.missing", "idempotency-key (not required)"),
+        ("config.lifetime", "CatalogConfig, idempotency-key-lifetime"),
+        ("problem.shape", "IcebergErrorResponse"),
+    ]},
+];
 
 #[rustfmt::skip]
 const CASES: &[CheckCase] = &[
@@ -150,6 +246,10 @@ const CASES: &[CheckCase] = &[
         required("§2.7 (422)"), required("incoming parameters are compared, and it errors if they differ"), "on_mismatch"),
     ("mismatch.keeps-first", "The key still gives the first answer afterwards",
         required("§2.6 (retry)"), required("subsequent requests with the same key return the same result"), "on_mismatch"),
+    ("mismatch.layout", "The key with the same JSON in another layout",
+        None, None, "fingerprint"),
+    ("mismatch.numbers", "The key with numbers of the same value, written otherwise",
+        None, None, "json_numbers"),
     ("mismatch.query", "The key with another query",
         advised("§2.2, §2.4 (good practice: what is asked for is part of the request)"), advised("good practice: a query is a parameter, too"), "fingerprint"),
     ("mismatch.path", "The key on another path",
@@ -204,10 +304,14 @@ const CASES: &[CheckCase] = &[
         None, None, "what can be read in two ways is refused"),
     ("key.twin", "A second key under a header with underscores is refused",
         None, None, "what can be read in two ways is refused"),
+    ("answer.echo", "Answers repeat the key and the id of the request",
+        None, None, "refusals"),
+    ("config.lifetime", "The configuration of the catalog says how long keys are valid",
+        None, None, "ttl"),
     ("get.passes", "A key on a GET changes nothing",
         advised("§1 (GET is idempotent already)"), required("a key has no effect in GET requests"), "methods"),
     ("problem.shape", "Refusals are problems that a program can read",
-        advised("§2.7 (examples), RFC 9457"), advised("good practice: its SDKs parse {\"error\":{\"type\",\"message\"}}"), "refusals are RFC 9457 problems"),
+        advised("§2.7 (examples), RFC 9457"), advised("good practice: its SDKs parse {\"error\":{\"type\",\"message\"}}"), "refusals"),
     ("problem.link", "A refused key leads to the documentation",
         advised("§2.7 (a link to relevant documentation)"), None, "refusals link to the published contract"),
 ];
@@ -228,7 +332,7 @@ mod tests {
                 assert!(rules.iter().all(|rule| rule.level == Required && rule.citation.contains(name)), "{rules:#?}");
             }
         }
-        assert!(ConformProfile::parse("nope").unwrap_err().ends_with("ietf, stripe"));
+        assert!(ConformProfile::parse("nope").unwrap_err().ends_with("ucp, iceberg, mcp"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ use super::{
 use crate::CommandError;
 
 /// Pause before a request that the server told to retry later is sent again.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// An exchange, and how often the operation ran meanwhile, if there is a counter.
 type CountedExchange = Result<(RawExchange, Option<u64>), CommandError>;
@@ -214,6 +214,11 @@ impl<'a> ConformSession<'a> {
         let key = ibid::generate_key();
         match self.policy.key.format {
             KeyFormat::Operation => format!("conform:check.run:{key}:1"),
+            KeyFormat::Uuid7 => {
+                let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+                let time = format!("{:012x}", since.as_millis());
+                format!("{}-{}-7{}", &time[..8], &time[8..12], &key[15..])
+            }
             _ => key,
         }
     }
@@ -251,6 +256,17 @@ impl<'a> ConformSession<'a> {
         RawRequest { body, ..request }.with_headers(headers)
     }
 
+    /// The body of operations, changed as JSON. `None` if it is no JSON, or would not stay the same value.
+    pub(super) fn change_body(&self, change: impl FnOnce(Value) -> Option<String>) -> Option<String> {
+        // A number, so that it may stand inside and outside of strings.
+        const STAND_IN: &str = "987654321987";
+        let body = serde_json::from_str(&self.body.replace("{nonce}", STAND_IN)).ok()?;
+        if has_fraction(&body) {
+            return None;
+        }
+        Some(change(body)?.replace(STAND_IN, "{nonce}"))
+    }
+
     /// The body of the current operation. `{nonce}` is unique to the operation and stays the same in retries.
     pub(super) fn fill_nonce(&self, body: &str) -> Option<Bytes> {
         (!body.is_empty()).then(|| body.replace("{nonce}", &self.nonce.to_string()).into())
@@ -280,12 +296,18 @@ impl<'a> ConformSession<'a> {
         let since = Instant::now();
         loop {
             let seen = self.send(request).await;
-            let busy = seen.status() == Some(self.status_of(RefusalReason::InProgress));
-            if !busy || since.elapsed() > self.args.timeout || self.is_past_deadline() {
+            if !self.is_busy(&seen) || since.elapsed() > self.args.timeout || self.is_past_deadline() {
                 return seen;
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+
+    /// Whether the server tells to retry later. Where a reused key has the same status, that is what `Retry-After` says.
+    fn is_busy(&self, seen: &RawExchange) -> bool {
+        let status = self.status_of(RefusalReason::InProgress);
+        let after = seen.response.as_ref().ok().and_then(|answer| header_of(answer, "retry-after"));
+        seen.status() == Some(status) && (status != self.status_of(RefusalReason::KeyReused) || after.is_some())
     }
 
     /// Returns how often the operation ran since `before`, if there is a counter.
@@ -367,6 +389,16 @@ impl<'a> ConformSession<'a> {
     pub(super) fn markers(&self) -> String {
         let shown = self.policy.replay_headers.iter().map(|(name, value)| format!("{name}: {value}"));
         shown.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Whether a value has a number that may be rounded.
+fn has_fraction(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64(),
+        Value::Array(items) => items.iter().any(has_fraction),
+        Value::Object(members) => members.values().any(has_fraction),
+        _ => false,
     }
 }
 

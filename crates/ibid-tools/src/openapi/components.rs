@@ -99,14 +99,13 @@ fn key_schema(policy: &Policy, place: &str) -> NewValue {
         KeyFormat::Any => "^[!-~]+$".into(),
         KeyFormat::Raw => "^[ -~]+$".into(),
         KeyFormat::Uuid => "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$".into(),
-        KeyFormat::Uuid4 => {
-            "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$".into()
-        }
+        KeyFormat::Uuid4 => uuid_pattern('4'),
+        KeyFormat::Uuid7 => uuid_pattern('7'),
         KeyFormat::Token => "^[A-Za-z0-9_-]{16,255}$".into(),
         KeyFormat::Operation => format!("^({BARE_CHAR_NO_COLON}+:){{3}}[0-9]{{1,20}}$"),
         KeyFormat::Regex(_) => format!("^(?:{})$", policy.key.format.to_string().trim_start_matches("regex:")),
     };
-    let is_uuid = matches!(policy.key.format, KeyFormat::Uuid | KeyFormat::Uuid4);
+    let is_uuid = matches!(policy.key.format, KeyFormat::Uuid | KeyFormat::Uuid4 | KeyFormat::Uuid7);
     let longest = if is_uuid { policy.key.max_length.min(36) } else { policy.key.max_length } as u64;
     match is_uuid {
         true => object! {
@@ -114,6 +113,10 @@ fn key_schema(policy: &Policy, place: &str) -> NewValue {
         },
         false => object! { "type" => "string", "minLength" => 1u64, "maxLength" => longest, "pattern" => pattern },
     }
+}
+
+fn uuid_pattern(version: char) -> String {
+    format!("^[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{version}[0-9a-fA-F]{{3}}-[89abAB][0-9a-fA-F]{{3}}-[0-9a-fA-F]{{12}}$")
 }
 
 /// Returns the refusals of a policy by status, in order. `schema` is the component that describes their bodies.
@@ -158,6 +161,9 @@ pub(super) fn refusal_body_schema(refusals: RefusalFormat) -> (&'static str, New
     match refusals {
         RefusalFormat::Problem => ("IdempotencyProblem", problem_schema()),
         RefusalFormat::Stripe => ("IdempotencyError", stripe_error_schema()),
+        RefusalFormat::Acp => ("IdempotencyAcpError", strings_schema(&["type", "code", "message"])),
+        RefusalFormat::Ucp => ("IdempotencyUcpError", strings_schema(&["code", "content"])),
+        RefusalFormat::Iceberg => ("IdempotencyIcebergError", iceberg_error_schema()),
         RefusalFormat::JsonRpc => ("IdempotencyJsonRpcError", json_rpc_error_schema()),
     }
 }
@@ -168,6 +174,19 @@ fn string() -> NewValue {
 
 fn names(names: &[&str]) -> NewValue {
     NewValue::List(names.iter().map(|name| NewValue::from(*name)).collect())
+}
+
+/// An object that has these members, all of them text.
+fn strings_schema(members: &[&str]) -> NewValue {
+    let properties = members.iter().map(|name| ((*name).to_owned(), string())).collect();
+    object! { "type" => "object", "required" => names(members), "properties" => NewValue::Map(properties) }
+}
+
+fn iceberg_error_schema() -> NewValue {
+    let properties = object! { "message" => string(), "type" => string(), "code" => object! { "type" => "integer" } };
+    let required = names(&["message", "type", "code"]);
+    let error = object! { "type" => "object", "required" => required, "properties" => properties };
+    object! { "type" => "object", "required" => names(&["error"]), "properties" => object! { "error" => error } }
 }
 
 fn json_rpc_error_schema() -> NewValue {

@@ -103,8 +103,8 @@ pub(crate) struct RequestContext {
     pub(super) cors_origin: Option<Box<HeaderValue>>,
     /// The names of the request's headers.
     pub(super) sent_names: SentNames,
-    /// The key header as sent, for refusal styles that echo it.
-    sent_key: Option<Box<(HeaderName, HeaderValue)>>,
+    /// The headers of the request that the response repeats.
+    echoed: Box<[(HeaderName, HeaderValue)]>,
     method: http::Method,
     /// The target without scheme and authority.
     target: Option<PathAndQuery>,
@@ -127,8 +127,13 @@ impl RequestContext {
         sent_names: SentNames,
     ) -> Self {
         let policy = &route.policy;
-        let echoes = route.protocol.rules().is_plain_http() && policy.refusals.echoes_key();
-        let sent_key = if echoes { refusal_style::sent_key(&parts.headers, &key_headers(policy)) } else { None };
+        let echoed = match policy.refusals {
+            RefusalFormat::Stripe | RefusalFormat::Acp if route.protocol.rules().is_plain_http() => {
+                let names = policy.refusals.echoed_names(key_headers(policy));
+                refusal_style::sent_once(&parts.headers, names)
+            }
+            _ => Box::default(),
+        };
         Self {
             route: route.clone(),
             key: MaskedKey::default(),
@@ -144,7 +149,7 @@ impl RequestContext {
             requested_at_ms: now_ms(),
             has_label_key: settings.is_some_and(|settings| settings.label_key),
             cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)).map(Box::new),
-            sent_key: sent_key.map(Box::new),
+            echoed,
             method: parts.method.clone(),
             target: parts.uri.path_and_query().cloned(),
             user_agent: sent_names.get(&parts.headers, &header::USER_AGENT).cloned(),
@@ -184,8 +189,8 @@ impl RequestContext {
         }
     }
 
-    pub(super) fn echo_key(&self, headers: &mut HeaderMap) {
-        if let Some((name, value)) = self.sent_key.as_deref() {
+    pub(super) fn echo_headers(&self, headers: &mut HeaderMap) {
+        for (name, value) in &self.echoed {
             headers.insert(name, value.clone());
         }
     }

@@ -10,6 +10,8 @@ use crate::{
     refusal::{Refusal, RefusalReason},
 };
 
+/// The correlation id of the Agentic Commerce Protocol.
+const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("request-id");
 const SHOULD_RETRY_HEADER: HeaderName = HeaderName::from_static("stripe-should-retry");
 /// The JSON-RPC code of errors outside of the refusal table.
 const PLAIN_ERROR_CODE: i32 = -31000;
@@ -33,7 +35,7 @@ impl RefusalFormat {
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Problem => "application/problem+json",
-            Self::Stripe | Self::JsonRpc => "application/json",
+            _ => "application/json",
         }
     }
 
@@ -42,18 +44,26 @@ impl RefusalFormat {
         match self {
             Self::Problem => problem_members(info),
             Self::Stripe => stripe_members(info),
+            Self::Acp => acp_members(info),
+            Self::Ucp => ucp_members(info),
+            Self::Iceberg => iceberg_members(info),
             Self::JsonRpc => json_rpc_members(info),
         }
     }
 
     /// Whether the members include `error`, so that the envelope adds none.
     pub(super) fn has_error(self) -> bool {
-        self != Self::Problem
+        matches!(self, Self::Stripe | Self::Iceberg | Self::JsonRpc)
     }
 
-    /// Whether all responses echo the key header.
-    pub(super) fn echoes_key(self) -> bool {
-        self == Self::Stripe
+    /// The request headers that all responses echo, if `key_names` are those that carry the key.
+    pub(super) fn echoed_names(self, mut key_names: Vec<HeaderName>) -> Vec<HeaderName> {
+        match self {
+            Self::Stripe => {}
+            Self::Acp => key_names.push(REQUEST_ID_HEADER),
+            _ => key_names.clear(),
+        }
+        key_names
     }
 
     pub(super) fn write_headers(self, info: &RefusalInfo<'_>, headers: &mut HeaderMap) {
@@ -146,6 +156,53 @@ fn stripe_members(told: &RefusalInfo<'_>) -> String {
     format!("{{\"error\":{{\"type\":\"{kind}\"{code},\"message\":{}{doc_url}}}", json_string(told.detail))
 }
 
+/// The name of the refusal or, for errors outside of the table, of the status, with `_` between words.
+fn error_name(told: &RefusalInfo<'_>) -> String {
+    let name = told.reason.map(RefusalReason::name).or(told.status.canonical_reason()).unwrap_or("error");
+    name.to_lowercase().replace(['-', ' '], "_")
+}
+
+/// The error of the Agentic Commerce Protocol, whose schema allows no further members.
+fn acp_members(told: &RefusalInfo<'_>) -> String {
+    let kind = match (told.reason, told.status.as_u16()) {
+        (_, 503) => "service_unavailable",
+        (Some(RefusalReason::OutcomeUnknown), _) | (_, 500..) => "processing_error",
+        _ => "invalid_request",
+    };
+    let code = match told.reason {
+        Some(RefusalReason::KeyMissing) => "idempotency_key_required".to_owned(),
+        Some(RefusalReason::KeyReused) => "idempotency_conflict".to_owned(),
+        Some(RefusalReason::InProgress) => "idempotency_in_flight".to_owned(),
+        _ => error_name(told),
+    };
+    format!("{{\"type\":\"{kind}\",\"code\":\"{code}\",\"message\":{}", json_string(told.detail))
+}
+
+/// The error of the Universal Commerce Protocol. It registers no codes for keys; these are spelled like the codes of its
+/// sample server.
+fn ucp_members(told: &RefusalInfo<'_>) -> String {
+    let code = match told.reason {
+        Some(RefusalReason::KeyReused) => "IDEMPOTENCY_CONFLICT".to_owned(),
+        _ => error_name(told).to_uppercase(),
+    };
+    format!("{{\"code\":\"{code}\",\"content\":{}", json_string(told.detail))
+}
+
+/// The error of Iceberg REST catalogs. Clients choose the exception by `code`, which is the status.
+fn iceberg_members(told: &RefusalInfo<'_>) -> String {
+    use RefusalReason::{OutcomeUnknown, UpstreamLost, UpstreamTimeout};
+    let kind = match (told.reason, told.status.as_u16()) {
+        (Some(OutcomeUnknown | UpstreamLost | UpstreamTimeout), _) => "CommitStateUnknownException",
+        (_, 401 | 403) => "NotAuthorizedException",
+        (_, 422) => "UnprocessableEntityException",
+        (_, 429 | 503) => "SlowDownException",
+        (_, 500..) => "InternalServerError",
+        _ => "BadRequestException",
+    };
+    let (message, code) = (json_string(told.detail), told.status.as_u16());
+    format!("{{\"error\":{{\"message\":{message},\"type\":\"{kind}\",\"code\":{code}}}")
+}
+
 /// Whether an SDK should retry automatically.
 fn stripe_should_retry(told: &RefusalInfo<'_>) -> bool {
     let helps = match told.reason {
@@ -168,12 +225,14 @@ fn set_should_retry(headers: &mut HeaderMap, retry: bool) {
     headers.insert(SHOULD_RETRY_HEADER, HeaderValue::from_static(if retry { "true" } else { "false" }));
 }
 
-/// The key header, to be echoed in the response. `None` unless it was sent exactly once.
-pub(super) fn sent_key(headers: &HeaderMap, names: &[HeaderName]) -> Option<(HeaderName, HeaderValue)> {
-    let name = names.iter().find(|name| headers.contains_key(*name))?;
-    let mut values = headers.get_all(name).iter();
-    let value = values.next().filter(|_| values.next().is_none())?;
-    Some((name.clone(), value.clone()))
+/// The headers with these names that were sent exactly once.
+pub(super) fn sent_once(headers: &HeaderMap, names: Vec<HeaderName>) -> Box<[(HeaderName, HeaderValue)]> {
+    let only = |name: HeaderName| {
+        let mut values = headers.get_all(&name).iter();
+        let value = values.next().filter(|_| values.next().is_none())?.clone();
+        Some((name, value))
+    };
+    names.into_iter().filter_map(only).collect()
 }
 
 #[cfg(test)]
@@ -209,6 +268,38 @@ mod tests {
         assert_eq!(of(RefusalReason::IdentityInvalid, 401), "authentication_error");
         assert_eq!(of(RefusalReason::QuotaExceeded, 429), "rate_limit_error");
         assert_eq!(of(RefusalReason::Overloaded, 503), "api_error");
+    }
+
+    /// The body of a refusal in each of the other formats.
+    #[test]
+    fn every_refusal_has_the_members_that_its_protocol_defines() {
+        let body = |format: RefusalFormat, reason: RefusalReason, status: StatusCode| {
+            let refusal = Refusal::new(reason, "say \"it\"");
+            let told = RefusalInfo::refusal(&refusal, status, "k", None);
+            serde_json::from_str::<serde_json::Value>(&(format.write_members(&told) + "}")).unwrap()
+        };
+        let members = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<std::collections::BTreeSet<_>>()
+        };
+        let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        for reason in RefusalReason::all() {
+            let acp = body(RefusalFormat::Acp, reason, reason.status());
+            assert_eq!(members(&acp), named(&["code", "message", "type"]), "{acp}");
+            let kinds = ["invalid_request", "processing_error", "service_unavailable"];
+            assert!(kinds.contains(&acp["type"].as_str().unwrap()), "{acp}");
+            let ucp = body(RefusalFormat::Ucp, reason, reason.status());
+            assert_eq!(members(&ucp), named(&["code", "content"]), "{ucp}");
+            let iceberg = body(RefusalFormat::Iceberg, reason, reason.status());
+            assert_eq!(members(&iceberg["error"]), named(&["code", "message", "type"]), "{iceberg}");
+            assert_eq!(iceberg["error"]["code"], reason.status().as_u16());
+            for said in [&acp["message"], &ucp["content"], &iceberg["error"]["message"]] {
+                assert_eq!(said, "say \"it\"", "{reason}");
+            }
+        }
+        let unknown = body(RefusalFormat::Iceberg, RefusalReason::OutcomeUnknown, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(unknown["error"]["type"], "CommitStateUnknownException");
+        let plain = RefusalInfo::plain(StatusCode::REQUEST_TIMEOUT, "late");
+        assert_eq!(acp_members(&plain), r#"{"type":"invalid_request","code":"request_timeout","message":"late""#);
     }
 
     #[test]

@@ -136,7 +136,7 @@ impl ProtocolRules for HttpRules {
             RecordBody::None => Bytes::new(),
         };
         set_replay_headers(&mut headers, record.requested_at_ms, stored, context);
-        context.echo_key(&mut headers);
+        context.echo_headers(&mut headers);
         policy.refusals.write_replay_headers(status, &mut headers);
         if policy.envelope == ResponseEnvelope::Metadata
             && let Some(spliced) = with_metadata(&headers, &body, true, context, Some(record.requested_at_ms))
@@ -273,7 +273,7 @@ pub(super) fn complete_first_response<B>(
     if let Some(stored) = stored {
         set_guarantee_headers(headers, stored);
     }
-    context.echo_key(headers);
+    context.echo_headers(headers);
     if let Some(origin) = &context.cors_origin {
         cors::set_cors_headers(headers, origin, exposed_headers(policy));
     }
@@ -341,7 +341,7 @@ pub(crate) fn whole_response(
 fn error_response(info: &RefusalInfo<'_>, body: String, context: &RequestContext) -> Response<WholeBody> {
     let mut headers = HeaderMap::new();
     context.policy().refusals.write_headers(info, &mut headers);
-    context.echo_key(&mut headers);
+    context.echo_headers(&mut headers);
     if let Some(origin) = &context.cors_origin {
         cors::set_cors_headers(&mut headers, origin, exposed_headers(context.policy()));
     }
@@ -352,8 +352,8 @@ fn error_response(info: &RefusalInfo<'_>, body: String, context: &RequestContext
 fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> + '_ {
     let own = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER, header::RETRY_AFTER, header::LINK];
     let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
-    let key = policy.refusals.echoes_key().then(|| key_headers(policy)).into_iter().flatten();
-    own.into_iter().chain(told).chain(policy.refusals.exposed_header()).chain(key)
+    let echoed = policy.refusals.echoed_names(key_headers(policy));
+    own.into_iter().chain(told).chain(policy.refusals.exposed_header()).chain(echoed)
 }
 
 /// Sets the member `metadata`, if the body is a JSON object.

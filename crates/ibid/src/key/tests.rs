@@ -71,6 +71,15 @@ fn formats_accept_what_they_name() {
     let uuid1 = "550e8400-e29b-11d4-a716-446655440000";
     assert!(KeyFormat::Uuid4.check(&uuid4.to_uppercase()).is_ok());
     assert!(KeyFormat::Uuid4.check(uuid1).is_err());
+    let uuid7 = "017F22E2-79B0-7CC3-98C4-DC0C0C07398F";
+    for uuid in [uuid7, &uuid7.to_lowercase()] {
+        assert!(KeyFormat::Uuid7.check(uuid).is_ok() && KeyFormat::Uuid4.check(uuid).is_err(), "{uuid}");
+        let rules = KeyPolicy { format: KeyFormat::Uuid7, ..crate::Policy::ietf().key };
+        assert_eq!(IdempotencyKey::new(&rules, uuid).unwrap().as_str(), uuid7.to_lowercase());
+    }
+    for other in [uuid4, uuid1, "017F22E2-79B0-7CC3-18C4-DC0C0C07398F", "017F22E279B07CC398C4DC0C0C07398F"] {
+        assert!(KeyFormat::Uuid7.check(other).is_err(), "{other}");
+    }
     assert!(KeyFormat::Uuid.check(uuid1).is_ok());
     assert!(KeyFormat::Uuid.check(&uuid1.replace('-', "")).is_err());
     for valid in [uuid4, "user_123_application_2024_abc123", "req-1234567890abcdef"] {

@@ -49,7 +49,13 @@ words!(OnConcurrent, "on_concurrent", { "reject" => Reject, "wait" => Wait });
 words!(OnUnknown, "on_unknown", { "hold" => Hold, "retry" => Retry });
 words!(OnStoreDown, "on_store_down", { "closed" => Closed, "open" => Open });
 words!(ResponseEnvelope, "envelope", { "none" => None, "metadata" => Metadata });
-words!(RefusalFormat, "refusals", { "problem" => Problem, "stripe" => Stripe, "json-rpc" => JsonRpc });
+words!(
+    RefusalFormat, "refusals",
+    {
+        "problem" => Problem, "stripe" => Stripe, "acp" => Acp, "ucp" => Ucp, "iceberg" => Iceberg,
+        "json-rpc" => JsonRpc,
+    }
+);
 words!(PolicyMode, "mode", { "enforce" => Enforce, "shadow" => Shadow, "off" => Off });
 words!(LabelKeyDisplay, "label key", { "clear" => Clear, "masked" => Masked });
 words!(

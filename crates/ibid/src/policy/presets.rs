@@ -17,7 +17,8 @@ use crate::{
 };
 
 /// The names of the presets, in the order of the guide's table.
-pub const PRESET_NAMES: [&str; 7] = ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe"];
+pub const PRESET_NAMES: [&str; 10] =
+    ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe", "acp", "ucp", "iceberg"];
 
 /// The names of the presets for agents, whose requests are JSON-RPC.
 pub const AGENT_PRESET_NAMES: [&str; 1] = ["mcp"];
@@ -42,6 +43,9 @@ impl Policy {
             "membership" => Self::membership(),
             "ietf" => Self::ietf(),
             "stripe" => Self::stripe(),
+            "acp" => Self::acp(),
+            "ucp" => Self::ucp(),
+            "iceberg" => Self::iceberg(),
             "mcp" => Self::mcp(),
             "webhook:custom" => Self::webhook_base(None),
             _ => Self::webhook_base(Some(WebhookScheme::from_name(name.strip_prefix("webhook:")?)?)),
@@ -201,6 +205,65 @@ impl Policy {
         }
     }
 
+    /// The Agentic Commerce Protocol: every POST needs a key, equal JSON is the same request, and server errors run
+    /// again.
+    pub fn acp() -> Self {
+        let ietf = Self::ietf();
+        let drop_headers = [HeaderName::from_static("request-id")].into_iter().chain(ietf.drop_headers);
+        Self {
+            methods: vec![Method::POST],
+            key: header_key("idempotency-key", true, KeyFormat::Raw, 255),
+            scope: list("credential path"),
+            fingerprint: list("body"),
+            json_numbers: JsonNumbers::Decimal,
+            remember: classes(&[2, 3, 4], &[]),
+            refusals: RefusalFormat::Acp,
+            // A retry after a server error is a new request.
+            unknown_status: Vec::new(),
+            // It names one request, not the operation.
+            drop_headers: drop_headers.collect(),
+            ..Self::ietf()
+        }
+    }
+
+    /// The Universal Commerce Protocol: keys are UUIDs per client and operation, and requests are compared by their raw
+    /// bytes.
+    pub fn ucp() -> Self {
+        Self {
+            methods: vec![Method::POST, Method::PUT],
+            key: header_key("idempotency-key", true, KeyFormat::Uuid, 36),
+            scope: list("credential method path"),
+            fingerprint: list("raw"),
+            refusals: RefusalFormat::Ucp,
+            ttl: Duration::from_secs(48 * SECONDS_PER_HOUR),
+            status: vec![(RefusalReason::KeyReused, StatusCode::CONFLICT)],
+            ..Self::ietf()
+        }
+    }
+
+    /// An Iceberg REST catalog. Its clients take a 409 for a failed commit, so a duplicate waits, and is never refused
+    /// with a 409.
+    pub fn iceberg() -> Self {
+        Self {
+            methods: vec![Method::POST, Method::DELETE],
+            key: header_key("idempotency-key", false, KeyFormat::Uuid7, 36),
+            scope: list("credential"),
+            fingerprint: list("method path body"),
+            on_concurrent: OnConcurrent::Wait,
+            // All 4xx but those that say nothing about the operation.
+            remember: classes(&[2, 4], &[401, 403, 408, 419, 425, 429]),
+            refusals: RefusalFormat::Iceberg,
+            // The metadata of a table grows with its snapshots.
+            max_request: 16 << 20,
+            max_response: 16 << 20,
+            status: vec![
+                (RefusalReason::InProgress, StatusCode::SERVICE_UNAVAILABLE),
+                (RefusalReason::OutcomeUnknown, StatusCode::SERVICE_UNAVAILABLE),
+            ],
+            ..Self::ietf()
+        }
+    }
+
     /// An MCP server: a `tools/call` with a key runs once, and all other messages pass through. See
     /// [`json_rpc`](crate::json_rpc).
     pub fn mcp() -> Self {
@@ -218,7 +281,7 @@ impl Policy {
             },
             // Another path is another server.
             fingerprint: list("path body"),
-            remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
+            remember: classes(&[2], &[]),
             refusals: RefusalFormat::JsonRpc,
             // As the SDKs accept.
             max_request: 4 << 20,
@@ -268,7 +331,7 @@ impl Policy {
             // Senders deliver at least once, so receivers must handle a second run after an unknown outcome.
             on_unknown: OnUnknown::Retry,
             // Senders treat a 3xx as a failure and deliver again.
-            remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
+            remember: classes(&[2], &[]),
             unknown_status: Vec::new(),
             // GitHub sends up to 25 MB.
             max_request: if scheme == Some(WebhookScheme::GitHub) { 25 << 20 } else { 1 << 20 },
@@ -295,6 +358,15 @@ fn list<T: FromStr<Err = InvalidSetting>>(words: &str) -> Vec<T> {
 
 fn header_key(header: &'static str, required: bool, format: KeyFormat, max_length: usize) -> KeyPolicy {
     KeyPolicy { from: vec![KeySource::Header(HeaderName::from_static(header))], required, format, max_length }
+}
+
+/// Remembers responses with these first digits, except those with these statuses.
+fn classes(include: &[u8], exclude: &[u16]) -> Remember {
+    let code = |code: &u16| StatusRange::Code(StatusCode::from_u16(*code).expect("written above"));
+    Remember::List {
+        include: include.iter().copied().map(StatusRange::Class).collect(),
+        exclude: exclude.iter().map(code).collect(),
+    }
 }
 
 fn headers(all: &[(&'static str, &str)]) -> Vec<(HeaderName, super::HeaderTemplate)> {

@@ -83,6 +83,7 @@ fn every_dial() {
         label = { tenant = "header:X-Tenant-Id", user = "cookie:sid", key = "clear" }
         fingerprint = ["method", "header:Accept", "body"]
         json_ignore = ["/sent_at", "/meta/trace"]
+        json_numbers = "decimal"
         on_mismatch = "new"
         on_concurrent = "wait"
         on_unknown = "retry"
@@ -121,6 +122,7 @@ fn every_dial() {
     assert_eq!(policy.label.user, Some(ScopePart::Cookie("sid".into())));
     assert_eq!(policy.fingerprint[1], FingerprintPart::Header(http::header::ACCEPT));
     assert_eq!(policy.json_ignore.len(), 2);
+    assert_eq!(policy.json_numbers.to_string(), "decimal");
     assert_eq!(policy.remember.to_string(), "2xx 404 410 !204");
     assert_eq!(policy.unknown_status, [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::BAD_GATEWAY]);
     assert!(!policy.remember_body);

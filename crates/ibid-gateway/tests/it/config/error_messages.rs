@@ -26,7 +26,7 @@ fn values_of_dials() {
     route("max_request = -1", &format!("max_request: -1 is no size; {size}"));
     route(
         "key.format = \"guid\"",
-        "key.format: \"guid\" is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"token\" \"operation\" \"regex:PATTERN\"",
+        "key.format: \"guid\" is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"uuid7\" \"token\" \"operation\" \"regex:PATTERN\"",
     );
     route("key.required = \"yes\"", "key.required: found \"yes\"; allowed is true or false");
     route("key.max_length = 1.5", "key.max_length: found 1.5; allowed is a whole number");
@@ -79,6 +79,10 @@ fn values_of_dials() {
         "[[route]]\nmatch = \"grpc shop.Payments/Pay\"\nguard = { fields = \"/order\" }",
         "route[1].guard: is set; it reads fields of JSON and form bodies, which a gRPC call does not have; leave it out (match = \"grpc shop.Payments/Pay\")",
     );
+    route(
+        "json_numbers = \"float\"",
+        "json_numbers: \"float\" is no json_numbers; allowed are \"as-written\" \"decimal\"",
+    );
     route("json_ignore = \"a\"", "json_ignore: \"a\" is no JSON pointer; write one such as \"/meta/sent_at\"");
     route(
         "replay_headers = { X-A = \"{nope}\" }",
@@ -99,7 +103,7 @@ fn values_of_dials() {
 #[test]
 fn presets() {
     let names = "allowed are \"leads\" \"appsportal\" \"bookings\" \"platform\" \"membership\" \"ietf\" \"stripe\" \
-                 \"mcp\" \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
+                 \"acp\" \"ucp\" \"iceberg\" \"mcp\" \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
                  \"webhook:custom\"";
     route("preset = \"paypal\"", &format!("preset: \"paypal\" is no preset; {names}"));
     route("preset = \"strpie\"", "preset: \"strpie\" is no preset, did you mean \"stripe\"?");

@@ -60,6 +60,11 @@ fn changed_addresses_and_fingerprints() {
     );
     from(
         PAY,
+        &format!("{PAY}json_numbers = \"decimal\""),
+        &[&format!("POST /payments/*: json_numbers changed from as-written to decimal: {other}")],
+    );
+    from(
+        PAY,
         &format!("{PAY}fingerprint = \"body\""),
         &[&format!(
             "POST /payments/*: fingerprint changed from [method, path, query, type, body, preconditions] to [body]: {other}"

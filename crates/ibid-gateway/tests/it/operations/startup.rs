@@ -129,7 +129,7 @@ async fn check_prints_the_dials_of_every_route() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(said.contains("* ttl             72h"), "what differs is marked: {said}");
-    for dial in "methods key scope label fingerprint json_ignore on_mismatch on_concurrent on_unknown resolve \
+    for dial in "methods key scope label fingerprint json_ignore json_numbers on_mismatch on_concurrent on_unknown resolve \
                  on_store_down remember refusals unknown_status remember_body max_request max_response digest_status ttl lease \
                  timeout wait_timeout first_headers replay_headers drop_headers status grpc_status envelope guard mode"
         .split_whitespace()

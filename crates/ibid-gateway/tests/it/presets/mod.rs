@@ -24,8 +24,10 @@ use tokio::{
 
 use crate::support::{TestGateway, run_ibid};
 
+mod acp;
 mod appsportal;
 mod bookings;
+mod iceberg;
 mod ietf;
 mod leads;
 mod mcp;
@@ -33,6 +35,7 @@ mod membership;
 mod platform;
 mod requirements;
 mod stripe;
+mod ucp;
 
 /// The key that the documents use, and how it is shown.
 const UUID: &str = "550e8400-e29b-41d4-a716-446655440000";
@@ -132,13 +135,17 @@ fn replayed_headers(answer: &TestResponse) -> Vec<(String, String)> {
     kept
 }
 
-/// Checks a refusal as RFC 9457, or an SDK of Stripe, and the table of refusals have it, and returns its body.
+/// Checks a refusal as RFC 9457, or the protocol of its preset, and the table of refusals have it, and returns its body.
 #[track_caller]
 fn assert_refusal(answer: &TestResponse, status: u16, name: &str) -> Value {
     assert_eq!(answer.status, status, "{answer:?}");
     let problem = answer.json();
-    if problem["error"]["type"].is_string() {
+    if problem["error"]["code"].is_number() {
+        assert_iceberg_refusal(answer, &problem, name);
+    } else if problem["error"]["type"].is_string() {
         assert_stripe_refusal(answer, &problem["error"], name);
+    } else if problem["code"].is_string() {
+        assert_commerce_refusal(answer, &problem, name);
     } else {
         assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
         assert_eq!(problem["type"], format!("/.well-known/idempotency#{name}"), "{answer:?}");
@@ -175,6 +182,55 @@ fn assert_stripe_refusal(answer: &TestResponse, error: &Value, name: &str) {
     if matches!(name, "key-reused" | "outcome-unknown") {
         assert_eq!(retry, Some("false"), "{answer:?}");
     }
+}
+
+/// The members of an object, sorted.
+fn members(object: &Value) -> Vec<&str> {
+    let mut names: Vec<_> = object.as_object().expect("an object").keys().map(String::as_str).collect();
+    names.sort_unstable();
+    names
+}
+
+/// A refusal of the Agentic Commerce Protocol, or of the Universal Commerce Protocol.
+#[track_caller]
+fn assert_commerce_refusal(answer: &TestResponse, error: &Value, name: &str) {
+    assert_eq!(answer.header("content-type"), Some("application/json"), "{answer:?}");
+    let plain = name.replace('-', "_");
+    if error["content"].is_string() {
+        assert_eq!(members(error), ["code", "content"], "{answer:?}");
+        let code = if name == "key-reused" { "IDEMPOTENCY_CONFLICT".into() } else { plain.to_uppercase() };
+        assert_eq!(error["code"], code, "{answer:?}");
+        return;
+    }
+    assert_eq!(members(error), ["code", "message", "type"], "{answer:?}");
+    let code = match name {
+        "key-missing" => "idempotency_key_required",
+        "key-reused" => "idempotency_conflict",
+        "in-progress" => "idempotency_in_flight",
+        _ => &plain,
+    };
+    let kind = match name {
+        "store-unavailable" | "overloaded" => "service_unavailable",
+        "outcome-unknown" | "upstream-lost" | "upstream-timeout" | "upstream-unreachable" => "processing_error",
+        _ => "invalid_request",
+    };
+    assert_eq!((error["type"].as_str(), error["code"].as_str()), (Some(kind), Some(code)), "{answer:?}");
+}
+
+#[track_caller]
+fn assert_iceberg_refusal(answer: &TestResponse, body: &Value, name: &str) {
+    assert_eq!(answer.header("content-type"), Some("application/json"), "{answer:?}");
+    let error = &body["error"];
+    assert_eq!((members(body), members(error)), (vec!["error"], vec!["code", "message", "type"]), "{answer:?}");
+    assert_eq!(error["code"], answer.status, "{answer:?}");
+    let kind = match name {
+        "outcome-unknown" | "upstream-lost" | "upstream-timeout" => "CommitStateUnknownException",
+        "in-progress" | "store-unavailable" => "SlowDownException",
+        "key-reused" => "UnprocessableEntityException",
+        "key-invalid" | "request-ambiguous" => "BadRequestException",
+        _ => error["type"].as_str().expect("text"),
+    };
+    assert_eq!(error["type"], kind, "{answer:?}");
 }
 
 /// Sends a request until it is no longer told that the first one is still running, as the documents' clients do.

@@ -142,6 +142,11 @@ fn report_bursts(session: &mut ConformSession<'_>, bursts: BurstFindings) {
         }
     }
     if session.policy.on_concurrent == OnConcurrent::Wait {
+        // Who waited too long may be told to come back, if the protocol allows it.
+        let refused = refused.filter(|seen| {
+            let after = seen.response.as_ref().ok().and_then(|answer| header_of(answer, "retry-after"));
+            !session.args.profile.is_third_party() || after.is_none()
+        });
         return match unexpected.or(refused) {
             Some(seen) => session.report("concurrent.waits", false, "the answer of the one that runs", &seen),
             None if session.slow.is_none() => session.skip("concurrent.waits", NEEDS_SLOW),

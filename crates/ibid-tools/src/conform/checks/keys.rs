@@ -6,6 +6,7 @@ use ibid::{
     policy::{FingerprintPart, OnMismatch},
     scope::ScopePart,
 };
+use serde_json::Value;
 
 use super::{
     super::{
@@ -93,7 +94,9 @@ async fn check_missing(session: &mut ConformSession<'_>) -> Result<(), CommandEr
         let status = session.status_of(RefusalReason::KeyMissing);
         let fine = first.status() == Some(status) && ran.unwrap_or(0) == 0;
         session.report(ID, fine, format!("{status}, and no run{}", format_run_count(ran)), &first);
-        session.refusals.push((ID, true, first));
+        if first.success().is_none() {
+            session.refusals.push((ID, true, first));
+        }
         return Ok(());
     }
     let Some(answer) = first.success() else {
@@ -172,6 +175,8 @@ pub(super) async fn check_other_requests(session: &mut ConformSession<'_>) -> Re
     let (body, target) = (session.other_body.clone(), session.other_target.clone());
     let glue = if session.target.contains('?') { '&' } else { '?' };
     let query = format!("{}{glue}conform=other", session.target);
+    let layout = session.change_body(|body| Some(in_other_layout(&body)));
+    let numbers = session.change_body(|mut body| with_fraction(&mut body).then(|| body.to_string()));
     // The check, the part that changes, the scope with that part, the change, and what to say if there is no such
     // change or the server does not accept it.
     let checks = [
@@ -181,6 +186,21 @@ pub(super) async fn check_other_requests(session: &mut ConformSession<'_>) -> Re
             body.as_deref().map(RequestChange::Body),
             "needs another body of this operation: --other-body",
             "needs another valid body of this operation: --other-body",
+        ),
+        (
+            "mismatch.layout",
+            (FingerprintPart::Raw, None),
+            layout.as_deref().map(RequestChange::Body),
+            "needs a JSON body without fractions: --body",
+            "the operation takes no other layout of its body",
+        ),
+        (
+            "mismatch.numbers",
+            // Not compared: numbers of the same value are equal.
+            (FingerprintPart::Raw, None),
+            numbers.as_deref().map(RequestChange::Body),
+            "needs a JSON body with a whole number: --body",
+            "the operation takes no numbers with a fraction",
         ),
         (
             "mismatch.query",
@@ -219,6 +239,33 @@ pub(super) async fn check_other_requests(session: &mut ConformSession<'_>) -> Re
     check_caller(session).await
 }
 
+/// The same JSON with its members in reverse order, and with other space.
+fn in_other_layout(body: &Value) -> String {
+    match body {
+        Value::Object(members) => {
+            let members = members.iter().rev().map(|(name, value)| format!("{}: {value}", Value::from(name.as_str())));
+            format!("{{ {} }}", members.collect::<Vec<_>>().join(" , "))
+        }
+        other => format!(" {other} "),
+    }
+}
+
+/// Writes the first whole number with a fraction. Returns whether there is one.
+fn with_fraction(value: &mut Value) -> bool {
+    match value {
+        Value::Number(number) => match number.as_i64().filter(|number| number.unsigned_abs() < 1 << 50) {
+            Some(whole) => {
+                *value = Value::from(whole as f64);
+                true
+            }
+            None => false,
+        },
+        Value::Array(items) => items.iter_mut().any(with_fraction),
+        Value::Object(members) => members.values_mut().any(with_fraction),
+        _ => false,
+    }
+}
+
 impl RequestChange<'_> {
     fn apply(&self, session: &ConformSession<'_>, request: RawRequest) -> RawRequest {
         match *self {
@@ -238,8 +285,10 @@ fn expected_for_part(
     if scope.is_some_and(|part| policy.scope.contains(&part)) {
         return ExpectedOutcome::OwnRun;
     }
+    let is_raw = *part == FingerprintPart::Body && policy.fingerprint.contains(&FingerprintPart::Raw);
+    let is_compared = is_raw || policy.fingerprint.contains(part);
     match policy.on_mismatch {
-        _ if !policy.fingerprint.contains(part) => ExpectedOutcome::Replay,
+        _ if !is_compared => ExpectedOutcome::Replay,
         OnMismatch::Reject => ExpectedOutcome::Refused(session.status_of(RefusalReason::KeyReused)),
         OnMismatch::New => ExpectedOutcome::OwnRun,
         OnMismatch::Ignore => ExpectedOutcome::Replay,
@@ -270,7 +319,7 @@ async fn check_change(
     let differing = change.apply(session, request.clone());
     let (second, ran) = session.retry_and_count(&differing).await?;
     judge_second(session, id, expected, answer, &second, ran);
-    if matches!(expected, ExpectedOutcome::Refused(_)) {
+    if matches!(expected, ExpectedOutcome::Refused(_)) && second.success().is_none() {
         session.refusals.push((id, false, second));
     }
     if session.is_pending("mismatch.keeps-first") {

@@ -39,4 +39,21 @@ mod tests {
             assert_eq!(normalize(unbounded), None, "{unbounded}");
         }
     }
+
+    proptest::proptest! {
+        /// Zeros at either end, a moved point and the exponent that makes up for it change nothing; a digit does.
+        #[test]
+        fn only_the_value_counts(digits in 1u64.., zeros in 0usize..40, exponent in -1_000_000i64..1_000_000) {
+            let plain = normalize(&format!("{digits}e{exponent}"));
+            let padding = "0".repeat(zeros);
+            let shifted = exponent - zeros as i64;
+            proptest::prop_assert_eq!(&normalize(&format!("{digits}{padding}E{shifted:+}")), &plain);
+            proptest::prop_assert_eq!(&normalize(&format!("{digits}.{padding}0e{exponent}")), &plain);
+            let length = digits.to_string().len() as i64;
+            let moved = format!("0.{padding}{digits}e{}", exponent + length + zeros as i64);
+            proptest::prop_assert_eq!(&normalize(&moved), &plain);
+            proptest::prop_assert_ne!(&normalize(&format!("{}e{exponent}", digits ^ 1)), &plain);
+            proptest::prop_assert_ne!(&normalize(&format!("-{digits}e{exponent}")), &plain);
+        }
+    }
 }
