@@ -9,7 +9,7 @@
 use super::{
     NameEquality,
     document::{JsonBuffers, JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes, strip_quotes},
-    scan::{BlockScanner, BlockSink, JsonCursor, NoBlocks},
+    scan::{BlockScanner, BlockSink, JsonCursor, NoBlocks, near_string_end},
     shape::MAX_SHAPE_MEMBERS,
     sort, text,
 };
@@ -98,7 +98,7 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
                 }
                 self.at = *at;
                 let value = if ahead as u8 == b'{' { self.object(depth + 1)? } else { self.array(depth + 1)? };
-                *at = self.at;
+                at.set(&self.at);
                 return Some(value);
             }
             b't' if ahead as u32 == u32::from_le_bytes(*b"true") => 4,
@@ -117,16 +117,17 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
         }
     }
 
-    /// Reads an object of the shape that the last one of this depth had. Otherwise stays at its start.
+    /// Reads an object of the shape that the last one of this depth had. Otherwise stays at its start. A canonical body
+    /// is read faster without: its names need not be moved, and the processor hashes it meanwhile.
     #[inline]
     fn known_object(&mut self, depth: usize) -> Option<JsonValue> {
-        let (body, mut at) = (self.body, self.at);
-        let JsonBuffers { shapes, rewritten, .. } = &mut *self.buffers;
-        let (start, shape) = (at.pos, shapes.get(depth));
-        let may_rewrite = NODES && body.len() <= MAX_FLATTENED_BYTES;
-        if self.every_node || !(shape.is_sorted || may_rewrite) {
+        let body = self.body;
+        if !NODES || self.every_node || body.len() > MAX_FLATTENED_BYTES {
             return None;
         }
+        let JsonBuffers { shapes, rewritten, .. } = &mut *self.buffers;
+        let (start, shape) = (self.at.pos, shapes.get(depth));
+        let (mut block, mut quotes) = self.at.block();
         let mut members = [JsonSpan { start: 0, end: 0 }; MAX_SHAPE_MEMBERS];
         let (mut pos, mut has_moved) = (start, false);
         for (name, member) in shape.names().iter().zip(&mut members) {
@@ -135,18 +136,15 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
             pos = value;
             let ahead = window(body, pos);
             pos += match ahead as u8 {
-                b'"' => match at.near_string_end(pos) {
+                b'"' => match near_string_end(block, quotes, pos) {
                     Some(end) => end - pos,
-                    None => match self.scanner.string_end(at, pos + 1) {
-                        Some((end, moved)) => {
-                            (at, has_moved) = (moved, true);
-                            end - pos
-                        }
-                        None => {
-                            self.at = self.scanner.rewind(at, start);
-                            return None;
-                        }
-                    },
+                    None => {
+                        has_moved = true;
+                        let found = self.scanner.string_end(block, quotes, pos + 1);
+                        (block, quotes) = (found.block, self.scanner.moved_quotes);
+                        let Some(end) = found.end else { break };
+                        end - pos
+                    }
                 },
                 b'0'..=b'9' => match short_integer(ahead) {
                     Some(size) => size,
@@ -162,20 +160,17 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
         let is_whole = shape.names().len().checked_sub(1).is_some_and(|last| members[last].end == pos);
         if !is_whole || peek(body, pos) != Some(b'}') {
             if has_moved {
-                self.at = self.scanner.rewind(at, start);
+                self.at = self.scanner.rewind(self.at);
             }
             return None;
         }
         pos += 1;
-        self.scanner.advance(&mut at, pos);
-        let value = if shape.is_sorted {
-            JsonValue::new(JsonKind::Text, JsonSpan { start, end: pos })
-        } else {
-            at.changes += 1;
-            rewritten.add_members(body, &members, shape.sorted(), (pos - start) as usize)
-        };
-        self.at = at;
-        Some(value)
+        self.scanner.advance(&mut self.at, block, quotes, pos);
+        if shape.is_sorted {
+            return Some(JsonValue::new(JsonKind::Text, JsonSpan { start, end: pos }));
+        }
+        self.at.changes += 1;
+        Some(rewritten.add_members(body, &members, shape.sorted(), (pos - start) as usize))
     }
 
     #[inline(never)]
@@ -224,7 +219,7 @@ impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
                 at.pos += 1;
             }
             if !has_more::<NODES>(body, &mut at, b'}')? {
-                if has_only_scalars {
+                if NODES && has_only_scalars {
                     self.buffers.shapes.learn(depth, body, JsonSpan { start: frame.start, end: at.pos });
                 }
                 return self.close_object(at, frame, is_sorted, is_flat);

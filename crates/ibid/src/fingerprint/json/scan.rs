@@ -19,15 +19,14 @@ pub(super) struct JsonCursor {
 
 /// Receives the blocks of a body as they are read, for as long as it is canonical.
 pub(super) trait BlockSink {
-    /// Takes the block at a position, unless it was taken before.
-    fn block(&mut self, start: u32, block: &[u8; 64]);
+    fn block(&mut self, block: &[u8; 64]);
 }
 
 /// Ignores blocks.
 pub(super) struct NoBlocks;
 
 impl BlockSink for NoBlocks {
-    fn block(&mut self, _: u32, _: &[u8; 64]) {}
+    fn block(&mut self, _: &[u8; 64]) {}
 }
 
 /// Scans a body block by block.
@@ -40,12 +39,14 @@ pub(super) struct BlockScanner<'a, 'b, S> {
     interruptions: u64,
     /// The quotes of the current block that were not read yet, if interruptions are left.
     interrupted_quotes: u64,
+    /// What [`JsonCursor::quotes`] becomes after a move to another block.
+    pub(super) moved_quotes: u64,
 }
 
 impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
     /// Starts at the first block.
     pub(super) fn new(body: &'a [u8], sink: &'b mut S) -> (Self, JsonCursor) {
-        let mut scanner = Self { body, sink, is_ascii: true, interruptions: 0, interrupted_quotes: 0 };
+        let mut scanner = Self { body, sink, is_ascii: true, interruptions: 0, interrupted_quotes: 0, moved_quotes: 0 };
         let mut at = JsonCursor { pos: 0, changes: 0, block: 0, quotes: 0 };
         scanner.scan(&mut at);
         (scanner, at)
@@ -56,7 +57,7 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
         if at.changes == 0
             && let Some(block) = self.body.get(at.block as usize..).and_then(|rest| rest.first_chunk())
         {
-            self.sink.block(at.block, block);
+            self.sink.block(block);
         }
         at.block += 64;
         self.scan(at);
@@ -86,10 +87,12 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
     /// Does the work of [`JsonCursor::plain_string`] in all other cases: the string ends in another block, or the block
     /// has interruptions.
     ///
-    /// It is not really cold, but the reader's registers are kept free of what is needed only here.
+    /// It is not really cold, but the reader's registers are kept free of what is needed only here. The cursor's parts
+    /// are passed in registers: one that is written in parts and read as a whole would stall the processor.
     #[cold]
     #[inline(never)]
-    fn find_end(&mut self, mut at: JsonCursor) -> (bool, JsonCursor) {
+    fn find_end(&mut self, changes: u32, block: u32, quotes: u64) -> StringEnd {
+        let mut at = JsonCursor { pos: 0, changes, block, quotes };
         let mut quotes = self.take_unread(&mut at);
         while quotes == 0 {
             quotes = self.next_block(&mut at);
@@ -97,19 +100,14 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
         // Interruptions before the string do not count.
         self.interruptions &= !(quotes ^ (quotes - 1));
         quotes &= quotes - 1;
-        while quotes == 0 {
-            if self.interruptions != 0 || at.block as usize >= self.body.len() {
-                return (false, at);
-            }
+        while quotes == 0 && self.interruptions == 0 && (at.block as usize) < self.body.len() {
             quotes = self.next_block(&mut at);
         }
-        let is_plain = self.interruptions & (quotes ^ (quotes - 1)) == 0;
-        if is_plain {
-            at.pos = at.block + quotes.trailing_zeros() + 1;
-            quotes &= quotes - 1;
-        }
-        self.set_unread(&mut at, quotes);
-        (is_plain, at)
+        let is_plain = quotes != 0 && self.interruptions & (quotes ^ (quotes - 1)) == 0;
+        let end = if is_plain { Some(at.block + quotes.trailing_zeros() + 1) } else { None };
+        self.set_unread(&mut at, if is_plain { quotes & (quotes - 1) } else { quotes });
+        self.moved_quotes = at.quotes;
+        StringEnd { end, block: at.block }
     }
 
     fn take_unread(&mut self, at: &mut JsonCursor) -> u64 {
@@ -125,11 +123,12 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
         }
     }
 
-    /// Finds the end of a string of which everything up to `pos` was read, in the current block or after it. Returns
-    /// `None` if the string has escapes or is invalid; [`rewind`](Self::rewind) must follow.
+    /// Finds the end of a string of which everything up to `pos` was read, in the current block or after it. If the
+    /// string has escapes or is invalid, [`rewind`](Self::rewind) must follow.
     #[cold]
     #[inline(never)]
-    pub(super) fn string_end(&mut self, mut at: JsonCursor, pos: u32) -> Option<(u32, JsonCursor)> {
+    pub(super) fn string_end(&mut self, block: u32, quotes: u64, pos: u32) -> StringEnd {
+        let mut at = JsonCursor { pos, changes: 0, block, quotes };
         let mut quotes = self.take_unread(&mut at);
         while pos >= at.block + 64 {
             quotes = self.next_block(&mut at);
@@ -137,36 +136,33 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
         let ahead = u64::MAX << pos.saturating_sub(at.block);
         quotes &= ahead;
         self.interruptions &= ahead;
-        while quotes == 0 {
-            if self.interruptions != 0 || at.block as usize >= self.body.len() {
-                return None;
-            }
+        while quotes == 0 && self.interruptions == 0 && (at.block as usize) < self.body.len() {
             quotes = self.next_block(&mut at);
         }
-        let end = at.block + quotes.trailing_zeros() + 1;
-        let is_plain = self.interruptions & (quotes ^ (quotes - 1)) == 0;
+        let is_plain = quotes != 0 && self.interruptions & (quotes ^ (quotes - 1)) == 0;
+        let end = if is_plain { Some(at.block + quotes.trailing_zeros() + 1) } else { None };
         self.set_unread(&mut at, quotes);
-        is_plain.then_some((end, at))
+        self.moved_quotes = at.quotes;
+        StringEnd { end, block: at.block }
     }
 
-    /// Moves back to a position.
+    /// Moves back to a position, which all quotes that were read are after.
     #[cold]
     #[inline(never)]
-    pub(super) fn rewind(&mut self, mut at: JsonCursor, pos: u32) -> JsonCursor {
+    pub(super) fn rewind(&mut self, mut at: JsonCursor) -> JsonCursor {
         self.take_unread(&mut at);
-        at.block = pos & !63;
+        at.block = at.pos & !63;
         self.scan(&mut at);
-        self.seek(at, pos)
+        self.seek(at, at.pos)
     }
 
-    /// Moves to a position after texts that were compared as a whole.
+    /// Moves to a position after texts that were compared as a whole. `block` and `quotes` are those of the last string.
     #[inline(always)]
-    pub(super) fn advance(&mut self, at: &mut JsonCursor, pos: u32) {
-        if self.interruptions != 0 || pos >= at.block + 64 {
-            *at = self.seek(*at, pos);
+    pub(super) fn advance(&mut self, at: &mut JsonCursor, block: u32, quotes: u64, pos: u32) {
+        if self.interruptions != 0 || pos >= block + 64 {
+            *at = self.seek(JsonCursor { pos, changes: at.changes, block, quotes }, pos);
         } else {
-            at.quotes &= u64::MAX << (pos - at.block);
-            at.pos = pos;
+            (at.pos, at.block, at.quotes) = (pos, block, quotes & u64::MAX << (pos - block));
         }
     }
 
@@ -187,12 +183,16 @@ impl<'a, 'b, S: BlockSink> BlockScanner<'a, 'b, S> {
 }
 
 impl JsonCursor {
-    /// The end of the string whose opening quote is at a position, if it has no escapes and both quotes are in the
-    /// current block.
+    /// The current block, and its quotes that were not read yet.
     #[inline(always)]
-    pub(super) fn near_string_end(&self, pos: u32) -> Option<u32> {
-        let ahead = self.quotes & u64::MAX.unbounded_shl(pos + 1 - self.block);
-        (ahead != 0).then(|| self.block + ahead.trailing_zeros() + 1)
+    pub(super) fn block(&self) -> (u32, u64) {
+        (self.block, self.quotes)
+    }
+
+    /// Copies the parts one by one, see [`BlockScanner::string_end`].
+    #[inline(always)]
+    pub(super) fn set(&mut self, to: &Self) {
+        (self.pos, self.changes, self.block, self.quotes) = (to.pos, to.changes, to.block, to.quotes);
     }
 
     /// Reads a string from its opening quote, which is at the position, and returns whether it has no escapes and is
@@ -206,10 +206,26 @@ impl JsonCursor {
             self.pos = self.block + closing.trailing_zeros() + 1;
             return true;
         }
-        let is_plain;
-        (is_plain, *self) = scanner.find_end(*self);
-        is_plain
+        let found = scanner.find_end(self.changes, self.block, self.quotes);
+        (self.block, self.quotes) = (found.block, scanner.moved_quotes);
+        if let Some(end) = found.end {
+            self.pos = end;
+        }
+        found.end.is_some()
     }
+}
+
+/// The end of a string without escapes, and the block that it is in.
+pub(super) struct StringEnd {
+    pub(super) end: Option<u32>,
+    pub(super) block: u32,
+}
+
+/// The end of the string whose opening quote is at a position, if both quotes are in this block.
+#[inline(always)]
+pub(super) fn near_string_end(block: u32, quotes: u64, pos: u32) -> Option<u32> {
+    let ahead = quotes & u64::MAX.unbounded_shl(pos + 1 - block);
+    (ahead != 0).then(|| block + ahead.trailing_zeros() + 1)
 }
 
 // These are not inlined, because the compiler then vectorizes them less well.
