@@ -68,7 +68,7 @@ async fn the_installed_package_passes_its_own_tests() {
     tests.env("PYTHONDONTWRITEBYTECODE", "1").env("IBID_URL", format!("http://{}", gateway.addr()));
     tests.env("IBID_API", format!("unix:{}", gateway.dir().join("api.sock").display()));
     let said = run_to_end(&mut tests).await;
-    assert!(said.contains("Ran 8 tests"), "{said}");
+    assert!(said.contains("Ran 9 tests"), "{said}");
 }
 
 async fn run_to_end(command: &mut Command) -> String {
