@@ -149,15 +149,19 @@ impl RecordView {
     /// The fields of a held request and of the first one, side by side.
     fn beside(&self, first: &Self) -> Vec<(&'static str, String, String)> {
         let shown = |text: &str| escape_invisible(text).into_owned();
-        let rows: [(&'static str, fn(&Self) -> String); 6] = [
-            ("Key", |view| view.name()),
-            ("Request", |view| format!("{} {}", view.method, view.path)),
-            ("Requested", |view| display_date_with_millis(&view.requested_at)),
-            ("Client", |view| view.client.clone()),
-            ("User agent", |view| view.user_agent.clone()),
-            ("State", |view| format!("{} {}", view.state_text(), view.status_text())),
-        ];
-        rows.into_iter().map(|(name, of)| (name, shown(&of(self)), shown(&of(first)))).collect()
+        let values = |view: &Self| {
+            [
+                view.name(),
+                format!("{} {}", view.method, view.path),
+                display_date_with_millis(&view.requested_at),
+                view.client.clone(),
+                view.user_agent.clone(),
+                format!("{} {}", view.state_text(), view.status_text()),
+            ]
+        };
+        let names = ["Key", "Request", "Requested", "Client", "User agent", "State"];
+        let rows = names.into_iter().zip(values(self).into_iter().zip(values(first)));
+        rows.map(|(name, (own, first))| (name, shown(&own), shown(&first))).collect()
     }
 }
 

@@ -188,7 +188,7 @@ async fn a_held_key_is_shown_beside_the_first_and_runs_once_it_is_released() {
         .send()
         .await;
     let cookie = login.header("set-cookie").and_then(|cookie| cookie.split(';').next()).expect("a session").to_owned();
-    let page = get(gateway.admin_addr(), &format!("/records/{address}")).header("Cookie", cookie).send().await.text();
+    let page = get(gateway.admin_addr(), format!("/records/{address}")).header("Cookie", cookie).send().await.text();
     assert!(page.contains("Held by the intent guard") && page.contains("orde****0001"), "{page}");
     assert!(page.contains("shop/1") && page.contains("agent/2") && page.contains("differ in: body"), "{page}");
     keys(&["release", "--key", "order-number-0002", "--reason", "a second order"]).await;
