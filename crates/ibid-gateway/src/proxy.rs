@@ -17,8 +17,8 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
     Refusal, RefusalReason,
     http::{
-        App, AppCall, AppError, DispatchOutcome, Protocol, RequestBody, ResponseBody, plain_response, refusal_response,
-        sent_request_id,
+        App, AppCall, AppError, DispatchOutcome, Protocol, RequestBody, ResponseBody, current_request_id,
+        plain_response, refusal_response, sent_request_id,
     },
     policy::RefusalFormat,
     scope::TrustedProxies,
@@ -31,8 +31,8 @@ use crate::{
     server::interim::InterimResponses,
     trace::{self, RequestTrace},
     upstream::{
-        self, Affinity, OnInterim, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, UpstreamSendOptions,
-        join_header_lines,
+        self, AddedHeaders, Affinity, OnInterim, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient,
+        UpstreamSendOptions, join_header_lines,
     },
 };
 
@@ -100,11 +100,12 @@ impl App<Incoming> for Proxy {
     type PassFuture = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
 
     const SENDS_OTHERS: bool = true;
+    const ADDS_HEADERS: bool = true;
 
     fn pass(&mut self, request: Request<RequestBody<Incoming>>) -> Self::PassFuture {
         let (proxy, mut request) = (self.clone(), request.map(OutgoingBody::new));
         Box::pin(async move {
-            let call = AppCall { run: None, claim: None, send_state: None };
+            let call = AppCall { run: None, request_id: None, claim: None, send_state: None };
             let failed = |error: ProxyError| error.response.expect("the proxy answers for the app");
             Ok(proxy.forward(&mut request, call).await.unwrap_or_else(failed))
         })
@@ -141,7 +142,7 @@ impl Proxy {
         let failure = RequestFailure {
             protocol: Protocol::of_request(version, request.headers()),
             refusals: self.refusals,
-            request_id: sent_request_id(request.headers()).cloned(),
+            request_id: if found.request_id { sent_request_id(request.headers()).cloned() } else { None },
         };
         if failure.protocol == Protocol::Grpc {
             // gRPC servers assume that a call without `TE: trailers` came through a proxy that drops trailers.
@@ -167,7 +168,11 @@ impl Proxy {
             care,
             affinity: &client.affinity,
             send_state: call.send_state,
-            more_headers: &forwarded[..forwarded_count],
+            more_headers: AddedHeaders {
+                run: call.run,
+                request_id: call.request_id,
+                others: &forwarded[..forwarded_count],
+            },
             on_interim,
         };
         let reply = pin!(self.upstream.send_with(request, options));
@@ -245,6 +250,7 @@ fn body_error_response(
 pub(crate) struct RequestFailure {
     pub(crate) protocol: Protocol,
     pub(crate) refusals: RefusalFormat,
+    /// The id that the request carries. Without one, that of the current request counts.
     pub(crate) request_id: Option<HeaderValue>,
 }
 
@@ -261,7 +267,8 @@ impl RequestFailure {
     /// The refusal for a request whose response did not arrive, or broke off, and its detail.
     pub(crate) fn refuse(&self, reason: RefusalReason, why: &str) -> (Response<ProxyResponseBody>, &'static str) {
         // Callers must not learn the upstream's address; it goes to the log.
-        let request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok());
+        let request_id = self.request_id.clone().or_else(current_request_id);
+        let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
         tracing::warn!(reason = reason.name(), why, request_id, trace_id = trace::current_trace_id(), "upstream");
         let detail = match reason {
             RefusalReason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
@@ -287,6 +294,7 @@ struct HeaderScan {
     upgrade: bool,
     expect: bool,
     forwarded: bool,
+    request_id: bool,
 }
 
 impl HeaderScan {
@@ -304,6 +312,7 @@ impl HeaderScan {
                 | "transfer-encoding"
                 | "te" => found.hop_by_hop = true,
                 "expect" => found.expect = true,
+                "x-request-id" => found.request_id = true,
                 "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => found.forwarded = true,
                 _ => {}
             }

@@ -229,10 +229,14 @@ pub fn derive_key(parts: &[&str]) -> String {
 pub struct OperationId([u8; 16]);
 
 impl OperationId {
-    /// The operation of the key at this address. It does not reveal the address.
+    /// The operation of the key at this address: the second half of it.
     pub fn of(address: &crate::store::Address) -> Self {
-        let digest = Sha256::new().chain_update(b"ibid operation ").chain_update(address.0).finalize();
-        Self(*digest.first_chunk().expect("16 of 32"))
+        Self(*address.0.last_chunk().expect("16 of 32"))
+    }
+
+    /// The hex digits.
+    pub fn hex(&self) -> [u8; 32] {
+        *HexDigits::<32>::of(&self.0).as_str().as_bytes().first_chunk().expect("32 digits")
     }
 }
 

@@ -14,6 +14,8 @@ use http_body::Body;
 use httparse::{Header, ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 
+use super::{ATTEMPT, AddedHeaders, FENCE, OPERATION, REQUEST_ID};
+
 /// Maximum size in bytes of a reply's head.
 pub(super) const MAX_HEAD_BYTES: usize = 512 * 1024;
 /// Maximum number of headers of a reply. One more would make an executed request's reply unreadable.
@@ -37,7 +39,7 @@ pub(super) enum RequestFraming {
 ///
 /// `Host` is sent as given, else from the URI, else as `default_host`. Cookies are joined into one line.
 pub(super) fn encode_head<B: Body>(
-    request: &Request<B>, more: &[(HeaderName, HeaderValue)], default_host: &HeaderValue, out: &mut Vec<u8>,
+    request: &Request<B>, more: AddedHeaders<'_>, default_host: &HeaderValue, out: &mut Vec<u8>,
 ) -> (RequestFraming, bool) {
     let (uri, headers, body) = (request.uri(), request.headers(), request.body());
     out.extend_from_slice(request.method().as_str().as_bytes());
@@ -73,16 +75,20 @@ pub(super) fn encode_head<B: Body>(
         }
         after_cookie = is_cookie;
     }
-    more.iter().for_each(|(name, value)| encode_header(out, name, value.as_bytes()));
+    if let Some(run) = more.run {
+        encode_number(out, &ATTEMPT, run.attempt.into());
+        encode_number(out, &FENCE, run.fence);
+        encode_header(out, &OPERATION, &run.operation.hex());
+    }
+    more.request_id.iter().for_each(|id| encode_header(out, &REQUEST_ID, id.as_bytes()));
+    more.others.iter().for_each(|(name, value)| encode_header(out, name, value.as_bytes()));
     let length = match length {
         Some(Ok(length)) => Some(length),
         _ if body.is_end_stream() => None,
         _ => body.size_hint().exact(),
     };
     let framing = if let Some(length) = length {
-        out.extend_from_slice(b"content-length: ");
-        encode_decimal(out, length);
-        out.extend_from_slice(b"\r\n");
+        encode_number(out, &CONTENT_LENGTH, length);
         RequestFraming::Length(length)
     } else if body.is_end_stream() {
         RequestFraming::Length(0)
@@ -109,6 +115,13 @@ fn encode_header(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
     out.extend_from_slice(name.as_str().as_bytes());
     out.extend_from_slice(b": ");
     out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn encode_number(out: &mut Vec<u8>, name: &HeaderName, number: u64) {
+    out.extend_from_slice(name.as_str().as_bytes());
+    out.extend_from_slice(b": ");
+    encode_decimal(out, number);
     out.extend_from_slice(b"\r\n");
 }
 

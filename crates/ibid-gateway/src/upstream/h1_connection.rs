@@ -14,16 +14,16 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-use super::BodyError;
 use super::h1_codec::{
     DecodedChunk, MAX_HEAD_BYTES, ReplyFraming, RequestFraming, decode_head, encode_head, encode_last_chunk,
 };
 use super::socket::UpstreamStream;
+use super::{AddedHeaders, BodyError};
 
 /// The read buffer's size in bytes; it grows while the upstream fills it.
 const MIN_READ_BYTES: usize = 8 * 1024;
@@ -88,9 +88,7 @@ impl H1Connection {
     }
 
     /// Prepares to send a request. Sends nothing yet.
-    pub(super) fn begin<B: Body>(
-        &mut self, request: &Request<B>, more: &[(HeaderName, HeaderValue)], default_host: &HeaderValue,
-    ) {
+    pub(super) fn begin<B: Body>(&mut self, request: &Request<B>, more: AddedHeaders<'_>, default_host: &HeaderValue) {
         self.clear_output();
         let (framing, is_last) = encode_head(request, more, default_host, &mut self.output);
         self.written_before = self.stream.written();

@@ -38,7 +38,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body::Body;
 use http_body_util::BodyExt as _;
 use hyper::client::conn::http2;
-use ibid::http::SendState;
+use ibid::http::{RunInfo, SendState};
 use parking_lot::Mutex;
 
 pub use body::{UpgradedConnection, UpstreamBody};
@@ -109,9 +109,35 @@ pub struct UpstreamSendOptions<'a> {
     /// Tracks whether a byte of the request may have been written.
     pub send_state: Option<&'a SendState>,
     /// Sent after the request's own headers, which contain none of these.
-    pub more_headers: &'a [(HeaderName, HeaderValue)],
+    pub more_headers: AddedHeaders<'a>,
     /// Called for the interim replies of an HTTP/1.1 upstream.
     pub on_interim: Option<OnInterim<'a>>,
+}
+
+/// Headers that are written out without a place in the request's map.
+#[derive(Clone, Copy, Default)]
+pub struct AddedHeaders<'a> {
+    /// For `Ibid-Attempt`, `Ibid-Fence` and `Ibid-Operation`.
+    pub run: Option<RunInfo>,
+    /// For `X-Request-Id`.
+    pub request_id: Option<&'a HeaderValue>,
+    pub others: &'a [(HeaderName, HeaderValue)],
+}
+
+const ATTEMPT: HeaderName = HeaderName::from_static("ibid-attempt");
+const FENCE: HeaderName = HeaderName::from_static("ibid-fence");
+const OPERATION: HeaderName = HeaderName::from_static("ibid-operation");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+impl AddedHeaders<'_> {
+    fn to_list(self) -> Vec<(HeaderName, HeaderValue)> {
+        let run = self.run.map(|run| {
+            let operation = HeaderValue::try_from(run.operation.to_string()).expect("hex digits");
+            [(ATTEMPT, run.attempt.into()), (FENCE, run.fence.into()), (OPERATION, operation)]
+        });
+        let request_id = self.request_id.map(|id| (REQUEST_ID, id.clone()));
+        run.into_iter().flatten().chain(request_id).chain(self.others.iter().cloned()).collect()
+    }
 }
 
 /// Why one attempt returned no reply.
@@ -215,7 +241,13 @@ where
     pub async fn send(
         &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
-        let options = UpstreamSendOptions { care, affinity, send_state: None, more_headers: &[], on_interim: None };
+        let options = UpstreamSendOptions {
+            care,
+            affinity,
+            send_state: None,
+            more_headers: AddedHeaders::default(),
+            on_interim: None,
+        };
         self.send_with(&mut request, options).await
     }
 
@@ -294,12 +326,12 @@ where
 
     /// With `keeps_copy`, leaves the request as it was, except for its body, which is empty.
     async fn send_h2(
-        &self, mut shared: H2Connection<B>, request: &mut Request<B>, more: &[(HeaderName, HeaderValue)],
-        keeps_copy: bool,
+        &self, mut shared: H2Connection<B>, request: &mut Request<B>, more: AddedHeaders<'_>, keeps_copy: bool,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let copy = if keeps_copy { clone_without_body(request) } else { Request::new(B::default()) };
         let mut sent = mem::replace(request, copy);
         self.rewrite_for_http2(&mut sent);
+        let more = more.to_list();
         more.iter().for_each(|(name, value)| drop(sent.headers_mut().insert(name, value.clone())));
         let reply = shared.sender.try_send_request(sent);
         let socket = Arc::clone(&shared.socket);

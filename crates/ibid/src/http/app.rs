@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
@@ -48,6 +48,10 @@ pub trait App<B>: Clone + Send + 'static {
     /// Whether [`AppCall::claim`] is used. An app that does not use it saves the claim's allocation.
     const USES_CLAIM: bool = false;
 
+    /// Whether [`send`](Self::send) adds the headers of [`AppCall`] to the request. Otherwise they are in it already. An
+    /// app that writes them out itself saves their places in the map.
+    const ADDS_HEADERS: bool = false;
+
     /// Whether [`send`](Self::send) ends by itself in time. The layer then does not apply the policy's `timeout`.
     const HAS_OWN_DEADLINE: bool = false;
 
@@ -66,8 +70,11 @@ pub trait App<B>: Clone + Send + 'static {
 /// The run that a request to the app belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct AppCall<'a> {
-    /// Identifies the run. `None` for a probe, and if the operation runs unprotected.
+    /// Identifies the run, for the headers `Ibid-Attempt` and `Ibid-Fence`. `None` for a probe, and if the operation runs
+    /// unprotected.
     pub run: Option<RunInfo>,
+    /// The value of `X-Request-Id`, if an app that [adds headers](App::ADDS_HEADERS) must add it.
+    pub request_id: Option<&'a HeaderValue>,
     /// The claim for the handler. `None` if `run` is, for gRPC calls, and without [`App::USES_CLAIM`].
     pub claim: Option<&'a HandlerClaim>,
     /// Tells the layer whether the request has been sent. `None` in shadow mode, where no claim protects the request.

@@ -129,11 +129,14 @@ impl Run<'_> {
         A: App<B>,
     {
         let (context, policy, send_state) = (self.context, self.context.policy(), SendState::default());
-        let call = AppCall { run: self.info, claim: self.handler_claim, send_state: Some(&send_state) };
+        let adds_request_id = A::ADDS_HEADERS && context.adds_request_id();
+        let request_id = adds_request_id.then_some(&context.request_id);
+        let call = AppCall { run: self.info, request_id, claim: self.handler_claim, send_state: Some(&send_state) };
         // The call itself may panic before it returns a future. The request is built where it is needed: it is large.
         let mut sending = pin!(catch_panic(async move {
             let parts = parts.take().expect("an operation runs once");
-            app.send(prepare_request(context, call.run, parts, std::mem::take(body)), call).await
+            let request = prepare_request(context, call.run, A::ADDS_HEADERS, parts, std::mem::take(body));
+            app.send(request, call).await
         }));
         let deadline = self.started + policy.timeout;
         let limit = (!A::HAS_OWN_DEADLINE).then_some(deadline);
@@ -281,18 +284,22 @@ impl Run<'_> {
     }
 }
 
-/// Builds the request for the app.
+/// Builds the request for an app, which may add the headers of the run itself.
 fn prepare_request<B>(
-    context: &RequestContext, run: Option<RunInfo>, mut parts: Parts, body: ReadBody,
+    context: &RequestContext, run: Option<RunInfo>, app_adds_headers: bool, mut parts: Parts, body: ReadBody,
 ) -> Request<RequestBody<B>> {
     let ReadBody { data, trailers, .. } = body;
-    parts.headers.reserve(4);
     // The stored response must be readable by every later client, whatever codings it accepts.
     let sent = &context.sent_names;
     for name in [header::ACCEPT_ENCODING, header::EXPECT].iter().filter(|name| sent.may_have(name)) {
         parts.headers.remove(name);
     }
-    context.set_request_id(&mut parts.headers);
+    if !app_adds_headers {
+        parts.headers.reserve(4);
+    }
+    if !app_adds_headers || !context.adds_request_id() {
+        context.set_request_id(&mut parts.headers);
+    }
     context.route.protocol.rules().prepare_request(&mut parts.headers, context.policy());
     if trailers.is_none()
         && sent.may_have(&header::TRANSFER_ENCODING)
@@ -300,7 +307,7 @@ fn prepare_request<B>(
     {
         parts.headers.insert(header::CONTENT_LENGTH, data.len().into());
     }
-    if let Some(run) = run {
+    if let Some(run) = run.filter(|_| !app_adds_headers) {
         parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
         parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
         let operation = run.operation.to_string().try_into().expect("hex digits");
@@ -325,7 +332,7 @@ where
             context.set_request_id(request.headers_mut());
             let send_state = SendState::default();
             let request = request.map(|body| RequestBody::whole(body, None));
-            let call = AppCall { run: None, claim: None, send_state: Some(&send_state) };
+            let call = AppCall { run: None, request_id: None, claim: None, send_state: Some(&send_state) };
             let response = catch_panic(async { app.send(request, call).await }).await?.ok()?;
             let (head, body) = response.into_parts();
             let read = inner_response::read(pin!(body), policy.max_response, false).await.ok()?;
@@ -353,7 +360,7 @@ where
     let mut app = app.clone();
     let asked = timeout(policy.timeout, async move {
         let send_state = SendState::default();
-        let call = AppCall { run: None, claim: None, send_state: Some(&send_state) };
+        let call = AppCall { run: None, request_id: None, claim: None, send_state: Some(&send_state) };
         let response = catch_panic(async { app.send(request, call).await }).await?.ok()?;
         let (parts, body) = response.into_parts();
         let read = inner_response::read(pin!(body), policy.max_response, false).await.ok()?;

@@ -142,8 +142,13 @@ impl RequestContext {
             part_digests: None,
             message_id: None,
             client: BudgetClient::new(sender),
-            client_address: settings
-                .and_then(|settings| client_address(&parts.headers, sender.peer, &settings.trusted_proxies)),
+            client_address: match settings {
+                Some(settings) if sent_names.may_share(&FORWARDING) => {
+                    client_address(&parts.headers, sender.peer, &settings.trusted_proxies)
+                }
+                Some(_) => sender.peer,
+                None => None,
+            },
             request_id: request_id::sent_or_new(&parts.headers, &sent_names),
             sent_names,
             requested_at_ms: now_ms(),
@@ -184,9 +189,19 @@ impl RequestContext {
 
     /// Sets the request id for the app. A header that carries the key is not changed.
     pub(super) fn set_request_id(&self, headers: &mut HeaderMap) {
-        if !self.policy().key.from.contains(&KeySource::Header(REQUEST_ID)) {
+        if self.sends_request_id() {
             headers.insert(REQUEST_ID, self.request_id.clone());
         }
+    }
+
+    /// Whether the app gets the request id: its header does not carry the key.
+    fn sends_request_id(&self) -> bool {
+        !self.policy().key.from.contains(&KeySource::Header(REQUEST_ID))
+    }
+
+    /// Whether the app gets a request id that the request does not have.
+    pub(super) fn adds_request_id(&self) -> bool {
+        !self.sent_names.may_have(&REQUEST_ID) && self.sends_request_id()
     }
 
     pub(super) fn echo_headers(&self, headers: &mut HeaderMap) {
@@ -309,6 +324,7 @@ impl ResponseAbort {
 }
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDING: SentNames = SentNames::listed(&["x-forwarded-for", "forwarded"]);
 
 /// Finds the client's address: the last address in the chain that is not a trusted proxy. The chain is
 /// `X-Forwarded-For`, or without it `Forwarded` (RFC 7239). Each proxy appends the address that it saw, so the chain is

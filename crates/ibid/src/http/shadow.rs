@@ -71,7 +71,7 @@ where
     let context = Arc::new(context);
     let claim = keyed.claim(&identity, &context, &observed.parts);
     let observation = observe(&shared, claim, observed, context.clone(), run_report.clone());
-    let call = AppCall { run: None, claim: None, send_state: None };
+    let call = AppCall { run: None, request_id: None, claim: None, send_state: None };
     let response = match app.send(request, call).await {
         Ok(response) => response,
         Err(AppError { outcome, response }) => {

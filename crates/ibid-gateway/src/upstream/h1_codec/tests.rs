@@ -184,7 +184,8 @@ fn keep_alive_is_read() {
 
 fn encode<B: Body>(request: &Request<B>) -> (String, RequestFraming, bool) {
     let mut out = Vec::new();
-    let (framing, is_last) = encode_head(request, &[], &HeaderValue::from_static("upstream:80"), &mut out);
+    let (framing, is_last) =
+        encode_head(request, AddedHeaders::default(), &HeaderValue::from_static("upstream:80"), &mut out);
     (String::from_utf8(out).unwrap(), framing, is_last)
 }
 
@@ -215,4 +216,24 @@ fn a_request_is_encoded_with_one_host_one_cookie_line_and_one_framing() {
     let mut out = Vec::new();
     encode_last_chunk(&mut out, Some(&trailers), &announced);
     assert_eq!(out, b"0\r\nx-sum: 7\r\n\r\n");
+}
+
+#[test]
+fn the_headers_of_the_run_follow_those_of_the_request() {
+    let request = Request::get("/a").header("host", "h").body(Empty::<Bytes>::new()).unwrap();
+    let (id, proto) = (HeaderValue::from_static("r-1"), HeaderValue::from_static("https"));
+    let operation = ibid::OperationId::of(&ibid::store::Address([0xa5; 32]));
+    let more = AddedHeaders {
+        run: Some(ibid::http::RunInfo { attempt: 2, fence: 1_700_000_000_000_007, operation }),
+        request_id: Some(&id),
+        others: &[(HeaderName::from_static("x-forwarded-proto"), proto)],
+    };
+    let mut out = Vec::new();
+    encode_head(&request, more, &HeaderValue::from_static("upstream:80"), &mut out);
+    let run = format!("ibid-attempt: 2\r\nibid-fence: 1700000000000007\r\nibid-operation: {}\r\n", "a5".repeat(16));
+    let lines = format!("host: h\r\n{run}x-request-id: r-1\r\nx-forwarded-proto: https\r\n");
+    assert_eq!(String::from_utf8(out).unwrap(), format!("GET /a HTTP/1.1\r\n{lines}\r\n"));
+    let listed: Vec<_> =
+        more.to_list().into_iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+    assert_eq!(listed.join("\r\n"), lines.trim_start_matches("host: h\r\n").trim_end());
 }
