@@ -286,7 +286,7 @@ pub const BENCHMARKS: &[Benchmark] = &[
             row("peer-envoy-300", "envoy", &[shown("nginx")]),
             // The exchange API: begin and end on a Unix socket, beside the gateway for the same request.
             row("api-memory-miss-300", "api-miss", &[cpu_ratio("ibid-miss", 1.3), shown("ibid-miss")]),
-            row("api-memory-replay-300", "api-replay", &[cpu_ratio("ibid-replay", 1.3), shown("ibid-replay")]),
+            row("api-memory-replay-300", "api-replay", &[shown("ibid-replay")]),
             row("ext-proc-miss-300", "envoy-ibid-miss", &[shown("envoy"), shown("ibid-miss")]),
             row("ext-proc-replay-300", "envoy-ibid-replay", &[shown("envoy"), shown("ibid-replay")]),
             // What one line of log per request costs; there is no target for it.

@@ -222,7 +222,7 @@ fn a_request_is_encoded_with_one_host_one_cookie_line_and_one_framing() {
 fn the_headers_of_the_run_follow_those_of_the_request() {
     let request = Request::get("/a").header("host", "h").body(Empty::<Bytes>::new()).unwrap();
     let (id, proto) = (HeaderValue::from_static("r-1"), HeaderValue::from_static("https"));
-    let operation = ibid::OperationId::of(&ibid::store::Address([0xa5; 32]));
+    let operation = ibid::key::OperationId::of(&ibid::store::Address([0xa5; 32]));
     let more = AddedHeaders {
         run: Some(ibid::http::RunInfo { attempt: 2, fence: 1_700_000_000_000_007, operation }),
         request_id: Some(&id),
