@@ -6,8 +6,8 @@
 
 from .api import Answer, Ibid, IbidError, NotStarted
 from .asgi import IdempotentASGI
+from .callers import outbound_key
 from .jobs import idempotent
-from .outbound import outbound_key
 from .wsgi import IdempotentWSGI
 
-__all__ = ["Answer", "Ibid", "IbidError", "IdempotentASGI", "IdempotentWSGI", "NotStarted", "idempotent", "outbound_key"]
+__all__ = "Answer", "Ibid", "IbidError", "IdempotentASGI", "IdempotentWSGI", "NotStarted", "idempotent", "outbound_key"

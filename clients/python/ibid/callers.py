@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import random
 import sqlite3
@@ -100,15 +101,23 @@ def httpx_transport(wrapped: Any = None, keys: KeptKeys | None = None) -> Any:
 def requests_adapter(keys: KeptKeys | None = None) -> Any:
     """An adapter for `requests.Session().mount("https://", …)`."""
     import requests
-    from requests.adapters import HTTPAdapter
 
     lost = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
 
-    class IdempotentAdapter(HTTPAdapter):
+    class IdempotentAdapter(requests.adapters.HTTPAdapter):
         def send(self, request: Any, *args: Any, **kwargs: Any) -> Any:
             def once() -> Any:
-                return HTTPAdapter.send(self, request, *args, **kwargs)
+                return super(IdempotentAdapter, self).send(request, *args, **kwargs)
 
             return send(request.method, request.headers, keys, once, lost)
 
     return IdempotentAdapter()
+
+
+def outbound_key(operation: str, name: str) -> str:
+    """The key of a call that a handler makes: equal in all attempts, another one for each name.
+
+    `operation` is the header `Ibid-Operation` of the handler's request.
+    """
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in (operation.encode(), name.encode()))
+    return str(uuid.UUID(bytes=hashlib.sha256(framed).digest()[:16], version=4))

@@ -1,7 +1,7 @@
 //! Adds the lifetime of keys to the configuration that an Iceberg REST catalog sends its clients, which send no keys
 //! without it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -72,9 +72,9 @@ impl CatalogConfigRequest {
 
 /// Sets the lifetime in a configuration. `None` if it is no JSON object.
 fn with_lifetime(config: &[u8], lifetime: Duration) -> Option<Bytes> {
-    let mut config: serde_json::Map<String, Value> = serde_json::from_slice(config).ok()?;
+    let mut config: BTreeMap<String, Value> = serde_json::from_slice(config).ok()?;
     config.insert(LIFETIME_MEMBER.into(), iso_duration(lifetime).into());
-    Some(Value::Object(config).to_string().into())
+    serde_json::to_vec(&config).ok().map(Bytes::from)
 }
 
 /// Formats a duration as in ISO 8601: `PT24H`, `PT1H30M`, `PT0.500S`.

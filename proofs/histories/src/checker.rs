@@ -82,7 +82,7 @@ fn group_by_key(events: &[HistoryEvent]) -> Result<EventsByKey, String> {
                 if to < *at {
                     return Err(format!("request {request} returns before it is sent"));
                 }
-                let event = KeyEvent::Request { result: result.clone(), at_rest: *at_rest, has_lost_request: false };
+                let event = KeyEvent::Request { result: result.clone(), at_rest: *at_rest, has_cause: false };
                 ((caller, key), TimedEvent { from: *at, to, event })
             }
         };
@@ -91,17 +91,24 @@ fn group_by_key(events: &[HistoryEvent]) -> Result<EventsByKey, String> {
     if let Some(unknown) = ends.keys().find(|request| !requests.contains(request)) {
         return Err(format!("request {unknown} returns, and was never sent"));
     }
-    by_key.values_mut().for_each(|timed| mark_lost_requests(timed));
+    by_key.values_mut().for_each(|timed| mark_causes(timed));
     Ok(by_key)
 }
 
-/// Tells each request whether another one was lost before it ended.
-fn mark_lost_requests(timed: &mut [TimedEvent]) {
-    let is_lost = |one: &&TimedEvent| matches!(&one.event, KeyEvent::Request { result: RequestResult::Lost, .. });
-    let Some(first_lost) = timed.iter().filter(is_lost).map(|lost| lost.from).min() else { return };
-    for one in timed {
-        if let KeyEvent::Request { has_lost_request, .. } = &mut one.event {
-            *has_lost_request = first_lost <= one.to;
+/// Tells each request whether another one can have made the outcome unknown: it was lost before, or ran meanwhile.
+fn mark_causes(timed: &mut [TimedEvent]) {
+    let holders: Vec<(u64, u64)> = timed
+        .iter()
+        .map(|one| match &one.event {
+            KeyEvent::Request { result: RequestResult::Lost, .. } => (one.from, u64::MAX),
+            KeyEvent::Request { .. } => (one.from, one.to),
+            KeyEvent::Execute(_) => (u64::MAX, 0),
+        })
+        .collect();
+    for (nth, one) in timed.iter_mut().enumerate() {
+        if let KeyEvent::Request { has_cause, .. } = &mut one.event {
+            let others = holders.iter().enumerate().filter(|(other, _)| *other != nth);
+            *has_cause = others.map(|(_, times)| times).any(|(from, to)| *from <= one.to && *to >= one.from);
         }
     }
 }

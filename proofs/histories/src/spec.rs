@@ -4,7 +4,8 @@
 //! - An answer is the answer of that run.
 //! - Once an answer was given, every later request gets it: nothing is in progress or unknown any more.
 //! - An answer that waits to be stored (`pending`) may be unknown elsewhere until everything is at rest.
-//! - An outcome is unknown only after something that can make it so: a run, or a request whose answer was lost.
+//! - An outcome is unknown only after something that can make it so: a run, a request whose answer was lost, or one that is
+//!   still under way (its gateway may be paused for longer than its lease).
 
 use crate::event::RequestResult;
 
@@ -30,8 +31,8 @@ pub enum KeyEvent {
         result: RequestResult,
         /// Whether it was sent when everything was at rest.
         at_rest: bool,
-        /// Whether another request was lost, or sent and never answered, before this one ended.
-        has_lost_request: bool,
+        /// Whether another request can have made the outcome unknown: it was lost before this one ended, or overlaps it.
+        has_cause: bool,
     },
 }
 
@@ -42,7 +43,7 @@ impl KeyState {
         match event {
             KeyEvent::Execute(_) if self.executed.is_some() => return Err("it ran before"),
             KeyEvent::Execute(answer) => next.executed = Some(answer.clone()),
-            KeyEvent::Request { result, at_rest, has_lost_request } => match result {
+            KeyEvent::Request { result, at_rest, has_cause } => match result {
                 RequestResult::Answer { answer, pending } => {
                     if self.executed.as_ref() != Some(answer) {
                         return Err("no run gave this answer");
@@ -53,7 +54,7 @@ impl KeyState {
                 RequestResult::InProgress | RequestResult::OutcomeUnknown if self.forgets(*at_rest) => {
                     return Err("a client had the answer before");
                 }
-                RequestResult::OutcomeUnknown if self.executed.is_none() && !has_lost_request => {
+                RequestResult::OutcomeUnknown if self.executed.is_none() && !has_cause => {
                     return Err("nothing had happened that could make the outcome unknown");
                 }
                 RequestResult::InProgress | RequestResult::OutcomeUnknown | RequestResult::Lost => {}

@@ -114,7 +114,12 @@ fn an_unknown_outcome_needs_a_cause() {
     accepted(&[&lost[..], &[sent(2, 20), ended(2, 30, RequestResult::OutcomeUnknown)]].concat());
     // A request that was sent and of which nothing was heard any more.
     accepted(&[sent(1, 0), sent(2, 20), ended(2, 30, RequestResult::OutcomeUnknown)]);
-    // One that was sent later is no cause.
+    // One whose gateway was paused for longer than its lease, and then answered.
+    let paused = [sent(1, 0), sent(2, 20), ended(2, 30, RequestResult::OutcomeUnknown), ran(35, "a")];
+    accepted(&[&paused[..], &[ended(1, 40, answer("a"))]].concat());
+    // One that was sent later, or ended before, is no cause.
+    let before = [sent(1, 0), ended(1, 10, RequestResult::InProgress), sent(2, 20)];
+    rejected(&[&before[..], &[ended(2, 30, RequestResult::OutcomeUnknown)]].concat(), "could make the outcome unknown");
     let later = [sent(2, 20), ended(2, 30, RequestResult::OutcomeUnknown), sent(1, 40)];
     rejected(&later, "could make the outcome unknown");
 }

@@ -83,9 +83,8 @@ fn every_refusal_has_its_verdict() {
             "store-unavailable" | "overloaded" | "quota-exceeded" => retry(RetryCause::Unavailable),
             "upstream-unreachable" | "upstream-lost" | "upstream-timeout" => retry(RetryCause::Upstream),
             "key-missing" | "key-invalid" | "scope-missing" | "request-ambiguous" | "identity-invalid"
-            | "scope-refused" | "body-too-large" | "key-reused" | "method-unknown" | "outcome-unknown" => {
-                ResponseAction::Refused(Some(refusal))
-            }
+            | "scope-refused" | "body-too-large" | "key-reused" | "duplicate-intent" | "method-unknown"
+            | "outcome-unknown" => ResponseAction::Refused(Some(refusal)),
             new => panic!("{new} has no verdict yet"),
         };
         assert_eq!(refused(refusal, refusal.status().into(), &[]), expected, "{refusal}");

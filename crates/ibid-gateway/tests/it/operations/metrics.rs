@@ -127,6 +127,7 @@ fn the_names_are_the_promised_ones() {
         "counter idempotency_lost_claims_total",
         "counter idempotency_dropped_total",
         "counter idempotency_shared_keys_total",
+        "counter idempotency_duplicate_intents_total",
         "histogram idempotency_store_seconds",
         "histogram idempotency_overhead_seconds",
         "gauge idempotency_store_bytes",
