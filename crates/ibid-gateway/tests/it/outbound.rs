@@ -73,3 +73,15 @@ async fn an_operation_is_the_same_in_all_attempts_and_another_for_each_key_and_c
     assert!(seen[1] != seen[2] && seen[2] != seen[3] && seen[1] != seen[3], "{seen:?}");
     assert!(seen.iter().all(|operation| *operation != "0".repeat(32)), "a client does not name it");
 }
+
+/// The SDKs test against the same file.
+#[test]
+fn keys_are_those_of_every_sdk() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/outbound_keys.json");
+    let rows = std::fs::read(file).expect("the vectors");
+    let rows: Vec<std::collections::HashMap<String, String>> = serde_json::from_slice(&rows).expect("a list");
+    assert!(rows.len() > 4);
+    for row in &rows {
+        assert_eq!(ibid::outbound_key(&row["operation"], &row["name"]), row["key"], "{row:?}");
+    }
+}
