@@ -153,7 +153,7 @@ impl World {
         let service =
             layer.layer(app).map_err(BoxError::from).and_then(async |response: Response<ResponseBody<Full<Bytes>>>| {
                 let (head, body) = response.into_parts();
-                let body = body.collect().await.map_err(BoxError::from)?.to_bytes();
+                let body = body.collect().await?.to_bytes();
                 let is_pending = head.headers.get("idempotency-stored").is_some_and(|value| value == "pending");
                 Ok((head.status, body, is_pending))
             });
