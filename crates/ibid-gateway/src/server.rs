@@ -152,7 +152,7 @@ impl ServerState {
         };
         if timeout(self.limits.shutdown, all).await.is_err() {
             tracing::warn!(running = running.count(), "shutdown: operations still run; their outcome is unknown");
-            running.close();
+            running.close().await;
             cores.abort().await;
         }
         let later = self.ibid.engine().settle_queue();

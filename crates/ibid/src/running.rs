@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -67,10 +68,12 @@ impl RunningOperations {
         }
     }
 
-    /// Drops all detached work, now and in the future. The dropped claims are parked.
-    pub fn close(&self) {
+    /// Drops all detached work, now and in the future. The dropped claims are parked: once this returns, their parking is
+    /// in the settle queue.
+    pub async fn close(&self) {
         self.0.closed.store(true, SeqCst);
-        self.0.detached.lock().abort_all();
+        let mut detached = mem::take(&mut *self.0.detached.lock());
+        detached.shutdown().await;
     }
 }
 
@@ -85,6 +88,22 @@ impl Drop for RunSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Aborting a task only marks it; its runtime drops it later.
+    #[tokio::test]
+    async fn a_close_ends_when_all_detached_work_is_dropped() {
+        let running = RunningOperations::default();
+        for _ in 0..10 {
+            let slot = running.try_enter(10).unwrap();
+            running.detach(async move {
+                std::future::pending::<()>().await;
+                drop(slot);
+            });
+        }
+        running.close().await;
+        assert_eq!(running.count(), 0);
+        running.detach(async { unreachable!("it is closed") });
+    }
 
     #[tokio::test]
     async fn drained_waits_for_the_last_slot() {
