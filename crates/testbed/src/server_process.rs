@@ -4,11 +4,11 @@
 //! owner, however that ends. A missing program fails the test and names its package.
 
 use std::{
-    collections::hash_map::RandomState,
+    collections::{VecDeque, hash_map::RandomState},
     fs,
     hash::BuildHasher,
     io::{self, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -72,12 +72,23 @@ fn remove_stale_folders() {
     }
 }
 
+/// Ports that were handed out last and may not be bound yet.
+const PORTS_HELD: usize = 64;
+
 /// Returns an unused port below the system's ephemeral ports.
 pub fn free_port() -> u16 {
+    /// A UDP socket on a port keeps other callers away from it, in other processes too, until its server listens.
+    static HELD: Mutex<VecDeque<UdpSocket>> = Mutex::new(VecDeque::new());
     let random = RandomState::new();
     for n in 0..1000_u64 {
         let port = 10_000 + (random.hash_one((n, FOLDERS_MADE.fetch_add(1, Relaxed))) % 22_000) as u16;
+        let Ok(hold) = UdpSocket::bind(("127.0.0.1", port)) else { continue };
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            let mut held = HELD.lock();
+            held.push_back(hold);
+            while held.len() > PORTS_HELD {
+                held.pop_front();
+            }
             return port;
         }
     }
