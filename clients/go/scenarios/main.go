@@ -36,8 +36,11 @@ func handle(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	body := fmt.Sprintf(`{"run":%d,"attempt":%q}`, strings.Count(string(lines), "\n"), r.Header.Get("Ibid-Attempt"))
-	if path == "/large" {
+	switch path {
+	case "/large":
 		body = strings.Repeat("x", 300000)
+	case "/presets/mcp":
+		body = fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"result":%s}`, body)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)

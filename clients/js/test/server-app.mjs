@@ -17,7 +17,9 @@ async function handle(path, headers) {
   if (path === "/exception") throw new Error("the handler failed");
   if (path === "/killed") process.kill(process.pid, "SIGKILL");
   if (path === "/slow" || path === "/waiting") await sleep(1000);
-  return path === "/large" ? "x".repeat(300_000) : JSON.stringify({ run, attempt: headers["ibid-attempt"] });
+  const told = { run, attempt: headers["ibid-attempt"] };
+  if (path === "/presets/mcp") return JSON.stringify({ jsonrpc: "2.0", id: 1, result: told });
+  return path === "/large" ? "x".repeat(300_000) : JSON.stringify(told);
 }
 
 const frameworks = {

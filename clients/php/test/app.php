@@ -28,7 +28,11 @@ function handle(string $path, ?string $attempt): string
     if ($path === '/slow' || $path === '/waiting') {
         sleep(1);
     }
-    return $path === '/large' ? str_repeat('x', 300_000) : json_encode(['run' => $run, 'attempt' => $attempt]);
+    $told = ['run' => $run, 'attempt' => $attempt];
+    if ($path === '/presets/mcp') {
+        $told = ['jsonrpc' => '2.0', 'id' => 1, 'result' => $told];
+    }
+    return $path === '/large' ? str_repeat('x', 300_000) : json_encode($told);
 }
 
 $ibid = getenv('IBID_API') ? new Ibid(getenv('IBID_API')) : null;

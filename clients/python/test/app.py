@@ -22,7 +22,10 @@ def handle(path, headers):
         raise RuntimeError("the handler failed")
     if path == "/killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    told = json.dumps({"run": run, "attempt": headers.get("ibid-attempt")}, separators=(",", ":"))
+    told = {"run": run, "attempt": headers.get("ibid-attempt")}
+    if path == "/presets/mcp":
+        told = {"jsonrpc": "2.0", "id": 1, "result": told}
+    told = json.dumps(told, separators=(",", ":"))
     return (LARGE if path == "/large" else told), (1.0 if path in ("/slow", "/waiting") else 0.0)
 
 

@@ -97,7 +97,12 @@ async fn run_handler(path: &str, attempt: Option<&str>) -> String {
         "/slow" | "/waiting" => sleep(Duration::from_secs(1)).await,
         _ => {}
     }
-    if path == "/large" { "x".repeat(LARGE_BYTES) } else { json!({ "run": run, "attempt": attempt }).to_string() }
+    let told = json!({ "run": run, "attempt": attempt });
+    match path {
+        "/large" => "x".repeat(LARGE_BYTES),
+        "/presets/mcp" => json!({ "jsonrpc": "2.0", "id": 1, "result": told }).to_string(),
+        _ => told.to_string(),
+    }
 }
 
 /// Runs to its end even if the client disconnects.
