@@ -120,6 +120,7 @@ impl AdminServer {
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
         let audit = AuditTrail::open(&settings.audit, ibid.engine().store());
         let audit = audit.map_err(|why| format!("admin.audit: {}: {why}", settings.audit))?;
+        let started_ms = now_ms();
         let state = AdminState {
             gauges: StoreGauges::new(ibid.engine().store().clone()),
             ibid,
@@ -132,8 +133,8 @@ impl AdminServer {
             refusals: watched.refusals.clone(),
             recent: watched.recent.clone(),
             history: MetricsHistory::new(&watched.metrics),
-            started_ms: now_ms(),
-            attention: Attention::default(),
+            started_ms,
+            attention: Attention::new(started_ms),
             stores: StoreProbes::new(members),
         };
         Ok(Self { listener, is_secure: settings.tls.is_some(), state: Arc::new(state) })

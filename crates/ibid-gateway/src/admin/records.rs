@@ -83,7 +83,8 @@ pub async fn list_sorted(
 
 pub async fn show(state: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
     let view = RecordView::from(&find_entry(state, caller, address).await?);
-    with_store_timeout(async { Ok(view.with_note(&**state.ibid.engine().store()).await) }).await
+    let store = &**state.ibid.engine().store();
+    with_store_timeout(async { Ok(view.with_note(store, state.started_ms).await) }).await
 }
 
 /// Changes an entry, and audits the change before and after. The caller must have passed

@@ -188,9 +188,13 @@ const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
 /// Lists are cached for this many times the duration of listing them.
 const LIST_TIME_DIVISOR: u32 = 10;
 
-/// The cached lists, and until when they are valid.
 #[derive(Debug, Default)]
-pub(crate) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
+pub(crate) struct Attention {
+    /// Since when this process has had the store open, in milliseconds since the Unix epoch.
+    opened_ms: u64,
+    /// The cached lists, and until when they are valid.
+    cached: Mutex<Option<(Instant, Arc<AttentionLists>)>>,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct AttentionLists {
@@ -205,37 +209,41 @@ pub(super) struct AttentionLists {
 }
 
 impl Attention {
+    pub(crate) fn new(opened_ms: u64) -> Self {
+        Self { opened_ms, ..Self::default() }
+    }
+
     pub(super) async fn get(&self, store: &dyn Store) -> Arc<AttentionLists> {
         // Holds the lock while loading, so that concurrent callers share the result.
-        let mut last = self.0.lock().await;
+        let mut last = self.cached.lock().await;
         if let Some((until, lists)) = &*last
             && Instant::now() < *until
         {
             return lists.clone();
         }
         let begun = Instant::now();
-        let lists = Arc::new(AttentionLists::load(store).await);
+        let lists = Arc::new(AttentionLists::load(store, self.opened_ms).await);
         let now = Instant::now();
         *last = Some((now + ((now - begun) * LIST_TIME_DIVISOR).max(MIN_CACHE_TTL), lists.clone()));
         lists
     }
 
     pub(super) async fn invalidate(&self) {
-        *self.0.lock().await = None;
+        *self.cached.lock().await = None;
     }
 }
 
 impl AttentionLists {
-    async fn load(store: &dyn Store) -> Self {
+    async fn load(store: &dyn Store, opened_ms: u64) -> Self {
         let mut lists = Self::default();
-        lists.error = lists.fill(store).await.err();
+        lists.error = lists.fill(store, opened_ms).await.err();
         lists
     }
 
-    async fn fill(&mut self, store: &dyn Store) -> Result<(), String> {
+    async fn fill(&mut self, store: &dyn Store, opened_ms: u64) -> Result<(), String> {
         let unknown = RecordQuery { state: Some(EntryState::Unknown), ..RecordQuery::default() };
         let (unknown, more_unknown) = list_rows(store, unknown).await?;
-        let noted = stream::iter(unknown).map(|view| view.with_note(store)).buffered(MAX_CONCURRENT_READS);
+        let noted = stream::iter(unknown).map(|view| view.with_note(store, opened_ms)).buffered(MAX_CONCURRENT_READS);
         (self.unknown, self.more_unknown) = (noted.collect().await, more_unknown);
         let (state, older_than) = (Some(EntryState::Processing), Some(LONG_RUNNING_AFTER));
         let long_running = RecordQuery { state, older_than, ..RecordQuery::default() };

@@ -202,19 +202,27 @@ impl From<&RecordEntry> for RecordView {
     }
 }
 
-/// Why an outcome is unknown that no gateway saw become so.
-const UNSEEN_CAUSE: &str = "lease expired: its gateway crashed, was stopped, or lost the store";
-
 impl RecordView {
-    /// Adds what the store's note says about an unknown outcome. A note that cannot be read is left out.
-    pub(crate) async fn with_note(mut self, store: &dyn Store) -> Self {
+    /// Why the outcome is unknown if no gateway saw it become so. This process has had the store open since `opened_ms`.
+    fn unseen_cause(&self, store: &dyn Store, opened_ms: u64) -> &'static str {
+        // A store that is not shared has one process at a time.
+        match store.guarantees().shared {
+            true => "lease expired: its gateway crashed, or has not reached the store since",
+            false if now_ms().saturating_sub(self.age_ms) < opened_ms => "gateway crashed, or was killed",
+            false => "lease expired: the gateway was paused, or could not write to its store",
+        }
+    }
+
+    /// Adds what the store's note says about an unknown outcome. A note that cannot be read is left out. This process has
+    /// had the store open since `opened_ms`.
+    pub(crate) async fn with_note(mut self, store: &dyn Store, opened_ms: u64) -> Self {
         let address = Address::from_hex(&self.address).filter(|_| self.state == state_name(EntryState::Unknown));
         let Some(address) = address else { return self };
         let note = RecordNote::read(store, &address).await.unwrap_or_default().since(&self.requested_at);
         let (cause, probe) = (note.cause, note.probe);
         self.unknown = Some(UnknownView {
             since: cause.as_ref().map(|cause| format_date(cause.at_ms)),
-            cause: cause.map_or_else(|| UNSEEN_CAUSE.to_owned(), |cause| cause.text),
+            cause: cause.map_or_else(|| self.unseen_cause(store, opened_ms).to_owned(), |cause| cause.text),
             probed_at: probe.as_ref().map(|probe| format_date(probe.at_ms)),
             probe: probe.map(|probe| probe.text),
         });

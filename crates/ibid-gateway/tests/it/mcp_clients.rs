@@ -14,7 +14,11 @@ use std::{
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::{FaultProxy, client::post, process::GatewayProcess};
+use testbed::{
+    FaultProxy,
+    client::{TestRequest, post, request},
+    process::GatewayProcess,
+};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -128,7 +132,17 @@ impl McpClient {
 
     async fn call(&mut self, call: Value) -> Vec<Value> {
         self.send(call).await;
+        self.next_answer().await
+    }
+
+    async fn next_answer(&mut self) -> Vec<Value> {
         serde_json::from_str(&next_line(&mut self.answers).await).expect("a list")
+    }
+
+    /// Waits until the client gives the call up that it sent.
+    async fn expect_no_answer(&mut self) {
+        let told = self.next_answer().await;
+        assert!(told[0]["text"].is_null(), "its answer was lost: {told:?}");
     }
 }
 
@@ -238,17 +252,51 @@ async fn servers_of_nodes_second_sdk() {
     a_call_runs_once_at(McpServer::start_node("2", "stream", WAIT).await, McpSdk::Node("2")).await;
 }
 
-/// The connection between client and gateway breaks while the tool runs.
+/// The client loses the gateway while the tool runs, for so long that it gives up. (A client that reaches the gateway
+/// again ends its session, which ends the run: see the next test.)
 async fn a_lost_answer_is_replayed(sdk: McpSdk, answers: &str) {
     let server = McpServer::start(answers, WAIT).await;
     let proxy = FaultProxy::to(server.gateway.addr());
     let mut client = server.client_of(proxy.addr(), sdk, "agent-1");
     client.send(json!({ "key": "k-1", "amount": 5, "seconds": 2 })).await;
     until("the tool runs", || server.runs() == 1).await;
+    proxy.refuse();
     proxy.reset();
-    let told: Vec<Value> = serde_json::from_str(&next_line(&mut client.answers).await).expect("a list");
-    assert!(told[0]["text"].is_null(), "its answer was lost: {told:?}");
+    client.expect_no_answer().await;
+    proxy.heal();
     assert_eq!(client.call(json!({ "key": "k-1", "amount": 5, "seconds": 2 })).await, [paid(1, 5)]);
+    assert_eq!(server.runs(), 1);
+}
+
+/// A server of the revisions with sessions aborts the calls of a session that its client ends.
+#[tokio::test]
+async fn a_session_that_ends_in_mid_call_leaves_the_outcome_unknown() {
+    let server = McpServer::start("stream", WAIT).await;
+    let addr = server.gateway.addr();
+    let send = |method: &str, id: Value, params: Value| {
+        let text = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }).to_string();
+        let request = post(addr, "/mcp").header("Authorization", "Bearer agent-1").json(&text);
+        request.header("Accept", "application/json, text/event-stream")
+    };
+    let client = json!({ "name": "test", "version": "1" });
+    let begin = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client });
+    let begun = send("initialize", json!(1), begin).send().await;
+    let session = begun.header("mcp-session-id").unwrap_or_else(|| panic!("{begun:?}")).to_owned();
+    let in_session =
+        |request: TestRequest| request.header("Mcp-Session-Id", &session).header("MCP-Protocol-Version", "2025-06-18");
+    let ready = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }).to_string();
+    let ready = post(addr, "/mcp").header("Accept", "application/json, text/event-stream").json(&ready);
+    assert_eq!(in_session(ready).send().await.status, 202);
+    let call = |id: u32| {
+        let arguments = json!({ "amount": 5, "seconds": 60 });
+        in_session(send("tools/call", json!(id), json!({ "name": "pay", "arguments": arguments })).key("k-1"))
+    };
+    let _held = call(2).start().await;
+    until("the tool runs", || server.runs() == 1).await;
+    let end = in_session(request("DELETE", addr, "/mcp"));
+    assert_eq!(end.send().await.status, 200);
+    let told = call(3).send().await.json();
+    assert_eq!(told["error"]["data"]["type"], "outcome-unknown", "{told}");
     assert_eq!(server.runs(), 1);
 }
 

@@ -13,7 +13,7 @@ use super::{KeysTargetArgs, audit};
 use crate::{
     commands::{admin::AdminClient, store},
     config::{self, Env, SealSettings, StoreSelection},
-    format::as_millis,
+    format::{as_millis, now_ms},
     records::{
         AddressPattern, ChangeAction, ChangeReport, ChangeRequest, RecordList, RecordLookupError, RecordQuery,
         RecordView, RevealedKey, state_name,
@@ -72,7 +72,7 @@ impl KeysBackend {
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
             Self::Store(OpenedStore { store, .. }, _) => {
-                Ok(RecordView::from(&query.find_one(&**store).await?).with_note(&**store).await)
+                Ok(RecordView::from(&query.find_one(&**store).await?).with_note(&**store, now_ms()).await)
             }
             Self::Admin(api) => fetch_one(api, &query).await,
         }

@@ -1,9 +1,11 @@
 //! What is read: lists, one record, numbers, policies, the store.
 
+use std::time::Duration;
+
 use testbed::client::get;
 
-use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, VIEWER_TOKEN, assert_problem, keys};
-use crate::support::TestGateway;
+use super::common::{ABSENT_ADDRESS, ADMIN_CONFIG, ADMIN_TOKEN, VIEWER_TOKEN, assert_problem, keys};
+use crate::support::{TestGateway, pay, until_some};
 
 #[tokio::test]
 async fn records_are_listed_by_every_filter_and_page_by_page() {
@@ -70,6 +72,26 @@ async fn one_record_is_shown_in_full() {
     );
 }
 
+/// A store that is not shared has one process at a time: what an earlier one claimed has no holder any more.
+#[tokio::test]
+async fn an_unknown_outcome_tells_of_a_crash() {
+    let routes = "[[route]]\nmatch = \"POST /pay\"\nlease = \"300ms\"\nlabel = { key = \"clear\" }\n";
+    let mut office =
+        TestGateway::launch(&format!("{ADMIN_CONFIG}{routes}"), |launch| launch.arg("--store").arg("embedded:data"))
+            .await;
+    let gate = office.upstream.gate("/pay");
+    let _crashed = pay(&office.gateway, "key-that-crashed").start().await;
+    gate.arrived(1).await;
+    office.gateway.kill().await;
+    office.gateway.restart().await;
+    let address = office.address("key-that-crashed").await;
+    let told = until_some("its lease expires", async || {
+        let record = office.admin_json(&format!("/api/records/{address}")).await;
+        record["unknown"]["cause"].as_str().map(str::to_owned)
+    });
+    assert_eq!(told.await, "gateway crashed, or was killed");
+}
+
 /// Waits for the three finished records, and the note that says why the outcome of another is unknown: it is an entry
 /// of the store, too.
 async fn wait_for_finished(office: &TestGateway, path: &str) -> serde_json::Value {
@@ -78,7 +100,7 @@ async fn wait_for_finished(office: &TestGateway, path: &str) -> serde_json::Valu
         if shown["stored"]["finished"] == 4 {
             return shown;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("{:#}", office.admin_json(path).await);
 }

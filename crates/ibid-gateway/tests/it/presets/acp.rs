@@ -157,13 +157,7 @@ async fn each_caller_and_each_endpoint_has_its_own_keys() {
         at("Bearer agent-1", UPDATE),
         at("Bearer agent-1", "/checkout_sessions/cs_2"),
     ];
-    for (run, request) in requests.iter().enumerate() {
-        assert_run(&request.send().await, run + 1);
-    }
-    for (run, request) in requests.iter().enumerate() {
-        assert_run_with_headers(&request.send().await, run + 1, &REPLAY);
-    }
-    bench.assert_executed(requests.len());
+    each_runs_once(&bench, &requests, &REPLAY).await;
 }
 
 #[tokio::test]

@@ -267,6 +267,16 @@ async fn next(answers: &mut JoinSet<TestResponse>) -> TestResponse {
     answers.join_next().await.expect("not all answers have come").expect("an answer came")
 }
 
+/// Requests with one key that do not share an operation: each runs, and is replayed on its own.
+async fn each_runs_once(bench: &TestGateway, requests: &[TestRequest], replay_says: &[(&str, &str)]) {
+    for says in [&NO_HEADERS[..], replay_says] {
+        for (run, request) in requests.iter().enumerate() {
+            assert_run_with_headers(&request.send().await, run + 1, says);
+        }
+    }
+    bench.assert_executed(requests.len());
+}
+
 /// `on_concurrent = "reject"`: of fifty, one runs; the others are told to come back, and then get its answer.
 async fn of_fifty_one_runs_and_the_others_come_back(
     bench: &TestGateway, request: &TestRequest, replay_says: &[(&str, &str)],

@@ -103,13 +103,7 @@ async fn each_client_and_each_operation_has_its_own_keys() {
         send_at(&bench, "POST", "/carts", UUID, BODY),
         send_at(&bench, "PUT", "/carts/c_1", UUID, BODY),
     ];
-    for (run, request) in requests.iter().enumerate() {
-        assert_run(&request.send().await, run + 1);
-    }
-    for (run, request) in requests.iter().enumerate() {
-        assert_run_with_headers(&request.send().await, run + 1, &REPLAY);
-    }
-    bench.assert_executed(requests.len());
+    each_runs_once(&bench, &requests, &REPLAY).await;
 }
 
 #[tokio::test]
