@@ -5,10 +5,7 @@ use std::{
     error::Error,
     io,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,7 +14,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -65,21 +62,20 @@ pub(crate) async fn serve<S, F, B>(
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
 {
-    let activity = Arc::new(IdleTracker { last_activity: Instant::now().into(), is_working: AtomicBool::new(false) });
+    let activity = Arc::new(IdleTracker::new());
     let service = service_fn(|request| {
         let (activity, answer) = (activity.clone(), answer(request));
         async move {
             // HTTP/1.1 has one request at a time. If this future is dropped, so is the connection.
-            activity.is_working.store(true, SeqCst);
+            activity.state.lock().phase = ConnectionPhase::Working;
             let answer = answer.await;
-            activity.touch();
-            activity.is_working.store(false, SeqCst);
+            *activity.state.lock() = IdleState { last_activity: Instant::now(), phase: ConnectionPhase::Waiting };
             Ok::<_, Infallible>(answer)
         }
     });
     let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header)
+        // The tracker limits the time of a head: one timer per connection instead of one per request.
+        .header_read_timeout(None)
         .max_headers(limits.max_headers)
         .max_buf_size(limits.max_header_bytes)
         .serve_connection(TokioIo::new(TrackedSocket { socket, activity: activity.clone() }), service);
@@ -91,8 +87,8 @@ pub(crate) async fn serve<S, F, B>(
                 is_stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = activity.wait_until_idle(limits.idle) => {
-                tracing::debug!("a connection was idle for {:?} and was closed", limits.idle);
+            () = activity.wait_until_idle(&limits) => {
+                tracing::debug!("a connection was idle, or its request head took too long, and was closed");
                 return;
             }
         }
@@ -100,23 +96,54 @@ pub(crate) async fn serve<S, F, B>(
 }
 
 struct IdleTracker {
-    last_activity: Mutex<Instant>,
-    is_working: AtomicBool,
+    state: Mutex<IdleState>,
+}
+
+#[derive(Clone, Copy)]
+struct IdleState {
+    last_activity: Instant,
+    phase: ConnectionPhase,
+}
+
+#[derive(Clone, Copy)]
+enum ConnectionPhase {
+    /// No byte of the next request has come.
+    Waiting,
+    /// The first byte of a request head came at this time.
+    ReadingHead(Instant),
+    /// A response is being computed.
+    Working,
 }
 
 impl IdleTracker {
-    fn touch(&self) {
-        *self.last_activity.lock() = Instant::now();
+    fn new() -> Self {
+        Self { state: Mutex::new(IdleState { last_activity: Instant::now(), phase: ConnectionPhase::Waiting }) }
     }
 
-    /// Returns once no byte has moved for this long and no request is active.
-    async fn wait_until_idle(&self, idle: Duration) {
+    fn on_bytes(&self, were_read: bool) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        state.last_activity = now;
+        if let (ConnectionPhase::Waiting, true) = (state.phase, were_read) {
+            state.phase = ConnectionPhase::ReadingHead(now);
+        }
+    }
+
+    /// Returns once no byte has moved for `idle` and no request is active, or a head takes longer than `header`.
+    async fn wait_until_idle(&self, limits: &IdleLimits) {
         loop {
-            let (last, working) = (*self.last_activity.lock(), self.is_working.load(SeqCst));
-            if !working && last.elapsed() >= idle {
+            let IdleState { last_activity, phase } = *self.state.lock();
+            let now = Instant::now();
+            let closes_at = match phase {
+                ConnectionPhase::Waiting => last_activity + limits.idle,
+                ConnectionPhase::ReadingHead(began) => (began + limits.header).min(last_activity + limits.idle),
+                ConnectionPhase::Working => now + limits.idle,
+            };
+            if closes_at <= now {
                 return;
             }
-            sleep_until(if working { Instant::now() } else { last } + idle).await;
+            // A head may begin meanwhile.
+            sleep_until(closes_at.min(now + limits.header)).await;
         }
     }
 }
@@ -132,7 +159,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for TrackedSocket<S> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, into);
         if into.filled().len() > before {
-            self.activity.touch();
+            self.activity.on_bytes(true);
         }
         read
     }
@@ -142,7 +169,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
         if matches!(written, Poll::Ready(Ok(1..))) {
-            self.activity.touch();
+            self.activity.on_bytes(false);
         }
         written
     }
@@ -202,6 +229,25 @@ mod tests {
         let mut all = Vec::new();
         client.read_to_end(&mut all).await.unwrap();
         assert!(all.len() > LENGTH, "only {} bytes came", all.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_drips_is_cut_and_a_second_request_is_not() {
+        let (mut client, server) = duplex(LENGTH * 2);
+        tokio::spawn(serve(server, ADMIN_LIMITS, pending(), |_| async { Response::new(Full::<Bytes>::default()) }));
+        let mut answer = [0; 512];
+        for _ in 0..2 {
+            client.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+            assert!(client.read(&mut answer).await.unwrap() > 0);
+            sleep(ADMIN_LIMITS.header * 2).await;
+        }
+        let began = Instant::now();
+        client.write_all(b"GET / HTTP/1.1\r\nx: ").await.unwrap();
+        while client.write_all(b"x").await.is_ok() {
+            assert!(began.elapsed() < ADMIN_LIMITS.header * 3, "it still reads");
+            sleep(Duration::from_secs(1)).await;
+        }
+        assert!(began.elapsed() >= ADMIN_LIMITS.header, "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,11 @@
 //! The calls of the exchange API, from their HTTP request to their answer.
 
 use std::{
+    future::poll_fn,
     hash::{BuildHasher as _, RandomState},
+    pin::{Pin, pin},
     sync::Arc,
+    task::Context,
     time::Duration,
 };
 
@@ -101,7 +104,7 @@ impl ApiState {
         let (body, _reserved) = self.read(request).await?;
         match verb {
             "end" => {
-                let call: EndCall = messages::parse(&body, "{\"status\", \"headers\", \"body_base64\"}")?;
+                let call: EndCall<'_> = messages::parse(&body, "{\"status\", \"headers\", \"body_base64\"}")?;
                 self.end(&handle, HandlerReply::Response(call.response()?), &body).await
             }
             "failed" => {
@@ -156,7 +159,7 @@ impl ApiState {
         if *self.stop.borrow() {
             return Err(ApiProblem::unavailable("ibid is stopping; nothing began"));
         }
-        let call: BeginCall = messages::parse(body, "{\"id\", \"method\", \"target\", \"headers\", …}")?;
+        let call: BeginCall<'_> = messages::parse(body, "{\"id\", \"method\", \"target\", \"headers\", …}")?;
         let id = ExchangeId::parse(&call.id).ok_or_else(|| {
             ApiProblem::bad_request("id: expected 32 hex digits: 128 random bits, new for every start of a handler")
         })?;
@@ -166,21 +169,30 @@ impl ApiState {
             let detail = "id: another request has used it; make 128 new random bits for every start of a handler";
             return Err(ApiProblem::new(StatusCode::CONFLICT, detail));
         };
-        let begun = exchange.begun();
-        if is_new {
+        let mut begun = pin!(exchange.begun());
+        let begun = if is_new {
             // Made of the id and the request: another request with the id is another claim, even after a restart.
             let claim_token = Some(ClaimToken(*digest.first_chunk().expect("it is longer")));
             let sender = RequestSender { peer: call.peer, claim_token, ..RequestSender::default() };
             let (state, exchange) = (self.clone(), exchange.clone());
-            self.spawn(async move { state.run(exchange, request, sender).await });
-        }
-        match begun.await {
+            let work = Box::pin(async move { state.run(exchange, request, sender).await });
+            // Decides here, without another task. What is left to do continues on its own, however this call ends.
+            let mut work = WorkHandover { state: self, work: Some(work) };
+            poll_fn(|cx| {
+                work.poll(cx);
+                begun.as_mut().poll(cx)
+            })
+            .await
+        } else {
+            begun.await
+        };
+        match begun {
             Some(BegunCall::Pass) => {
                 let mut response = Response::new(Full::default());
                 *response.status_mut() = StatusCode::NO_CONTENT;
                 Ok(response)
             }
-            Some(BegunCall::Run(grant)) => Ok(json_response(StatusCode::CREATED, encode(&*grant))),
+            Some(BegunCall::Run(grant)) => Ok(json_response(StatusCode::CREATED, grant)),
             Some(BegunCall::Answer(answer)) => Ok(json_response(StatusCode::OK, answer)),
             None => Err(ApiProblem::unavailable("ibid is stopping; nothing began")),
         }
@@ -304,14 +316,14 @@ impl ApiState {
         let handle = self.open(text)?;
         let exchange = match known(handle.id) {
             Some(known) => known,
-            None => self.resume(handle)?,
+            None => self.resume(text, handle)?,
         };
         exchange.started().await;
         Ok(exchange)
     }
 
     /// Continues an exchange with nothing but its handle.
-    fn resume(self: &Arc<Self>, handle: ExchangeHandle) -> Result<Arc<PendingExchange>, ApiProblem> {
+    fn resume(self: &Arc<Self>, text: &str, handle: ExchangeHandle) -> Result<Arc<PendingExchange>, ApiProblem> {
         let gone = |detail| ApiProblem::new(StatusCode::NOT_FOUND, detail);
         let route = self.route(&handle).ok_or_else(|| {
             gone(match handle.route_name() {
@@ -329,7 +341,7 @@ impl ApiState {
                 requested_at_ms,
                 route: Some(route.clone()),
                 probes: None,
-                resumed: Some(handle),
+                resumed: Some(text.to_owned()),
             };
             let run = ResumedRun { route, lease, requested_at_ms };
             let (state, exchange) = (self.clone(), exchange.clone());
@@ -347,6 +359,28 @@ impl ApiState {
         let now = self.live.now();
         let route = now.settings.routes.iter().find(|route| route.guard(false).name == name);
         route.map(|route| route.guard(false).clone())
+    }
+}
+
+/// Work that a call has begun. Dropping it leaves the rest to a task.
+struct WorkHandover<'a, F: Future<Output = ()> + Send + 'static> {
+    state: &'a ApiState,
+    work: Option<Pin<Box<F>>>,
+}
+
+impl<F: Future<Output = ()> + Send + 'static> WorkHandover<'_, F> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if self.work.as_mut().is_some_and(|work| work.as_mut().poll(cx).is_ready()) {
+            self.work = None;
+        }
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Drop for WorkHandover<'_, F> {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            self.state.spawn(work);
+        }
     }
 }
 

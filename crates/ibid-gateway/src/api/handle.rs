@@ -3,7 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use data_encoding::{BASE64URL_NOPAD, HEXLOWER, HEXLOWER_PERMISSIVE};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL};
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, request::Parts};
 use ibid::{
@@ -14,6 +15,8 @@ use sha2::Sha256;
 
 const CODE_BYTES: usize = 16;
 const ID_DIGITS: usize = 32;
+/// The digits at the end of a handle that have the code.
+pub(super) const SECRET_DIGITS: usize = (CODE_BYTES * 4).div_ceil(3) + 1;
 /// Longer user agents are cut: they only appear in reports.
 const MAX_AGENT_BYTES: usize = 120;
 
@@ -43,27 +46,6 @@ struct ClaimContent {
 pub(super) struct HandleSealer(Hmac<Sha256>);
 
 impl ExchangeHandle {
-    /// `request` is what the handler gets: it has its final request id.
-    pub(super) fn new<B>(
-        id: ExchangeId, requested_at_ms: u64, request: &Request<B>, claim: Option<(&Route, &Lease)>,
-    ) -> Self {
-        let mut names = vec![HeaderName::from_static("x-request-id"), header::ORIGIN, header::USER_AGENT];
-        names.extend(claim.into_iter().flat_map(|(route, _)| key_headers(&route.policy)));
-        let value = |name: &HeaderName| {
-            let value = request.headers().get(name)?.to_str().ok()?;
-            let length = if name == header::USER_AGENT { MAX_AGENT_BYTES } else { usize::MAX };
-            Some((name.to_string(), value[..value.len().min(length)].to_owned()))
-        };
-        Self {
-            id,
-            requested_at_ms,
-            method: request.method().to_string(),
-            path: request.uri().path().to_owned(),
-            headers: names.iter().filter_map(value).collect(),
-            claim: claim.map(|(route, lease)| ClaimContent { route: route.name.clone(), lease: lease.clone() }),
-        }
-    }
-
     /// The head of the request, as far as it matters for the end.
     pub(super) fn head(&self) -> Option<Parts> {
         let mut request = Request::new(());
@@ -87,28 +69,6 @@ impl ExchangeHandle {
         let (lease, ttl) = (route.policy.lease, route.policy.ttl);
         let request = Arc::new(ClaimRequest { lease, ttl, ..(*request).clone() });
         Some(Lease { request, fence, attempt, front_only })
-    }
-
-    fn write(&self, into: &mut Vec<u8>) {
-        write_number(into, self.requested_at_ms);
-        write_bytes(into, self.method.as_bytes());
-        write_bytes(into, self.path.as_bytes());
-        write_number(into, self.headers.len() as u64);
-        for (name, value) in &self.headers {
-            write_bytes(into, name.as_bytes());
-            write_bytes(into, value.as_bytes());
-        }
-        let Some(ClaimContent { route, lease }) = &self.claim else { return };
-        let Lease { request, fence, attempt, front_only } = lease;
-        write_bytes(into, route.as_bytes());
-        write_bytes(into, &request.address.0);
-        write_bytes(into, &request.token.0);
-        write_bytes(into, &request.fingerprint.digest);
-        write_bytes(into, request.tags.as_bytes());
-        write_bytes(into, &request.label);
-        let numbers = [fence.0, (*attempt).into(), (*front_only).into(), request.fingerprint.version.into()];
-        let take_over = request.take_over.into_iter().map(|fence| fence.0);
-        numbers.into_iter().chain(take_over).for_each(|number| write_number(into, number));
     }
 
     fn read(id: ExchangeId, mut from: HandleReader<'_>) -> Option<Self> {
@@ -139,8 +99,44 @@ impl ClaimContent {
     }
 }
 
-fn write_number(into: &mut Vec<u8>, number: u64) {
-    into.extend(number.to_le_bytes());
+fn write_headers(into: &mut Vec<u8>, headers: &HeaderMap, route: Option<&Route>) {
+    let fixed = [HeaderName::from_static("x-request-id"), header::ORIGIN, header::USER_AGENT];
+    let names = fixed.into_iter().chain(route.into_iter().flat_map(|route| key_headers(&route.policy)));
+    let (count_at, mut count) = (into.len(), 0);
+    into.push(count);
+    for name in names {
+        let Some(value) = headers.get(&name).and_then(|value| value.to_str().ok()) else { continue };
+        let length = if name == header::USER_AGENT { MAX_AGENT_BYTES } else { usize::MAX };
+        write_bytes(into, name.as_str().as_bytes());
+        write_bytes(into, &value.as_bytes()[..value.len().min(length)]);
+        count += 1;
+    }
+    into[count_at] = count;
+}
+
+fn write_claim(into: &mut Vec<u8>, route: &Route, lease: &Lease) {
+    let Lease { request, fence, attempt, front_only } = lease;
+    let fields: [&[u8]; 6] = [
+        route.name.as_bytes(),
+        &request.address.0,
+        &request.token.0,
+        &request.fingerprint.digest,
+        request.tags.as_bytes(),
+        &request.label,
+    ];
+    fields.into_iter().for_each(|field| write_bytes(into, field));
+    let numbers = [fence.0, (*attempt).into(), (*front_only).into(), request.fingerprint.version.into()];
+    let take_over = request.take_over.into_iter().map(|fence| fence.0);
+    numbers.into_iter().chain(take_over).for_each(|number| write_number(into, number));
+}
+
+/// Seven bits per byte, the lowest first; the top bit says that more follow.
+fn write_number(into: &mut Vec<u8>, mut number: u64) {
+    while number > 0x7f {
+        into.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    into.push(number as u8);
 }
 
 fn write_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
@@ -153,9 +149,16 @@ struct HandleReader<'a>(&'a [u8]);
 
 impl<'a> HandleReader<'a> {
     fn number(&mut self) -> Option<u64> {
-        let (number, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*number))
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
     }
 
     fn bytes(&mut self) -> Option<&'a [u8]> {
@@ -178,24 +181,34 @@ impl HandleSealer {
     /// Without a token only the socket's permissions protect the API: the code then detects damage.
     pub(super) fn new(token: Option<&str>) -> Self {
         let mut mac = Hmac::new_from_slice(token.unwrap_or_default().as_bytes()).expect("any length");
-        mac.update(b"ibid exchange handle 1 ");
+        mac.update(b"ibid exchange handle 2 ");
         Self(mac)
     }
 
-    pub(super) fn seal(&self, handle: &ExchangeHandle) -> String {
+    /// `request` is what the handler gets: it has its final request id.
+    pub(super) fn seal<B>(
+        &self, id: ExchangeId, requested_at_ms: u64, request: &Request<B>, claim: Option<(&Route, &Lease)>,
+    ) -> String {
         let mut bytes = Vec::with_capacity(512);
-        handle.write(&mut bytes);
-        let code = self.code(handle.id, &bytes).finalize().into_bytes();
+        write_number(&mut bytes, requested_at_ms);
+        write_bytes(&mut bytes, request.method().as_str().as_bytes());
+        write_bytes(&mut bytes, request.uri().path().as_bytes());
+        write_headers(&mut bytes, request.headers(), claim.map(|(route, _)| route));
+        if let Some((route, lease)) = claim {
+            write_claim(&mut bytes, route, lease);
+        }
+        let code = self.code(id, &bytes).finalize().into_bytes();
         bytes.extend_from_slice(&code[..CODE_BYTES]);
-        let mut text = HEXLOWER.encode(&handle.id.0);
-        BASE64URL_NOPAD.encode_append(&bytes, &mut text);
+        let mut text = String::with_capacity(ID_DIGITS + bytes.len() * 4 / 3 + 4);
+        HEXLOWER.encode_append(&id.0, &mut text);
+        BASE64URL.encode_string(&bytes, &mut text);
         text
     }
 
     /// Returns `None` if the text is no handle of this configuration.
     pub(super) fn open(&self, text: &str) -> Option<ExchangeHandle> {
         let id = ExchangeId::of_handle(text)?;
-        let bytes = BASE64URL_NOPAD.decode(&text.as_bytes()[ID_DIGITS..]).ok()?;
+        let bytes = BASE64URL.decode(&text.as_bytes()[ID_DIGITS..]).ok()?;
         let (content, code) = bytes.split_at_checked(bytes.len().checked_sub(CODE_BYTES)?)?;
         self.code(id, content).verify_truncated_left(code).ok()?;
         ExchangeHandle::read(id, HandleReader(content))
@@ -226,9 +239,8 @@ mod tests {
     #[test]
     fn only_an_unchanged_handle_of_the_same_token_is_opened() {
         let request = Request::post("/payments").header("x-request-id", "r1").body(()).unwrap();
-        let handle = ExchangeHandle::new(ExchangeId([7; 16]), 1, &request, None);
         let sealer = HandleSealer::new(Some("secret"));
-        let text = sealer.seal(&handle);
+        let text = sealer.seal(ExchangeId([7; 16]), 1, &request, None);
         let opened = sealer.open(&text).expect("it is ours");
         assert_eq!((opened.id, opened.head().unwrap().uri.path()), (ExchangeId([7; 16]), "/payments"));
         assert!(HandleSealer::new(Some("other")).open(&text).is_none());

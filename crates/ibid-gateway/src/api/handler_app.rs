@@ -16,9 +16,9 @@ use ibid::http::{App, AppCall, AppError, DispatchOutcome, RequestBody, Route};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    handle::{ExchangeHandle, HandleSealer},
+    handle::HandleSealer,
     messages::{HandlerFailure, RunGrant},
-    pending::{HandlerReply, PendingExchange},
+    pending::{EncodedGrant, HandlerReply, PendingExchange},
 };
 use crate::proxy::Proxy;
 
@@ -33,7 +33,7 @@ pub(super) struct HandlerApp {
     /// Asks the app about an unknown outcome. `None` if the exchange continues one that was decided earlier.
     pub(super) probes: Option<ProbeClient>,
     /// The handle of an exchange that was decided earlier.
-    pub(super) resumed: Option<ExchangeHandle>,
+    pub(super) resumed: Option<String>,
 }
 
 #[derive(Clone)]
@@ -102,26 +102,26 @@ impl HandlerApp {
         }
     }
 
-    fn grant<B>(&self, request: &Request<B>, call: AppCall<'_>, route: &Route, timeout: Duration) -> RunGrant {
+    fn grant<B>(&self, request: &Request<B>, call: AppCall<'_>, route: &Route, timeout: Duration) -> EncodedGrant {
         let lease = call.claim.map(|claim| claim.lease());
         let handle = self.resumed.clone().unwrap_or_else(|| {
             let claim = lease.map(|lease| (route, lease));
-            ExchangeHandle::new(self.exchange.id, self.requested_at_ms, request, claim)
+            self.sealer.seal(self.exchange.id, self.requested_at_ms, request, claim)
         });
         let own = ["ibid-attempt", "ibid-fence", "ibid-operation", "x-request-id"].into_iter();
         let headers = own.filter_map(|name| {
             let value = request.headers().get(name)?.to_str().ok()?;
-            Some((name.to_owned(), value.to_owned()))
+            Some((name, value))
         });
-        RunGrant {
-            exchange: self.sealer.seal(&handle),
+        let grant = RunGrant {
             attempt: call.run.map(|run| run.attempt),
             fence: call.run.map(|run| run.fence),
             operation: call.run.map(|run| run.operation.to_string()),
-            key: lease.map(|lease| lease.request.tags.key().to_owned()).unwrap_or_default(),
+            key: lease.map(|lease| lease.request.tags.key()).unwrap_or_default(),
             deadline_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             headers: headers.collect(),
-        }
+        };
+        EncodedGrant { message: grant.encode(&handle), handle }
     }
 }
 

@@ -1,37 +1,52 @@
 //! The JSON of the exchange API. Header values are text whose characters are bytes (ISO 8859-1), bodies are base64.
 
-use std::{borrow::Cow, net::IpAddr};
+use std::{borrow::Cow, net::IpAddr, ops::Deref};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
-use data_encoding::BASE64;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use super::problem::ApiProblem;
 
-type MessageHeaders = Vec<(String, String)>;
+/// A string of a message, copied only if it has escapes.
+#[derive(Deserialize, Default)]
+pub(super) struct MessageText<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl Deref for MessageText<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BeginCall {
-    pub(super) id: String,
-    method: String,
-    target: String,
-    headers: MessageHeaders,
-    #[serde(default)]
-    body_base64: String,
+pub(super) struct BeginCall<'a> {
+    #[serde(borrow)]
+    pub(super) id: MessageText<'a>,
+    #[serde(borrow)]
+    method: MessageText<'a>,
+    #[serde(borrow)]
+    target: MessageText<'a>,
+    #[serde(borrow)]
+    headers: Vec<(MessageText<'a>, MessageText<'a>)>,
+    #[serde(borrow, default)]
+    body_base64: MessageText<'a>,
     pub(super) peer: Option<IpAddr>,
 }
 
 /// The handler's response.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct EndCall {
+pub(super) struct EndCall<'a> {
     status: u16,
-    headers: MessageHeaders,
-    #[serde(default)]
-    body_base64: String,
+    #[serde(borrow)]
+    headers: Vec<(MessageText<'a>, MessageText<'a>)>,
+    #[serde(borrow, default)]
+    body_base64: MessageText<'a>,
 }
 
 #[derive(Deserialize)]
@@ -53,20 +68,33 @@ pub(super) enum HandlerFailure {
 #[serde(deny_unknown_fields)]
 pub(super) struct ExtendCall {}
 
-/// Tells the app to run its handler.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct RunGrant {
-    pub(super) exchange: String,
+/// Tells the app to run its handler: what `begin` answers, besides the handle of the exchange.
+#[derive(Serialize)]
+pub(super) struct RunGrant<'a> {
     /// `None` without a claim, in shadow mode or if the store is down.
     pub(super) attempt: Option<u32>,
     pub(super) fence: Option<u64>,
     /// Equal in all attempts: the handler derives the keys of its own calls from it.
     pub(super) operation: Option<String>,
     /// The key as operators see it.
-    pub(super) key: String,
+    pub(super) key: &'a str,
     pub(super) deadline_ms: u64,
     /// Set on the handler's request, in place of what the client sent under these names.
-    pub(super) headers: MessageHeaders,
+    pub(super) headers: Vec<(&'a str, &'a str)>,
+}
+
+impl RunGrant<'_> {
+    /// The message with the handle, which has no character that JSON escapes.
+    pub(super) fn encode(&self, handle: &str) -> Bytes {
+        let mut json = Vec::with_capacity(handle.len() + 512);
+        json.extend_from_slice(b"{\"exchange\":\"");
+        json.extend_from_slice(handle.as_bytes());
+        json.push(b'"');
+        let members = json.len();
+        serde_json::to_writer(&mut json, self).expect("text and numbers");
+        json[members] = b',';
+        json.into()
+    }
 }
 
 #[derive(Serialize)]
@@ -75,18 +103,12 @@ pub(super) struct Deadline {
 }
 
 #[derive(Serialize)]
-struct AnswerMessage<'a> {
-    answer: EncodedAnswer<'a>,
-}
-
-#[derive(Serialize)]
-struct EncodedAnswer<'a> {
+struct AnswerHead<'a> {
     status: u16,
     headers: Vec<(&'a str, Cow<'a, str>)>,
-    body_base64: String,
 }
 
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, ApiProblem> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8], what: &str) -> Result<T, ApiProblem> {
     let wrong = |why: String| ApiProblem::bad_request(format!("the body is not {what}: {why}"));
     // An array would be read as the members in order.
     if !body.trim_ascii_start().starts_with(b"{") {
@@ -98,21 +120,21 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, A
 /// Reads a body as each kind of message, for the fuzzer.
 #[cfg(fuzzing)]
 pub fn parse_any_message(body: &[u8]) -> Result<(), String> {
-    let begin = parse::<BeginCall>(body, "a begin call").and_then(|call| call.request().map(drop));
-    let end = parse::<EndCall>(body, "an end call").and_then(|call| call.response().map(drop));
+    let begin = parse::<BeginCall<'_>>(body, "a begin call").and_then(|call| call.request().map(drop));
+    let end = parse::<EndCall<'_>>(body, "an end call").and_then(|call| call.response().map(drop));
     let failed = parse::<FailedCall>(body, "a failed call").map(drop);
     begin.or(end).or(failed).map_err(|why| format!("{why:?}"))
 }
 
-impl BeginCall {
+impl BeginCall<'_> {
     /// Builds the request that the client sent to the app.
     pub(super) fn request(&self) -> Result<Request<Full<Bytes>>, ApiProblem> {
         let wrong = |what: String| ApiProblem::bad_request(what);
         let method = Method::from_bytes(self.method.as_bytes());
-        let method = method.map_err(|_| wrong(format!("method: {:?} is no method", self.method)))?;
+        let method = method.map_err(|_| wrong(format!("method: {:?} is no method", &*self.method)))?;
         let target = self.target.parse::<Uri>().ok().filter(|uri| uri.scheme().is_none() && uri.authority().is_none());
         let target = target.filter(|uri| uri.path().starts_with('/') || uri.path() == "*").ok_or_else(|| {
-            wrong(format!("target: {:?} is no path; send path and query as the client sent them", self.target))
+            wrong(format!("target: {:?} is no path; send path and query as the client sent them", &*self.target))
         })?;
         let body = decode_body(&self.body_base64)?;
         let mut headers = decode_headers(&self.headers)?;
@@ -130,7 +152,7 @@ impl BeginCall {
     }
 }
 
-impl EndCall {
+impl EndCall<'_> {
     pub(super) fn response(&self) -> Result<Response<Full<Bytes>>, ApiProblem> {
         let status = StatusCode::from_u16(self.status).ok().filter(|status| (200..600).contains(&status.as_u16()));
         let wrong = || ApiProblem::bad_request(format!("status: expected 200 to 599, got {}", self.status));
@@ -143,12 +165,12 @@ impl EndCall {
 
 fn decode_body(text: &str) -> Result<Bytes, ApiProblem> {
     let wrong = |why| ApiProblem::bad_request(format!("body_base64: expected base64 with padding: {why}"));
-    BASE64.decode(text.as_bytes()).map(Bytes::from).map_err(wrong)
+    BASE64.decode(text).map(Bytes::from).map_err(wrong)
 }
 
-fn decode_headers(pairs: &[(String, String)]) -> Result<HeaderMap, ApiProblem> {
+fn decode_headers(pairs: &[(MessageText<'_>, MessageText<'_>)]) -> Result<HeaderMap, ApiProblem> {
     let mut headers = HeaderMap::with_capacity(pairs.len());
-    for (name, value) in pairs {
+    for (MessageText(name), MessageText(value)) in pairs {
         let wrong = |what: &str| ApiProblem::bad_request(format!("headers: {name:?} {what}"));
         let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is no name of a header"))?;
         let value = if value.is_ascii() {
@@ -174,11 +196,17 @@ fn header_pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, Cow<'_, str>
     headers.iter().map(|(name, value)| (name.as_str(), header_text(value)))
 }
 
-/// Encodes what the app sends to its client.
+/// Encodes what the app sends to its client. Base64 has no character that JSON escapes.
 pub(super) fn encode_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Bytes {
-    let body_base64 = BASE64.encode(body);
-    let answer = EncodedAnswer { status: status.as_u16(), headers: header_pairs(headers).collect(), body_base64 };
-    encode(&AnswerMessage { answer })
+    let head = AnswerHead { status: status.as_u16(), headers: header_pairs(headers).collect() };
+    let mut json = String::with_capacity(body.len() / 3 * 4 + 512);
+    json.push_str("{\"answer\":");
+    json.push_str(&serde_json::to_string(&head).expect("text and numbers"));
+    json.truncate(json.len() - 1);
+    json.push_str(",\"body_base64\":\"");
+    BASE64.encode_string(body, &mut json);
+    json.push_str("\"}}");
+    json.into()
 }
 
 pub(super) fn encode(message: &impl Serialize) -> Bytes {

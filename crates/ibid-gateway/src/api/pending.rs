@@ -18,8 +18,8 @@ use tokio::{
 };
 
 use super::{
-    handle::ExchangeId,
-    messages::{HandlerFailure, RunGrant, encode_answer},
+    handle::{ExchangeId, SECRET_DIGITS},
+    messages::{HandlerFailure, encode_answer},
 };
 
 /// How long a repeated `end` gets the same answer from memory. Later ones get the recorded answer.
@@ -38,9 +38,16 @@ pub(super) enum HandlerReply {
 pub(super) enum BegunCall {
     /// No policy covers the request.
     Pass,
-    Run(Arc<RunGrant>),
+    /// The encoded grant.
+    Run(Bytes),
     /// The encoded answer for the client.
     Answer(Bytes),
+}
+
+/// The message that lets a handler run, and the handle in it.
+pub(super) struct EncodedGrant {
+    pub(super) handle: String,
+    pub(super) message: Bytes,
 }
 
 /// One exchange.
@@ -57,7 +64,7 @@ struct ExchangeState {
     is_passed: bool,
     /// The `begin` calls that wait for a decision.
     waiters: usize,
-    grant: Option<Arc<RunGrant>>,
+    grant: Option<EncodedGrant>,
     /// Present while the handler runs.
     reply: Option<oneshot::Sender<HandlerReply>>,
     /// Tells another reply from the same one sent again.
@@ -141,7 +148,7 @@ impl PendingExchange {
             let _waiter = waiter;
             self.wait_for(|state| {
                 if let Some(grant) = &state.grant {
-                    return Some(Some(BegunCall::Run(grant.clone())));
+                    return Some(Some(BegunCall::Run(grant.message.clone())));
                 }
                 if state.is_passed {
                     return Some(Some(BegunCall::Pass));
@@ -182,14 +189,14 @@ impl PendingExchange {
 
     /// Starts the handler. Returns `None` if nobody waits to run it: it provably did not start.
     pub(super) fn start(
-        &self, grant: RunGrant, deadline: Instant, needs_waiter: bool,
+        &self, grant: EncodedGrant, deadline: Instant, needs_waiter: bool,
     ) -> Option<oneshot::Receiver<HandlerReply>> {
         let mut state = self.state.lock();
         if needs_waiter && state.waiters == 0 {
             return None;
         }
         let (reply, replied) = oneshot::channel();
-        (state.reply, state.grant, state.deadline) = (Some(reply), Some(Arc::new(grant)), Some(deadline));
+        (state.reply, state.grant, state.deadline) = (Some(reply), Some(grant), Some(deadline));
         drop(state);
         self.changed.notify_waiters();
         Some(replied)
@@ -214,8 +221,13 @@ impl PendingExchange {
 
     /// Whether this is the handle that `begin` gave out: it needs no further check.
     pub(super) fn has_handle(&self, text: &str) -> bool {
-        let state = self.state.lock();
-        state.grant.as_ref().is_some_and(|grant| bool::from(grant.exchange.as_bytes().ct_eq(text.as_bytes())))
+        let (state, text) = (self.state.lock(), text.as_bytes());
+        let Some(own) = state.grant.as_ref().map(|grant| grant.handle.as_bytes()) else { return false };
+        // Only the code at the end is secret.
+        let content = own.len().saturating_sub(SECRET_DIGITS);
+        text.len() == own.len()
+            && text[..content] == own[..content]
+            && bool::from(text[content..].ct_eq(&own[content..]))
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -235,7 +247,8 @@ impl PendingExchange {
     /// Returns whether the handler has replied.
     fn finish(&self, answer: Option<Bytes>) -> bool {
         let mut state = self.state.lock();
-        (state.answer, state.reply) = (Some(answer), None);
+        // The grant is larger than the rest, and nobody runs the handler any more.
+        (state.answer, state.reply, state.grant) = (Some(answer), None, None);
         let has_replied = state.reply_hash.is_some();
         drop(state);
         self.changed.notify_waiters();
