@@ -24,9 +24,9 @@ use super::{
 
 /// How long a repeated `end` gets the same answer from memory. Later ones get the recorded answer.
 const FINISHED_TTL: Duration = Duration::from_secs(30);
-/// The maximum number of ended exchanges in memory, and of their bytes.
-const MAX_FINISHED: usize = 10_000;
-const MAX_FINISHED_BYTES: usize = 16 << 20;
+/// The maximum number of ended exchanges in memory, and of their bytes: few enough to stay in the processor's cache.
+const MAX_FINISHED: usize = 2_000;
+const MAX_FINISHED_BYTES: usize = 4 << 20;
 
 /// How the handler ended.
 pub(super) enum HandlerReply {
@@ -247,7 +247,7 @@ impl PendingExchange {
     /// Returns whether the handler has replied.
     fn finish(&self, answer: Option<Bytes>) -> bool {
         let mut state = self.state.lock();
-        // The grant is larger than the rest, and nobody runs the handler any more.
+        // The handler must not run again: a `begin` that is sent again gets the answer.
         (state.answer, state.reply, state.grant) = (Some(answer), None, None);
         let has_replied = state.reply_hash.is_some();
         drop(state);
