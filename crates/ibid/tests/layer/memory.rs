@@ -77,9 +77,8 @@ async fn silent_bodies_take_neither_memory_nor_slots() {
 }
 
 /// A body in pieces, with a pause before each but the first.
-fn paused_body(pieces: &[&'static str], pause: Duration) -> Body {
-    let pieces = pieces.to_vec().into_iter().enumerate();
-    Body::from_stream(stream::iter(pieces).then(move |(at, piece)| async move {
+fn paused_body(pieces: Vec<&'static str>, pause: Duration) -> Body {
+    Body::from_stream(stream::iter(pieces.into_iter().enumerate()).then(move |(at, piece)| async move {
         if at > 0 && !pause.is_zero() {
             sleep(pause).await;
         }
@@ -96,9 +95,9 @@ async fn a_body_is_the_same_however_it_arrives() {
         let whole = Body::from([a, b, c].concat());
         [
             whole,
-            paused_body(&[a, b, c], Duration::ZERO),
-            paused_body(&[a, b, c], pause),
-            paused_body(&["", a, b, c], pause),
+            paused_body(vec![a, b, c], Duration::ZERO),
+            paused_body(vec![a, b, c], pause),
+            paused_body(vec!["", a, b, c], pause),
         ]
     };
     for (at, body) in bodies(["one ", "two ", "three"]).into_iter().enumerate() {
@@ -125,7 +124,7 @@ async fn a_body_above_the_limit_is_refused_however_it_arrives() {
         for pause in [Duration::ZERO, Duration::from_millis(5)] {
             for declared in [None, Some(8_u64)] {
                 let key = format!("{at}-{pause:?}-{declared:?}");
-                let mut request = request("/", &key, &PeerConnection::default(), paused_body(pieces, pause));
+                let mut request = request("/", &key, &PeerConnection::default(), paused_body(pieces.to_vec(), pause));
                 // A body may be longer than its header declares.
                 declared.map(|length| request.headers_mut().insert("content-length", length.into()));
                 assert_eq!(send(&app, request).await.status(), expected, "{pieces:?} {pause:?} {declared:?}");
