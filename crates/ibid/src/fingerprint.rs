@@ -16,10 +16,8 @@
 use http::{HeaderMap, HeaderName, Method, Uri, header};
 
 pub use self::json::{JsonNumbers, JsonPointer, JsonPointerError};
-use self::{
-    media::MediaType,
-    stream::{HashStream, checksum},
-};
+pub(crate) use self::stream::HashStream;
+use self::{media::MediaType, stream::checksum};
 use crate::{
     policy::{FingerprintPart, Policy},
     sent_names::SentNames,
@@ -82,9 +80,7 @@ impl FingerprintHasher {
 
     /// Adds a frame. No tag is a byte that a JSON value starts with.
     pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
-        self.stream.byte(tag);
-        put_length(bytes.len(), |byte| self.stream.byte(byte));
-        self.stream.bytes(bytes);
+        self.stream.framed(tag, bytes);
         if self.current_part != BODY_PART {
             let sum = &mut self.parts.0[self.current_part];
             *sum = checksum(*sum ^ u32::from(tag), bytes);

@@ -42,8 +42,11 @@ pub(crate) fn encode(
 ) -> Bytes {
     let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
     let key = key.map_or(&[][..], |key| &key.as_bytes()[..key.floor_char_boundary(MAX_LABEL_PART_BYTES)]);
-    let ends_with = 5 + key.len() + digests.map_or(0, size_of_val) + intent.map_or(0, size_of_val);
-    let mut out = Vec::with_capacity(9 + parts.iter().map(|part| part.len() + 4).sum::<usize>() + ends_with);
+    let key_size = if key.is_empty() { 0 } else { 4 + key.len() };
+    let ends_with = 1 + key_size + digests.map_or(0, size_of_val) + intent.map_or(0, size_of_val);
+    // The exact size: a vector with room left would be allocated again as `Bytes`.
+    let size = 9 + parts.iter().map(|part| part.len() + 4).sum::<usize>() + ends_with;
+    let mut out = Vec::with_capacity(size);
     out.push(LABEL_VERSION);
     out.extend_from_slice(&requested_at_ms.to_le_bytes());
     for part in parts {
@@ -57,7 +60,8 @@ pub(crate) fn encode(
     if !key.is_empty() {
         wire::put_framed(&mut out, key);
     }
-    out.extend(intent.into_iter().flat_map(|intent| intent.0));
+    out.extend_from_slice(intent.map_or(&[], |intent| &intent.0));
+    debug_assert_eq!(out.len(), size);
     out.into()
 }
 

@@ -8,11 +8,12 @@ use std::{borrow::Cow, fmt, net::IpAddr, str::FromStr};
 
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, Method, Uri, header};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
 pub(crate) use self::credentials::{cookies, cookies_set};
 pub use self::{credentials::Credentials, trusted::TrustedProxies};
 use crate::{
+    fingerprint::HashStream,
     policy::InvalidSetting,
     refusal::{Refusal, RefusalReason},
     sent_names::SentNames,
@@ -200,9 +201,9 @@ fn digest<const N: usize>(secret: Option<&AddressSecret>, framed: &[u8], values:
     };
     match secret {
         None => {
-            let mut hash = Sha256::new();
-            feed(&mut |bytes| hash.update(bytes));
-            hash.finalize().into()
+            let mut hash = HashStream::new();
+            feed(&mut |bytes| hash.bytes(bytes));
+            hash.finish()
         }
         Some(secret) => {
             let mut mac = <Hmac<Sha256>>::new_from_slice(&secret.0).expect("any length will do");

@@ -6,6 +6,8 @@
 
 use sha2::block_api::compress256;
 
+use super::put_length;
+
 const BLOCK_BYTES: usize = 64;
 /// How many bytes [`text`](HashStream::text) copies at once; most pieces are shorter.
 const COPY_BYTES: usize = 32;
@@ -60,6 +62,20 @@ impl HashStream {
             }
             _ => self.bytes(&from[..size]),
         }
+    }
+
+    /// Appends a tag, the length of a piece, and the piece.
+    pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
+        // Most pieces are short: all is appended as one text.
+        let mut text = [tag; COPY_BYTES];
+        if let Some(to) = text.get_mut(2..2 + bytes.len()) {
+            to.copy_from_slice(bytes);
+            text[1] = bytes.len() as u8;
+            return self.text(&text, 2 + bytes.len());
+        }
+        self.byte(tag);
+        put_length(bytes.len(), |byte| self.byte(byte));
+        self.bytes(bytes);
     }
 
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
@@ -156,7 +172,12 @@ mod tests {
         ]), 0..12)) {
             let (mut stream, mut whole) = (HashStream::new(), Vec::new());
             for (kind, piece) in &pieces {
-                match kind % 4 {
+                match kind % 5 {
+                    4 => {
+                        stream.framed(*kind, piece);
+                        whole.push(*kind);
+                        put_length(piece.len(), |byte| whole.push(byte));
+                    }
                     0 => stream.bytes(piece),
                     1 => piece.iter().for_each(|byte| stream.byte(*byte)),
                     2 => stream.text(piece, piece.len()),

@@ -310,8 +310,7 @@ fn prepare_request<B>(
     if let Some(run) = run.filter(|_| !app_adds_headers) {
         parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
         parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
-        let operation = run.operation.to_string().try_into().expect("hex digits");
-        parts.headers.insert(OPERATION_HEADER, operation);
+        parts.headers.insert(OPERATION_HEADER, header_value::from_bytes(&run.operation.hex()));
     }
     Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
 }

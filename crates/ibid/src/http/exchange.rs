@@ -1,7 +1,7 @@
 //! One request with a key. Every transport uses the same pair: [`Exchange::begin`] decides whether the request runs,
 //! and [`Exchange::end`] settles the run and builds the response.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, task::Context, time::Duration};
 
 use bytes::Buf;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
@@ -17,7 +17,7 @@ use super::{
     call_app::{self, AppAnswer},
     context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
     future::{ResponseFuture, WorkState},
-    read_body::{ReadBody, overloaded, read_body},
+    read_body::{ReadBody, overloaded, read_at_once, read_body},
     request::{self, KeyedRequest, RequestIdentity},
     rules,
 };
@@ -26,7 +26,7 @@ use crate::{
     json_rpc::{ToolSelection, called_tool},
     key::MaskedKey,
     observe::{EngineEvent, RequestOutcome},
-    policy::{OnMatch, PolicyMode},
+    policy::OnMatch,
     record::Record,
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
@@ -58,6 +58,10 @@ pub(super) struct Exchange {
     pub(super) handler_claim: Option<HandlerClaim>,
     /// Boxed, because most callers are named.
     pub(super) anonymous: Option<Box<AnonymousCaller>>,
+    /// The result of [`identify`](Self::identify), if it is known already.
+    identified: Option<Result<RequestIdentity, NotClaimedReason>>,
+    /// When the store was looked into for a recorded answer, if there was none.
+    absent_at: Option<Instant>,
 }
 
 /// The result of [`Exchange::begin`].
@@ -95,8 +99,8 @@ impl Exchange {
     pub(super) fn new(
         shared: &Arc<LayerState>, context: RequestContext, parts: Parts, keyed: KeyedRequest,
         others: Vec<(Arc<Route>, KeyedRequest)>,
-    ) -> Box<Self> {
-        Box::new(Self {
+    ) -> Self {
+        Self {
             shared: shared.clone(),
             context,
             keyed,
@@ -108,7 +112,46 @@ impl Exchange {
             run: None,
             handler_claim: None,
             anonymous: None,
-        })
+            identified: None,
+            absent_at: None,
+        }
+    }
+
+    /// Replays the recorded answer, if the store has it in memory and the body has arrived with its head. Otherwise keeps
+    /// what it has found out for [`begin`](Self::begin).
+    pub(super) fn replay_at_once<B, RB>(
+        &mut self, body: Pin<&mut B>, cx: &mut Context<'_>,
+    ) -> Option<Response<ResponseBody<RB>>>
+    where
+        B: Body<Data: Buf, Error: Into<BoxError>>,
+        RB: Send + 'static,
+    {
+        let is_awaited = self.keyed.caller == CallerKind::CookiesOnly || self.context.policy().tools.is_some();
+        if is_awaited {
+            return None;
+        }
+        let read = read_at_once(&self.shared, self.context.policy(), self.keyed.length, body, &mut self.body, cx);
+        let identified = match read {
+            Ok(buffers) => {
+                self.buffers = Some(buffers?);
+                self.identify()
+            }
+            Err(why) => Err(why),
+        };
+        if let Ok(identity) = &identified {
+            let Self { shared, context, .. } = &*self;
+            let now = shared.engine.measured(context.started);
+            match shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
+                Some(entry) => {
+                    if let Ok(response) = replay(shared, entry, StoredAs::Recorded, context) {
+                        return Some(response);
+                    }
+                }
+                None => self.absent_at = Some(now),
+            }
+        }
+        self.identified = Some(identified);
+        None
     }
 
     /// Decides what happens to the request. After `state.mark_claimed()`, the work runs to its end even if the client
@@ -128,8 +171,6 @@ impl Exchange {
         {
             return BegunExchange::Respond(self.context.refuse_and_report(&self.shared, &refusal));
         }
-        // Routes in shadow mode require nothing and do not govern.
-        self.others.retain(|(other, _)| other.policy.mode == PolicyMode::Enforce);
         if A::SENDS_OTHERS && self.context.policy().tools == Some(ToolSelection::Annotations) {
             match Box::pin(self.passes_by_annotations(app, body.as_mut())).await {
                 Ok(true) => return self.decline(NotClaimedReason::Keyless),
@@ -141,13 +182,19 @@ impl Exchange {
             Ok(identity) => identity,
             Err(why) => return self.decline(why),
         };
-        let Self { shared, context, keyed, parts, body, run, handler_claim, anonymous, .. } = self;
+        let Self { shared, context, keyed, parts, body, run, handler_claim, anonymous, absent_at, .. } = self;
         let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
-        // Most bodies arrive with their head, in no time.
-        let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
-        if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
-            return BegunExchange::of_replay(replay(shared, entry, StoredAs::Recorded, context));
-        }
+        let now = match absent_at {
+            Some(at) => *at,
+            None => {
+                // Most bodies arrive with their head, in no time.
+                let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
+                if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
+                    return BegunExchange::of_replay(replay(shared, entry, StoredAs::Recorded, context));
+                }
+                now
+            }
+        };
         let mut request = keyed.claim(&identity, context, parts);
         if let Some(token) = context.claim_token {
             request.token = token;
@@ -224,16 +271,33 @@ impl Exchange {
         })
     }
 
-    /// Reads the body and prepares the claim. The first of the routes under which the body contains a key governs.
+    /// Reads the body and prepares the claim.
     pub(super) async fn prepare<B>(&mut self, body: Pin<&mut B>) -> Result<RequestIdentity, NotClaimedReason>
     where
         B: Body<Data: Buf, Error: Into<BoxError>>,
     {
-        let Self { shared, context, keyed, others, parts, body: read, buffers, slot, .. } = self;
-        let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
-        if buffers.is_none() {
+        if let Some(identified) = self.identified.take() {
+            return identified;
+        }
+        if self.buffers.is_none() {
+            let Self { shared, context, keyed, body: read, buffers, .. } = self;
             *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
         }
+        let identity = self.identify()?;
+        if self.keyed.caller == CallerKind::CookiesOnly {
+            let headers = &self.parts.as_ref().expect(PARTS).headers;
+            let (address, fingerprint) = (&identity.address, Some(&identity.fingerprint));
+            let known = anonymous::check_cookies(&self.shared, headers, address, fingerprint);
+            Box::pin(known).await.map_err(NotClaimedReason::Refused)?;
+        }
+        Ok(identity)
+    }
+
+    /// Finds key, fingerprint and address of a request whose body was read. The first of the routes under which the body
+    /// contains a key governs.
+    fn identify(&mut self) -> Result<RequestIdentity, NotClaimedReason> {
+        let Self { shared, context, keyed, others, parts, body: read, slot, .. } = self;
+        let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
         let body = &*read.data;
         let mut routes = std::iter::once(&context.route).chain(others.iter().map(|(route, _)| route));
         let signed = routes.try_for_each(|route| request::check_signature(&route.policy, parts, body));
@@ -263,10 +327,6 @@ impl Exchange {
         (context.address, context.part_digests) = (Some(*address), *digests);
         if context.key.is_empty() {
             context.key = MaskedKey::of(keyed.key());
-        }
-        if keyed.caller == CallerKind::CookiesOnly {
-            let known = anonymous::check_cookies(shared, &parts.headers, address, Some(fingerprint));
-            Box::pin(known).await.map_err(NotClaimedReason::Refused)?;
         }
         if context.policy().scope.iter().any(ScopePart::names_caller) {
             shared.shared_key_detector.check(keyed.key(), fingerprint, address);
@@ -314,7 +374,7 @@ where
     context.key = MaskedKey::of(lease.request.tags.key());
     let (running, state) = (shared.engine.running().clone(), WorkState::new());
     state.mark_claimed();
-    let mut exchange = Exchange::new(shared, context, parts, KeyedRequest::resumed(), Vec::new());
+    let mut exchange = Box::new(Exchange::new(shared, context, parts, KeyedRequest::resumed(), Vec::new()));
     exchange.buffers = Some(shared.budget.reserve_nothing());
     exchange.slot = shared.engine.running().try_enter(usize::MAX);
     let work_state = state.clone();
@@ -336,7 +396,7 @@ where
             Err(later) => Some(later.await),
         }
     });
-    ResponseFuture::covered(work, state, running)
+    ResponseFuture::running(work, state, running)
 }
 
 /// Answers the engine's questions about a request.

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     future::Future,
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -21,6 +22,16 @@ use crate::running::RunningOperations;
 
 /// The work on one covered request. Its output is `None` if the response was sent before the work ended.
 pub(super) type RequestWork<B> = Pin<Box<dyn Future<Output = Option<Response<ResponseBody<B>>>> + Send>>;
+
+/// The work on one covered request before it is first polled. Most replays end here, and need no future.
+pub(super) trait NewWork<B>: Send {
+    fn begin(self: Pin<Box<Self>>, cx: &mut Context<'_>) -> BegunWork<B>;
+}
+
+pub(super) enum BegunWork<B> {
+    Answered(Response<ResponseBody<B>>),
+    Running(RequestWork<B>, Arc<WorkState<B>>),
+}
 
 pin_project! {
     /// The response future of [`IbidService`](super::IbidService).
@@ -50,9 +61,14 @@ pub(super) struct WorkState<B> {
 }
 
 struct CoveredWork<B: 'static> {
-    work: Option<RequestWork<B>>,
-    state: Arc<WorkState<B>>,
+    stage: WorkStage<B>,
     running: RunningOperations,
+}
+
+enum WorkStage<B> {
+    New(Pin<Box<dyn NewWork<B>>>),
+    Running(RequestWork<B>, Arc<WorkState<B>>),
+    Ended,
 }
 
 impl<F, B: 'static> ResponseFuture<F, B> {
@@ -69,8 +85,14 @@ impl<F, B: 'static> ResponseFuture<F, B> {
         Self { kind: ResponseFutureKind::Ready { answer: Some(answer) } }
     }
 
-    pub(super) fn covered(work: RequestWork<B>, side: Arc<WorkState<B>>, running: RunningOperations) -> Self {
-        Self { kind: ResponseFutureKind::Covered { covered: CoveredWork { work: Some(work), state: side, running } } }
+    pub(super) fn new_work(work: Pin<Box<dyn NewWork<B>>>, running: RunningOperations) -> Self {
+        let covered = CoveredWork { stage: WorkStage::New(work), running };
+        Self { kind: ResponseFutureKind::Covered { covered } }
+    }
+
+    pub(super) fn running(work: RequestWork<B>, state: Arc<WorkState<B>>, running: RunningOperations) -> Self {
+        let covered = CoveredWork { stage: WorkStage::Running(work, state), running };
+        Self { kind: ResponseFutureKind::Covered { covered } }
     }
 }
 
@@ -130,33 +152,40 @@ impl<B> WorkState<B> {
 impl<B: 'static> CoveredWork<B> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Response<ResponseBody<B>>> {
         // Taken out while it is polled: work that panics is dropped and must not be detached.
-        let mut work = self.work.take().expect("polled after it was ready");
+        let (mut work, state) = match mem::replace(&mut self.stage, WorkStage::Ended) {
+            WorkStage::New(new) => match new.begin(cx) {
+                BegunWork::Answered(answer) => return Poll::Ready(answer),
+                BegunWork::Running(work, state) => (work, state),
+            },
+            WorkStage::Running(work, state) => (work, state),
+            WorkStage::Ended => panic!("polled after it was ready"),
+        };
         let done = work.as_mut().poll(cx);
-        self.work = Some(work);
-        let early = self.state.early_response.lock().take();
-        if let Some(head) = early {
-            match done {
-                Poll::Ready(_) => self.work = None,
-                Poll::Pending => self.detach(),
+        let early = state.early_response.lock().take();
+        match (early, done) {
+            (Some(head), done) => {
+                if done.is_pending() {
+                    self.running.detach(async { drop(work.await) });
+                }
+                Poll::Ready(*head)
             }
-            return Poll::Ready(*head);
-        }
-        let answer = ready!(done).expect("without an early head the work ends with an answer");
-        self.work = None;
-        Poll::Ready(answer)
-    }
-
-    fn detach(&mut self) {
-        if let Some(work) = self.work.take() {
-            self.running.detach(async { drop(work.await) });
+            (None, Poll::Ready(answer)) => {
+                Poll::Ready(answer.expect("without an early head the work ends with an answer"))
+            }
+            (None, Poll::Pending) => {
+                self.stage = WorkStage::Running(work, state);
+                Poll::Pending
+            }
         }
     }
 }
 
 impl<B: 'static> Drop for CoveredWork<B> {
     fn drop(&mut self) {
-        if self.state.is_claimed.load(Relaxed) {
-            self.detach();
+        if let WorkStage::Running(work, state) = mem::replace(&mut self.stage, WorkStage::Ended)
+            && state.is_claimed.load(Relaxed)
+        {
+            self.running.detach(async { drop(work.await) });
         }
     }
 }

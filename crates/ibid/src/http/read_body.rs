@@ -1,6 +1,11 @@
 //! Reads a request's body within the limits of the policy, the memory budget and the body timeout.
 
-use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
@@ -14,10 +19,15 @@ use super::{
     exchange::NotClaimedReason,
     request,
 };
-use crate::refusal::{Refusal, RefusalReason};
+use crate::{
+    policy::Policy,
+    refusal::{Refusal, RefusalReason},
+};
 
 /// Smaller bodies (in bytes) that arrive at once are only counted; larger ones are charged to their client.
 const MAX_UNCHARGED_BODY_BYTES: u64 = 16 << 10;
+
+const BROKEN_OFF: &str = "the body broke off or is malformed";
 
 /// The maximum body timeout. A longer one could overflow the clock.
 const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -51,6 +61,39 @@ enum BodyEvent {
     Evicted,
 }
 
+/// Reads a small body that has arrived with its head, and returns the memory that is counted until the operation ends.
+/// `None` if the body is not whole after one frame: [`read_body`] goes on.
+pub(super) fn read_at_once<B>(
+    shared: &LayerState, policy: &Policy, declared: Option<u64>, mut body: Pin<&mut B>, read: &mut ReadBody,
+    cx: &mut Context<'_>,
+) -> Result<Option<MemoryReservation>, NotClaimedReason>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    let max = MAX_UNCHARGED_BODY_BYTES.min(policy.max_request);
+    if declared.is_some_and(|length| length > max) {
+        return Ok(None);
+    }
+    let is_ended = match poll_next(body.as_mut(), None, cx) {
+        Poll::Pending | Poll::Ready(BodyEvent::Evicted) => return Ok(None),
+        Poll::Ready(BodyEvent::Malformed) => return Err(NotClaimedReason::Malformed(BROKEN_OFF)),
+        Poll::Ready(BodyEvent::End) => true,
+        Poll::Ready(BodyEvent::Frame(frame)) => {
+            match frame.into_data() {
+                Ok(data) => read.data = data,
+                Err(frame) => read.trailers = frame.into_trailers().ok().map(Box::new),
+            }
+            body.is_end_stream()
+        }
+    };
+    if !is_ended || read.data.len() as u64 > max {
+        return Ok(None);
+    }
+    let counted = shared.budget.reserve(read.data.len() as u64);
+    read.is_whole = counted.is_some();
+    counted.map(Some).ok_or_else(|| NotClaimedReason::Refused(overloaded()))
+}
+
 /// Reads a body to its end, and returns the memory that is counted until the operation ends. `read` is what was read,
 /// also if that fails.
 pub(super) async fn read_body<B>(
@@ -64,12 +107,15 @@ where
     if declared.is_some_and(|length| length > budget.0.limit) {
         return Err(NotClaimedReason::Refused(overloaded()));
     }
-    let mut begun = PartialBody::default();
+    let mut begun = PartialBody { first: std::mem::take(&mut read.data), more: BytesMut::new() };
     // `None` until the body is large or has to be awaited.
     let mut reservation: Option<TransferReservation> = None;
     // Set when the body is first awaited: most bodies have arrived with their head.
     let mut deadline = None;
     let ended = loop {
+        if let Err(refusal) = check_growth(budget, route, client, begun.len(), declared, &mut reservation) {
+            break Err(NotClaimedReason::Refused(refusal));
+        }
         let next = match poll_fn(|cx| Poll::Ready(poll_next(body.as_mut(), reservation.as_ref(), cx))).await {
             Poll::Ready(next) => next,
             Poll::Pending => {
@@ -99,11 +145,8 @@ where
             BodyEvent::End => break Ok(()),
             BodyEvent::Evicted => break Err(NotClaimedReason::Refused(evicted())),
             BodyEvent::Malformed => {
-                return Err(NotClaimedReason::Malformed("the body broke off or is malformed"));
+                return Err(NotClaimedReason::Malformed(BROKEN_OFF));
             }
-        }
-        if let Err(refusal) = check_growth(budget, route, client, begun.len(), declared, &mut reservation) {
-            break Err(NotClaimedReason::Refused(refusal));
         }
     };
     let length = begun.len();
@@ -127,7 +170,7 @@ where
     }
 }
 
-/// Checks length and memory after each frame.
+/// Checks length and memory before each frame, and before the end.
 fn check_growth(
     budget: &MemoryBudget, route: &Route, client: &BudgetClient, length: u64, declared: Option<u64>,
     reservation: &mut Option<TransferReservation>,
@@ -146,9 +189,7 @@ fn reservation_size(length: u64, declared: Option<u64>) -> u64 {
     doubled.min(declared.unwrap_or(u64::MAX).max(length))
 }
 
-fn poll_next<B>(
-    body: Pin<&mut B>, waiting: Option<&TransferReservation>, cx: &mut std::task::Context<'_>,
-) -> Poll<BodyEvent>
+fn poll_next<B>(body: Pin<&mut B>, waiting: Option<&TransferReservation>, cx: &mut Context<'_>) -> Poll<BodyEvent>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {

@@ -52,8 +52,8 @@ pin_project! {
 }
 
 impl<W> UnderRequestId<W> {
-    pub(super) fn new(id: HeaderValue, work: W) -> Self {
-        Self { work, id: Some(id) }
+    pub(super) fn new(id: Option<HeaderValue>, work: W) -> Self {
+        Self { work, id }
     }
 
     /// Attaches the current request id, if any, to work that is polled elsewhere.
@@ -66,21 +66,26 @@ impl<W: Future> Future for UnderRequestId<W> {
     type Output = W::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<W::Output> {
-        /// Restores both ids, even if the work panics.
-        struct Leave<'a> {
-            id: &'a mut Option<HeaderValue>,
-            outer: Option<HeaderValue>,
-        }
-        impl Drop for Leave<'_> {
-            fn drop(&mut self) {
-                *self.id = CURRENT.replace(self.outer.take());
-            }
-        }
         let this = self.project();
-        let outer = CURRENT.replace(this.id.take());
-        let _leave = Leave { id: this.id, outer };
-        this.work.poll(cx)
+        call_under(this.id, || this.work.poll(cx))
     }
+}
+
+/// Calls a part of the work on a request, whose id is taken meanwhile.
+pub(super) fn call_under<T>(id: &mut Option<HeaderValue>, call: impl FnOnce() -> T) -> T {
+    /// Restores both ids, even if the call panics.
+    struct Leave<'a> {
+        id: &'a mut Option<HeaderValue>,
+        outer: Option<HeaderValue>,
+    }
+    impl Drop for Leave<'_> {
+        fn drop(&mut self) {
+            *self.id = CURRENT.replace(self.outer.take());
+        }
+    }
+    let outer = CURRENT.replace(id.take());
+    let _leave = Leave { id, outer };
+    call()
 }
 
 #[cfg(test)]
@@ -94,12 +99,12 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_work_on_a_request_has_its_id() {
-        let under = |id: &'static str, work| UnderRequestId::new(HeaderValue::from_static(id), work);
+        let under = |id: &'static str, work| UnderRequestId::new(Some(HeaderValue::from_static(id)), work);
         let work = async {
             let inner = Box::pin(under("inner", current())).await;
             (current().await, inner, current().await)
         };
-        let outer = UnderRequestId::new(HeaderValue::from_static("outer"), work);
+        let outer = UnderRequestId::new(Some(HeaderValue::from_static("outer")), work);
         let (outer, other) = tokio::join!(outer, under("other", current()));
         assert_eq!(outer, (Some("outer".into()), Some("inner".into()), Some("outer".into())));
         assert_eq!((other, current().await), (Some("other".into()), None));

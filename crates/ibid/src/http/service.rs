@@ -2,7 +2,7 @@
 
 use std::{
     fmt, mem,
-    pin::pin,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -10,6 +10,7 @@ use std::{
 use bytes::Buf;
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
+use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -20,9 +21,9 @@ use super::{
     context::{NO_RESPONSE_STATUS, RequestContext, RequestSender},
     cors::PreflightPatch,
     exchange::{BegunExchange, Exchange},
-    future::{HookedFuture, RequestWork, ResponseFuture, WorkState},
+    future::{BegunWork, HookedFuture, NewWork, RequestWork, ResponseFuture, WorkState},
     request::{self, HeadCheck, KeyedRequest},
-    request_id::UnderRequestId,
+    request_id::{UnderRequestId, call_under},
     rules, shadow,
 };
 use crate::{
@@ -64,7 +65,7 @@ where
         }
     };
     let sent = SentNames::of(&parts.headers);
-    let (route, checked, others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
+    let (route, checked, mut others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
     strip_own_headers(&mut parts.headers, &sent, &route.policy);
     let mut context = RequestContext::new(shared, &route, &parts, &sender, sent);
     let is_shadow = route.policy.mode == PolicyMode::Shadow;
@@ -98,32 +99,69 @@ where
             if context.key.is_empty() {
                 context.key = keyed.masked();
             }
-            let (state, id) = (WorkState::new(), context.request_id.clone());
+            if !is_shadow {
+                // Routes in shadow mode require nothing and do not govern.
+                others.retain(|(other, _)| other.policy.mode == PolicyMode::Enforce);
+            }
             let exchange = Exchange::new(shared, context, parts, keyed, others);
+            let running = shared.engine.running().clone();
+            if !is_shadow && sender.poll_hook.is_none() {
+                return ResponseFuture::new_work(Box::pin(KeyedWork { exchange, app, body }), running);
+            }
+            let (state, id) = (WorkState::new(), Some(exchange.context.request_id.clone()));
             let mut work: RequestWork<A::Body> = if is_shadow {
-                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(exchange, app, body)))
+                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(Box::new(exchange), app, body)))
             } else {
-                Box::pin(UnderRequestId::new(id, handle_keyed(exchange, app, body, state.clone())))
+                let work = Box::pin(KeyedWork { exchange, app, body });
+                Box::pin(UnderRequestId::new(id, handle_keyed(work, state.clone())))
             };
             if let Some(hook) = sender.poll_hook {
                 work = Box::pin(HookedFuture { work, hook });
             }
-            ResponseFuture::covered(work, state, shared.engine.running().clone())
+            ResponseFuture::running(work, state, running)
         }
+    }
+}
+
+pin_project! {
+    #[project = KeyedWorkProject]
+    /// A request with a key, its app and its body. The steps of the work borrow from this one allocation.
+    struct KeyedWork<A, B> {
+        exchange: Exchange,
+        app: A,
+        #[pin]
+        body: B,
+    }
+}
+
+impl<A, B> NewWork<A::Body> for KeyedWork<A, B>
+where
+    A: App<B>,
+    B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+{
+    fn begin(mut self: Pin<Box<Self>>, cx: &mut Context<'_>) -> BegunWork<A::Body> {
+        let this = self.as_mut().project();
+        let mut id = Some(this.exchange.context.request_id.clone());
+        if let Some(replay) = call_under(&mut id, || this.exchange.replay_at_once(this.body, cx)) {
+            return BegunWork::Answered(replay);
+        }
+        let state = WorkState::new();
+        BegunWork::Running(Box::pin(UnderRequestId::new(id, handle_keyed(self, state.clone()))), state)
     }
 }
 
 /// Handles a request with a key. Returns `None` if the client already has its response.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` would store its arguments twice")]
 fn handle_keyed<A, B>(
-    mut exchange: Box<Exchange>, mut app: A, body: B, state: Arc<WorkState<A::Body>>,
+    mut work: Pin<Box<KeyedWork<A, B>>>, state: Arc<WorkState<A::Body>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<A::Body>>>>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
     async move {
-        let is_claimed = match exchange.begin(&mut app, pin!(body), &state).await {
+        let KeyedWorkProject { exchange, app, body } = work.as_mut().project();
+        let is_claimed = match exchange.begin(app, body, &state).await {
             BegunExchange::Respond(response) => return Some(response),
             BegunExchange::RespondLater(response) => return Some(response.await),
             BegunExchange::Pass => false,
@@ -133,7 +171,7 @@ where
             let response = app.pass(exchange.take_unclaimed(None)).await;
             return Some(pass_through(response, &exchange.context));
         }
-        let (outcome, now) = exchange.run(&mut app, &state).await;
+        let (outcome, now) = exchange.run(app, &state).await;
         match exchange.end(now, outcome, &state).await {
             Ok(response) => response,
             Err(later) => Some(later.await),

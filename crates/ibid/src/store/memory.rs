@@ -64,6 +64,8 @@ struct MemoryShard {
     last_fence: u64,
 }
 
+type EntrySlot<'a> = hash_map::Entry<'a, Address, Box<MemoryEntry>>;
+
 #[derive(Debug)]
 struct MemoryEntry {
     entry: StoredEntry,
@@ -150,13 +152,19 @@ impl Memory {
         let now = self.now();
         let mut shard = self.shard(&ask.address, now);
         let fence = Fence((shard.last_fence + 1).max(now));
-        let (outcome, granted) = transitions::claim(shard.entry(&ask.address), ask, fence, now);
+        let MemoryShard { entries, wheel, last_fence } = &mut *shard;
+        let slot = entries.entry(ask.address);
+        let current = match &slot {
+            hash_map::Entry::Occupied(found) => Some(&found.get().entry),
+            hash_map::Entry::Vacant(_) => None,
+        };
+        let (outcome, granted) = transitions::claim(current, ask, fence, now);
         if let Some(granted) = granted {
             let grown = ENTRY_OVERHEAD_BYTES + request_bytes(ask);
             if self.bytes.load(Relaxed) + grown > self.max_bytes {
                 return Err(self.store_full_error());
             }
-            self.put(&mut shard, granted);
+            self.put(slot, granted, wheel, last_fence);
         }
         Ok(outcome)
     }
@@ -167,19 +175,29 @@ impl Memory {
     ) -> StoreFuture<'_, SettleOutcome> {
         let now = self.now();
         let mut shard = self.shard(at, now);
-        let (outcome, changed) = decide(shard.entry(at), now);
+        let MemoryShard { entries, wheel, last_fence } = &mut *shard;
+        let slot = entries.entry(*at);
+        let current = match &slot {
+            hash_map::Entry::Occupied(found) => Some(&found.get().entry),
+            hash_map::Entry::Vacant(_) => None,
+        };
+        let (outcome, changed) = decide(current, now);
         if let Some(changed) = changed {
-            self.put(&mut shard, changed);
+            self.put(slot, changed, wheel, last_fence);
         }
         StoreFuture::ready(Ok(outcome))
     }
 
-    fn put(&self, shard: &mut MemoryShard, entry: StoredEntry) {
+    /// Stores an entry in its slot.
+    #[inline]
+    fn put(
+        &self, slot: EntrySlot<'_>, entry: StoredEntry, wheel: &mut BTreeMap<u64, Vec<Address>>, last_fence: &mut u64,
+    ) {
         let (at, expires_at, after) = (entry.request.address, entry.expires_at, entry_bytes(&entry));
         let running = matches!(entry.phase, EntryPhase::Running { .. }).then_some(entry.fence);
-        shard.last_fence = shard.last_fence.max(entry.fence.0);
+        *last_fence = entry.fence.0.max(*last_fence);
         self.bytes.fetch_add(after, Relaxed);
-        let slot = match shard.entries.entry(at) {
+        let slot = match slot {
             hash_map::Entry::Vacant(free) => free.insert(Box::new(MemoryEntry { entry, wheel_second: u64::MAX })),
             hash_map::Entry::Occupied(found) => {
                 let slot = found.into_mut();
@@ -193,7 +211,7 @@ impl Memory {
         };
         if slot.wheel_second > wheel_second_of(expires_at.saturating_add(MAX_REMOVAL_DELAY)) {
             slot.wheel_second = wheel_second_of(expires_at);
-            shard.wheel.entry(slot.wheel_second).or_default().push(at);
+            wheel.entry(slot.wheel_second).or_default().push(at);
         }
     }
 

@@ -2,9 +2,8 @@ use std::{cell::RefCell, fmt, str, time::Duration};
 
 use bytes::Bytes;
 use data_encoding::HEXLOWER_PERMISSIVE;
-use sha2::{Digest as _, Sha256};
 
-use crate::key::HexDigits;
+use crate::{fingerprint::HashStream, key::HexDigits};
 
 /// The address of an entry: a digest of scope and key. Displays as 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,7 +78,7 @@ impl TokenRng {
         #[cfg(feature = "simulation")]
         if let Some(seed) = &mut self.seed {
             *seed += 1;
-            return *Sha256::digest(seed.to_le_bytes()).first_chunk().expect("32 bytes");
+            return *<sha2::Sha256 as sha2::Digest>::digest(seed.to_le_bytes()).first_chunk().expect("32 bytes");
         }
         if self.left == 0 {
             getrandom::fill(self.bytes.as_flattened_mut()).expect("the system's source of randomness");
@@ -205,7 +204,10 @@ pub(crate) fn key_hash_digits(key: &str) -> HexDigits<16> {
     if key.is_empty() {
         return HexDigits::default();
     }
-    HexDigits::of(&Sha256::new().chain_update(b"ibid key ").chain_update(key).finalize()[..8])
+    let mut hash = HashStream::new();
+    hash.bytes(b"ibid key ");
+    hash.bytes(key.as_bytes());
+    HexDigits::of(&hash.finish()[..8])
 }
 
 impl fmt::Display for Address {

@@ -76,6 +76,63 @@ async fn silent_bodies_take_neither_memory_nor_slots() {
     }
 }
 
+/// A body in pieces, with a pause before each but the first.
+fn paused_body(pieces: Vec<&'static str>, pause: Duration) -> Body {
+    Body::from_stream(stream::iter(pieces.into_iter().enumerate()).then(move |(at, piece)| async move {
+        if at > 0 && !pause.is_zero() {
+            sleep(pause).await;
+        }
+        Ok::<_, Infallible>(piece)
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_is_the_same_however_it_arrives() {
+    let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())));
+    let client = PeerConnection::default();
+    let pause = Duration::from_millis(5);
+    let bodies = |[a, b, c]: [&'static str; 3]| {
+        let whole = Body::from([a, b, c].concat());
+        [
+            whole,
+            paused_body(vec![a, b, c], Duration::ZERO),
+            paused_body(vec![a, b, c], pause),
+            paused_body(vec!["", a, b, c], pause),
+        ]
+    };
+    for (at, body) in bodies(["one ", "two ", "three"]).into_iter().enumerate() {
+        let answer = send(&app, request("/7", "k", &client, body)).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers().contains_key("idempotent-replayed"), at > 0, "{at}");
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "xxxxxxx");
+    }
+    for body in bodies(["one ", "two ", "four"]) {
+        assert_eq!(send(&app, request("/7", "k", &client, body)).await.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_above_the_limit_is_refused_however_it_arrives() {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let mut policy = Policy::ietf();
+    policy.max_request = 8;
+    let app = Router::new().route("/", post(async |_: Bytes| "ran")).layer(ibid.layer(policy).unwrap());
+    let cases: [(bool, &[&'static str]); 4] =
+        [(true, &["12345678"]), (true, &["1234", "5678"]), (false, &["123456789"]), (false, &["1234", "56789"])];
+    for (at, (fits, pieces)) in cases.into_iter().enumerate() {
+        let expected = if fits { StatusCode::OK } else { StatusCode::PAYLOAD_TOO_LARGE };
+        for pause in [Duration::ZERO, Duration::from_millis(5)] {
+            for declared in [None, Some(8_u64)] {
+                let key = format!("{at}-{pause:?}-{declared:?}");
+                let mut request = request("/", &key, &PeerConnection::default(), paused_body(pieces.to_vec(), pause));
+                // A body may be longer than its header declares.
+                declared.map(|length| request.headers_mut().insert("content-length", length.into()));
+                assert_eq!(send(&app, request).await.status(), expected, "{pieces:?} {pause:?} {declared:?}");
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn those_who_have_stopped_sending_make_room_for_others() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(16 << 20));
