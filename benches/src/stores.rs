@@ -4,6 +4,8 @@
 //! |---|---|
 //! | Redis | a fresh server for every run, as it is shipped but without snapshots: nothing is written to disk. Those are the terms of the targets. Two rows show what its log costs, written every second and before every answer |
 //! | Valkey | the same, with the server that `scripts/tools` installs |
+//! | Sentinel | the same, with a replica and three sentinels |
+//! | Cluster | the same, as three primaries with a replica each. All six share the cores, so this shows what a cluster costs, not how it scales |
 //! | PostgreSQL | one server for all runs, as it is shipped (synchronous commit) but for 128 MiB of shared buffers and small WAL segments; emptied, with a checkpoint, before every run |
 //!
 //! Invariant: no server outlives this process, however that ends.
@@ -15,7 +17,7 @@ use std::{
 };
 
 use ibid_stores::postgres::{MigrateAction, migrate};
-use testbed::{RedisOptions, TestPostgres, TestRedis};
+use testbed::{RedisCluster, RedisOptions, RedisSentinels, TestPostgres, TestRedis};
 
 use crate::cpu;
 
@@ -33,6 +35,10 @@ pub enum SharedStores {
     RedisLocalCache,
     /// A Valkey that writes nothing to disk; otherwise as it is shipped.
     Valkey,
+    /// As [`SharedStores::Redis`], with a replica, found by way of sentinels.
+    Sentinel,
+    /// As [`SharedStores::Redis`], as a cluster of three primaries with a replica each.
+    Cluster,
     /// A Redis that syncs its log every second.
     RedisEverySecond,
     /// A Redis that syncs its log before it answers.
@@ -47,7 +53,9 @@ impl SharedStores {
     /// What its Redis is told, if it has one.
     fn redis(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Redis | Self::RedisLocalCache | Self::Valkey | Self::Tiered => Some(&["appendonly no"]),
+            Self::Redis | Self::RedisLocalCache | Self::Valkey | Self::Sentinel | Self::Cluster | Self::Tiered => {
+                Some(&["appendonly no"])
+            }
             Self::RedisEverySecond => Some(&["appendonly yes", "appendfsync everysec"]),
             Self::RedisAlways => Some(&["appendonly yes", "appendfsync always"]),
             Self::Postgres => None,
@@ -191,8 +199,66 @@ impl DatabaseFigures {
 #[derive(Debug)]
 pub struct StoreServers<'a> {
     stores: SharedStores,
-    redis: Option<(TestRedis, u32)>,
+    redis: Option<RedisServers>,
     database: Option<&'a BenchDatabase>,
+}
+
+/// The Redis servers of one run.
+#[derive(Debug)]
+struct RedisServers {
+    layout: RedisLayout,
+    pids: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum RedisLayout {
+    Single(TestRedis),
+    Sentinels(RedisSentinels),
+    Cluster(RedisCluster),
+}
+
+impl RedisServers {
+    fn start(stores: SharedStores, config: &[&str]) -> Result<Self, String> {
+        let layout = match stores {
+            SharedStores::Sentinel => RedisLayout::Sentinels(RedisSentinels::start()),
+            SharedStores::Cluster => RedisLayout::Cluster(RedisCluster::start()),
+            _ => {
+                let config = config.iter().map(|line| (*line).to_owned()).collect();
+                let valkey = stores == SharedStores::Valkey;
+                RedisLayout::Single(TestRedis::start_with(RedisOptions { config, valkey, ..RedisOptions::default() }))
+            }
+        };
+        let mut pids = Vec::new();
+        for server in layout.data_servers() {
+            // A replica or a node of a cluster is started with a log.
+            if config == ["appendonly no"] {
+                server.cli(&["CONFIG", "SET", "appendonly", "no"]);
+            }
+            let pid = server.info("process_id");
+            pids.push(pid.trim().parse().map_err(|_| format!("INFO says process_id:{pid}"))?);
+        }
+        Ok(Self { layout, pids })
+    }
+}
+
+impl RedisLayout {
+    /// Those that keep entries, the first one a primary.
+    fn data_servers(&self) -> Vec<&TestRedis> {
+        match self {
+            Self::Single(server) => vec![server],
+            Self::Sentinels(servers) => vec![&servers.primary, &servers.replica],
+            Self::Cluster(nodes) => nodes.primaries.iter().chain(&nodes.replicas).collect(),
+        }
+    }
+
+    /// The URL of a store on them, whose single server is behind `port`.
+    fn url(&self, port: u16) -> String {
+        match self {
+            Self::Single(_) => format!("redis://127.0.0.1:{port}/0"),
+            Self::Sentinels(servers) => servers.url(),
+            Self::Cluster(nodes) => nodes.url(),
+        }
+    }
 }
 
 impl<'a> StoreServers<'a> {
@@ -206,26 +272,17 @@ impl<'a> StoreServers<'a> {
             return Err("no PostgreSQL was started for this scene".into());
         }
         database.iter().for_each(|database| database.clear());
-        let redis = match stores.redis() {
-            None => None,
-            Some(config) => {
-                let config = config.iter().map(|line| (*line).to_owned()).collect();
-                let valkey = stores == SharedStores::Valkey;
-                let server = TestRedis::start_with(RedisOptions { config, valkey, ..RedisOptions::default() });
-                let pid = server.info("process_id");
-                let pid = pid.trim().parse().map_err(|_| format!("INFO says process_id:{pid}"))?;
-                Some((server, pid))
-            }
-        };
+        let redis = stores.redis().map(|config| RedisServers::start(stores, config)).transpose()?;
         Ok(Self { stores, redis, database })
     }
 
-    /// Its Redis.
+    /// Its Redis; a primary, if there are several servers.
     ///
     /// # Errors
     /// If it has none.
     pub fn redis(&self) -> Result<&TestRedis, String> {
-        self.redis.as_ref().map(|(server, _)| server).ok_or_else(|| format!("{:?} has no Redis", self.stores))
+        let servers = self.redis.as_ref().map(|redis| redis.layout.data_servers());
+        servers.and_then(|servers| servers.first().copied()).ok_or_else(|| format!("{:?} has no Redis", self.stores))
     }
 
     /// Its PostgreSQL.
@@ -241,11 +298,10 @@ impl<'a> StoreServers<'a> {
     /// # Errors
     /// If a server is missing.
     pub fn config(&self) -> Result<String, String> {
-        let ports = (self.redis.as_ref().map(|(server, _)| server.port()), self.database.map(BenchDatabase::port));
-        self.config_through(ports.0, ports.1)
+        self.config_through(self.redis().ok().map(|server| server.port()), self.database.map(BenchDatabase::port))
     }
 
-    /// The same, with its servers behind other ports.
+    /// The same, with a single Redis and its PostgreSQL behind other ports.
     ///
     /// # Errors
     /// If a server is missing.
@@ -261,7 +317,7 @@ impl<'a> StoreServers<'a> {
     /// # Errors
     /// If a server is missing.
     pub fn urls_through(&self, redis: Option<u16>, postgres: Option<u16>) -> Result<(String, Option<String>), String> {
-        let redis = redis.map(|port| format!("redis://127.0.0.1:{port}/0"));
+        let redis = self.redis.as_ref().zip(redis).map(|(servers, port)| servers.layout.url(port));
         let postgres = self.database.zip(postgres).map(|(database, port)| database.url(port));
         match (redis, postgres) {
             (Some(redis), None) => Ok((redis, None)),
@@ -275,8 +331,9 @@ impl<'a> StoreServers<'a> {
     /// # Errors
     /// If one of them is gone.
     pub fn cpu(&self) -> io::Result<Duration> {
-        let redis = self.redis.as_ref().map_or(Ok(Duration::ZERO), |(_, pid)| cpu::cpu_time(*pid))?;
+        let redis: io::Result<Duration> =
+            self.redis.iter().flat_map(|redis| &redis.pids).map(|pid| cpu::cpu_time(*pid)).sum();
         let postgres = self.database.map_or(Ok(Duration::ZERO), |database| cpu::family_cpu_time(database.pid))?;
-        Ok(redis + postgres)
+        Ok(redis? + postgres)
     }
 }

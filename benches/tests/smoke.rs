@@ -132,6 +132,18 @@ fn loads_on_stores_and_their_servers_run_and_count_round_trips() {
 }
 
 #[test]
+fn the_size_of_a_table_under_load_is_reported_to_its_end() {
+    let output = Command::new(env!("CARGO_BIN_EXE_bloat")).args(["0.05", "100"]).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}");
+    let cells: Vec<&str> = text.lines().last().unwrap_or_default().split('|').map(str::trim).collect();
+    // Keys so far, rows, and WAL bytes per key.
+    let number = |nth: usize| cells.get(nth).and_then(|cell| cell.parse::<f64>().ok());
+    assert!(number(2) == number(5) && number(2) > Some(50.0), "{text}");
+    assert!(number(9).is_some_and(|wal| (500.0..20_000.0).contains(&wal)), "{text}");
+}
+
+#[test]
 fn a_gateway_that_does_not_ask_its_store_has_the_wrong_round_trips() {
     let stub = stub();
     let rows = "gateway-redis-near-replay-300,gateway-postgres-replay-300";

@@ -1,14 +1,15 @@
-//! What stores take per key: `sizes [RECORDS]`, or `scripts/bench --sizes`. The figures of `docs/sizing.md`.
+//! What stores take per key: `sizes [RECORDS [IN_ALL]]`, or `scripts/bench --sizes`. The figures of `docs/sizing.md`.
 //!
 //! Requests go through the layer, so that entries are what a service would have: its key, its labels, its headers. Bodies are
 //! random letters, which nobody can compress. First some requests are held in the app, to see what a claim takes; then all of
-//! them end, and more follow.
+//! them end, and more follow. `IN_ALL` then multiplies the entries with the answer of 300 bytes, at the servers themselves,
+//! to show that a large store takes as much per key as a small one.
 
 use std::{
     convert::Infallible,
     future::Future,
     pin::Pin,
-    process::ExitCode,
+    process::{Command, ExitCode},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -34,14 +35,17 @@ const HELD_REQUESTS: u64 = 2000;
 /// In flight while records are made.
 const MAX_IN_FLIGHT: u64 = 64;
 
+/// Entries that are multiplied in one go.
+const COPIES_AT_ONCE: u64 = 20_000;
+
 fn main() -> ExitCode {
-    let records = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse());
-    let Ok(records @ HELD_REQUESTS..) = records else {
-        eprintln!("sizes [RECORDS], at least {HELD_REQUESTS}");
+    let number = |nth, default| std::env::args().nth(nth).map_or(Ok(default), |count| count.parse());
+    let (Ok(records @ HELD_REQUESTS..), Ok(in_all)) = (number(1, 100_000), number(2, 0)) else {
+        eprintln!("sizes [RECORDS [IN_ALL]]: numbers, the first at least {HELD_REQUESTS}");
         return ExitCode::FAILURE;
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    match runtime.block_on(measure(records)) {
+    match runtime.block_on(measure(records, in_all)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("sizes: {why}");
@@ -50,21 +54,21 @@ fn main() -> ExitCode {
     }
 }
 
-async fn measure(records: u64) -> Result<(), String> {
+async fn measure(records: u64, in_all: u64) -> Result<(), String> {
     println!("{records} records; bytes per key\n");
     println!("| store | answer | what | bytes |");
     println!("|---|---|---|---|");
     for answer in ANSWER_BYTES {
-        measure_redis(records, answer).await?;
+        measure_redis(records, answer, in_all).await?;
     }
     let database = BenchDatabase::start().await?;
     for answer in ANSWER_BYTES {
-        measure_postgres(&database, records, answer).await?;
+        measure_postgres(&database, records, answer, in_all).await?;
     }
     Ok(())
 }
 
-async fn measure_redis(records: u64, answer: usize) -> Result<(), String> {
+async fn measure_redis(records: u64, answer: usize, in_all: u64) -> Result<(), String> {
     let backing = StoreServers::start(SharedStores::RedisEverySecond, None)?;
     let server = backing.redis()?;
     let number = |name: &str| server.info(name).trim().parse::<u64>().map_err(|_| format!("INFO says no {name}"));
@@ -89,10 +93,38 @@ async fn measure_redis(records: u64, answer: usize) -> Result<(), String> {
         usage += bytes.trim().parse::<u64>().map_err(|_| format!("MEMORY USAGE says {bytes}"))?;
     }
     row("MEMORY USAGE of its key alone", usage / entries.len().max(1) as u64);
+    if answer == ANSWER_BYTES[0] && in_all > records {
+        // What is in memory is what counts; the log would only fill the disk.
+        server.cli(&["CONFIG", "SET", "appendonly", "no"]);
+        let template = entries.first().ok_or("there is no entry to copy")?;
+        copy_in_redis(server.port(), template, in_all - records).await?;
+        let dataset = number("used_memory")? - memory;
+        println!("| Redis | {answer} B | memory, a finished entry of {in_all} | {} |", dataset / in_all);
+    }
     Ok(())
 }
 
-async fn measure_postgres(database: &BenchDatabase, records: u64, answer: usize) -> Result<(), String> {
+/// Makes so many entries like the one of that name, at other addresses.
+async fn copy_in_redis(port: u16, template: &str, copies: u64) -> Result<(), String> {
+    const SCRIPT: &str = "local value, ttl = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
+        for n = ARGV[1], ARGV[2] do
+            local at = redis.sha1hex(n) .. string.sub(redis.sha1hex(n .. 'x'), 1, 24)
+            redis.call('SET', ARGV[3] .. '{' .. string.sub(at, 1, 2) .. '}:' .. at, value, 'PX', ttl)
+        end
+        return redis.call('DBSIZE')";
+    let prefix = template.split('{').next().unwrap_or_default();
+    for first in (0..copies).step_by(COPIES_AT_ONCE as usize) {
+        let last = (first + COPIES_AT_ONCE).min(copies) - 1;
+        let (first, last, port) = (first.to_string(), last.to_string(), port.to_string());
+        let args = ["-p", &port, "EVAL", SCRIPT, "1", template, &first, &last, prefix];
+        let said = Command::new("redis-cli").args(args).output().map_err(|error| format!("redis-cli: {error}"))?;
+        let said = String::from_utf8_lossy(&said.stdout).trim().to_owned();
+        said.parse::<u64>().map_err(|_| format!("redis-cli says {said}"))?;
+    }
+    Ok(())
+}
+
+async fn measure_postgres(database: &BenchDatabase, records: u64, answer: usize, in_all: u64) -> Result<(), String> {
     let _backing = StoreServers::start(SharedStores::Postgres, Some(database))?;
     let number = |sql: &str| {
         let said = database.sql(sql);
@@ -117,12 +149,46 @@ async fn measure_postgres(database: &BenchDatabase, records: u64, answer: usize)
     let written = wal()?;
     let _ = database.sql("VACUUM ibid.idempotency_keys");
     row("write-ahead log, vacuum", (wal()? - written) / records);
+    if answer == ANSWER_BYTES[0] && in_all > records {
+        copy_in_postgres(database, in_all - records);
+        let bytes = |what: &str| number(&format!("SELECT pg_{what}_size({TABLE})"));
+        row(&format!("table of {in_all}"), bytes("table")? / in_all);
+        row(&format!("indexes of {in_all}"), bytes("indexes")? / in_all);
+        return Ok(());
+    }
     let (seen, replays) = (wal()?, records / 10);
     load.run(1..replays + 1).await;
     row("write-ahead log, a replay", (wal()? - seen) / replays);
     let _ = database.sql("VACUUM FULL ibid.idempotency_keys");
     row("all of it, packed", number(&format!("SELECT pg_total_relation_size({TABLE})"))? / records);
     Ok(())
+}
+
+/// Makes so many rows like one that is there, at other addresses, as the store does: by an insert and a heap-only update.
+fn copy_in_postgres(database: &BenchDatabase, copies: u64) {
+    let _ = database.sql(
+        "CREATE TABLE template AS SELECT * FROM ibid.idempotency_keys WHERE state = 'done' LIMIT 1; \
+         CREATE TABLE claimed AS SELECT * FROM template; UPDATE claimed SET state = 'processing', record = NULL, \
+             status = NULL, requested_at = NULL, completed_at = NULL, took = NULL",
+    );
+    let columns = database.sql(
+        "SELECT string_agg(CASE column_name WHEN 'address' THEN 'sha256(int8send(n))' \
+             WHEN 'key' THEN 'left(encode(sha256(int8send(n)), ''hex''), length(t.key))' \
+             WHEN 'key_hash' THEN 'left(encode(sha256(int8send(n)), ''hex''), length(t.key_hash))' \
+             WHEN 'sweep_at' THEN 't.sweep_at + n * interval ''1 ms''' WHEN 'claimed_at' THEN 't.claimed_at + n * interval ''1 ms''' \
+             ELSE 't.' || column_name END, ', ' ORDER BY ordinal_position) \
+         FROM information_schema.columns WHERE table_schema = 'public' AND table_name = 'template'",
+    );
+    for first in (0..copies).step_by(COPIES_AT_ONCE as usize) {
+        let numbers = format!("generate_series({first}::bigint, {}) n", (first + COPIES_AT_ONCE).min(copies) - 1);
+        let _ = database.sql(&format!("INSERT INTO ibid.idempotency_keys SELECT {columns} FROM claimed t, {numbers}"));
+        let _ = database.sql(&format!(
+            "UPDATE ibid.idempotency_keys k SET state = t.state, record = t.record, status = t.status, \
+                 requested_at = t.requested_at, completed_at = t.completed_at, took = t.took \
+             FROM template t, {numbers} WHERE k.address = sha256(int8send(n))"
+        ));
+    }
+    let _ = database.sql("DROP TABLE template, claimed");
 }
 
 /// Requests through the layer, on one store.

@@ -1,7 +1,7 @@
 //! The driver interface: runs statements inside a transaction, the first with its BEGIN and the last with its COMMIT.
 //!
 //! Statements that travel with BEGIN or COMMIT are one simple-query message: if one fails, the rest is not run, and there is
-//! one Sync for all. Their arguments are literals: integers, and bytes as `decode('HEX', 'hex')`, so nothing is escaped.
+//! one Sync for all. Their arguments are constants of digits and letters, so nothing has to be escaped.
 //!
 //! Invariant: pools, clients and connections do not implement it. Outside a transaction each statement commits by
 //! itself, so nothing would commit together with the business write.
@@ -141,8 +141,12 @@ pub(crate) const NOT_CLAIMED: &str = "IB005";
 
 /// Returns the SQL of a call with literal arguments.
 pub(crate) fn call_sql(function: &str, values: &[SqlValue<'_>]) -> String {
-    let arguments: Vec<String> = values.iter().map(SqlValue::literal).collect();
-    format!("SELECT ibid.{function}({})", arguments.join(", "))
+    let mut sql = format!("SELECT ibid.{function}(");
+    for (nth, value) in values.iter().enumerate() {
+        sql += if nth == 0 { "" } else { ", " };
+        value.write_literal(&mut sql);
+    }
+    sql + ")"
 }
 
 fn begin_sql(isolation: Option<Isolation>) -> &'static str {
@@ -169,23 +173,55 @@ pub enum SqlValue<'a> {
 }
 
 impl SqlValue<'_> {
-    /// Integers, truth values, and bytes in hexadecimal digits: nothing that would have to be escaped.
-    fn literal(&self) -> String {
-        let bytes = |value: &[u8]| format!("decode('{}', 'hex')", HEXLOWER.encode(value));
-        let text = |value: &str| format!("convert_from({}, 'UTF8')", bytes(value.as_bytes()));
-        let list = |values: Vec<String>, of: &str| format!("ARRAY[{}]::{of}[]", values.join(", "));
+    /// Writes a constant of the SQL type. The server reads it by itself; a call, even of a cast, would cost it more than all
+    /// the rest of the constant.
+    fn write_literal(&self, sql: &mut String) {
         match *self {
-            Self::Bytea(value) => value.map_or_else(|| "NULL::bytea".into(), bytes),
-            Self::Text(value) => value.map_or_else(|| "NULL::text".into(), text),
-            Self::Bigint(value) => value.map_or_else(|| "NULL::bigint".into(), |n| format!("({n})::bigint")),
-            Self::Integer(value) => value.map_or_else(|| "NULL::integer".into(), |n| format!("({n})::integer")),
-            Self::Smallint(value) => value.map_or_else(|| "NULL::smallint".into(), |n| format!("({n})::smallint")),
-            Self::Boolean(value) => value.map_or_else(|| "NULL::boolean".into(), |is_so| is_so.to_string()),
-            Self::Byteas(values) => list(values.iter().map(|value| bytes(value)).collect(), "bytea"),
-            Self::Texts(values) => list(values.iter().map(|value| text(value)).collect(), "text"),
-            Self::Bigints(values) => list(values.iter().map(|n| format!("({n})")).collect(), "bigint"),
+            Self::Bytea(Some(value)) => write_bytea(value, sql),
+            Self::Text(Some(value)) => write_text(value, sql),
+            Self::Bigint(Some(value)) => *sql += &format!("bigint '{value}'"),
+            Self::Integer(Some(value)) => *sql += &format!("integer '{value}'"),
+            Self::Smallint(Some(value)) => *sql += &format!("smallint '{value}'"),
+            Self::Boolean(Some(value)) => *sql += if value { "true" } else { "false" },
+            Self::Byteas(values) => write_list("bytea", values, sql, |value, sql| write_bytea(value, sql)),
+            Self::Texts(values) => write_list("text", values, sql, |value, sql| write_text(value, sql)),
+            Self::Bigints(values) => write_list("bigint", values, sql, |value, sql| *sql += &format!("({value})")),
+            Self::Bytea(None) => *sql += "NULL::bytea",
+            Self::Text(None) => *sql += "NULL::text",
+            Self::Bigint(None) => *sql += "NULL::bigint",
+            Self::Integer(None) => *sql += "NULL::integer",
+            Self::Smallint(None) => *sql += "NULL::smallint",
+            Self::Boolean(None) => *sql += "NULL::boolean",
         }
     }
+}
+
+/// In a string with `E` two backslashes are one, whatever the server's `standard_conforming_strings` is.
+fn write_bytea(value: &[u8], sql: &mut String) {
+    *sql += r"bytea E'\\x";
+    HEXLOWER.encode_append(value, sql);
+    *sql += "'";
+}
+
+/// Text of characters that mean nothing to the server is written as it is, any other by its bytes.
+fn write_text(value: &str, sql: &mut String) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b" -_./:@".contains(&byte);
+    if value.bytes().all(is_plain) {
+        *sql += &format!("text '{value}'");
+    } else {
+        *sql += "convert_from(";
+        write_bytea(value.as_bytes(), sql);
+        *sql += ", 'UTF8')";
+    }
+}
+
+fn write_list<T>(of: &str, values: &[T], sql: &mut String, write: impl Fn(&T, &mut String)) {
+    *sql += "ARRAY[";
+    for (nth, value) in values.iter().enumerate() {
+        *sql += if nth == 0 { "" } else { ", " };
+        write(value, sql);
+    }
+    *sql += &format!("]::{of}[]");
 }
 
 /// A row of either driver. Columns count from 0; NULL is `None`.
@@ -329,5 +365,28 @@ impl SqlRow {
     /// Rejects NULL.
     pub(crate) fn require<T>(found: Option<T>, what: &str) -> Result<T, DriverError> {
         found.ok_or_else(|| DriverError::unreadable(format!("{what} is NULL")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_constants_in_which_nothing_ends_the_string() {
+        let values = [
+            SqlValue::Bytea(Some(b"\0'\\")),
+            SqlValue::Text(Some("POST /orders")),
+            SqlValue::Text(Some("o'clock \\ \u{e9}")),
+            SqlValue::Bigint(Some(-5)),
+            SqlValue::Smallint(None),
+            SqlValue::Boolean(Some(true)),
+            SqlValue::Byteas(&[b"a", b"b"]),
+        ];
+        let expected = r"SELECT ibid.f(bytea E'\\x00275c', text 'POST /orders', \
+            convert_from(bytea E'\\x6f27636c6f636b205c20c3a9', 'UTF8'), bigint '-5', NULL::smallint, true, \
+            ARRAY[bytea E'\\x61', bytea E'\\x62']::bytea[])";
+        let expected: String = expected.split("\\\n").map(str::trim_start).collect();
+        assert_eq!(call_sql("f", &values), expected);
     }
 }

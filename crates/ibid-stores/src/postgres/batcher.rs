@@ -1,7 +1,7 @@
 //! Batches the calls of many callers into one statement.
 //!
-//! While a batch is in flight on every connection, further calls queue up and are sent together. A single call is sent
-//! at once. Claims and completions are one set-based statement per batch; what it leaves goes on to the functions that
+//! A call is sent at once if no batch is under way. Otherwise calls gather until a batch returns, and another batch is sent
+//! beside it only for many of them or if it takes long: each statement costs the server as much as ten rows. Claims and completions are one set-based statement per batch; what it leaves goes on to the functions that
 //! decide row by row, and so do releases, parks and extensions.
 //!
 //! Invariants: every job is answered exactly once; a job that queued until its deadline is near is not sent; a batch is
@@ -22,6 +22,10 @@ use super::{
 const MAX_BATCH_ROWS: usize = 64;
 /// Maximum bytes of records in one statement, unless a single record is larger.
 const MAX_BATCH_BYTES: usize = 1 << 20;
+/// A batch is sent beside others only if it has more jobs than this for each of them.
+const MIN_PARALLEL_ROWS: usize = 32;
+/// How long a batch makes further jobs gather.
+const MAX_GATHER_TIME: Duration = Duration::from_millis(5);
 /// Backoff between attempts at a row that another transaction has locked.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(4);
 const MAX_BACKOFF: Duration = Duration::from_millis(100);
@@ -35,6 +39,8 @@ pub(super) struct Batcher {
 struct BatchQueue {
     jobs: VecDeque<BatchJob>,
     worker_count: usize,
+    /// Workers whose batch is not under way for longer than [`MAX_GATHER_TIME`].
+    prompt_count: usize,
 }
 
 type JobOutcome = Result<RowOutcome, StoreError>;
@@ -56,34 +62,45 @@ impl Batcher {
     pub(super) async fn call(self: &Arc<Self>, lease: Lease, what: RowOperation) -> Result<RowOutcome, StoreError> {
         let (reply, answered) = oneshot::channel();
         let job = BatchJob { lease, operation: what, deadline: self.pool.deadline(), reply };
-        let starts = {
-            let mut queue = self.queue.lock();
-            queue.jobs.push_back(job);
-            let starts = queue.worker_count < self.pool.url.pool_size;
-            queue.worker_count += usize::from(starts);
-            starts
-        };
-        if starts {
-            tokio::spawn(self.clone().run_worker());
-        }
+        self.change_queue(|queue| queue.jobs.push_back(job));
         // The worker answers every job, unless the runtime shuts down; the outcome is then unknown.
         let lost = || Err(store_error(ErrorKind::Ambiguous, "the store was closed while the call was under way"));
         answered.await.unwrap_or_else(|_| lost())
+    }
+
+    /// Changes the queue, and starts a worker if it is worth a batch beside those under way.
+    fn change_queue(self: &Arc<Self>, change: impl FnOnce(&mut BatchQueue)) {
+        let mut queue = self.queue.lock();
+        change(&mut queue);
+        if queue.worker_count < self.pool.url.pool_size && queue.is_worth_a_batch(queue.prompt_count) {
+            queue.worker_count += 1;
+            queue.prompt_count += 1;
+            drop(queue);
+            tokio::spawn(self.clone().run_worker());
+        }
     }
 
     async fn run_worker(self: Arc<Self>) {
         loop {
             let batch = {
                 let mut queue = self.queue.lock();
-                let batch = queue.next_batch(self.pool.timeout / 4);
+                let is_due = queue.is_worth_a_batch(queue.prompt_count - 1);
+                let batch = if is_due { queue.next_batch(self.pool.timeout / 4) } else { Vec::new() };
                 if batch.is_empty() {
                     queue.worker_count -= 1;
+                    queue.prompt_count -= 1;
                     return;
                 }
                 batch
             };
             let (together, special): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_set_based);
-            tokio::join!(self.send_together(together), self.send_one_by_one(special));
+            let sent = async { tokio::join!(self.send_together(together), self.send_one_by_one(special)) };
+            tokio::pin!(sent);
+            if timeout(MAX_GATHER_TIME, sent.as_mut()).await.is_err() {
+                self.change_queue(|queue| queue.prompt_count -= 1);
+                sent.await;
+                self.queue.lock().prompt_count += 1;
+            }
         }
     }
 
@@ -254,6 +271,11 @@ impl BatchJob {
 }
 
 impl BatchQueue {
+    /// Whether the jobs are enough for a batch beside so many others.
+    fn is_worth_a_batch(&self, others: usize) -> bool {
+        self.jobs.len() > others * MIN_PARALLEL_ROWS
+    }
+
     /// Takes the next batch from the queue. Fails jobs whose deadline is near, and drops jobs whose caller is gone.
     fn next_batch(&mut self, at_least: Duration) -> Vec<BatchJob> {
         let latest = Instant::now() + at_least;
@@ -282,5 +304,44 @@ impl BatchQueue {
         }
         batch.sort_by_key(|job: &BatchJob| job.lease.request.address);
         batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ibid::store::{ClaimToken, Fingerprint, Tags};
+
+    use super::*;
+
+    fn job() -> BatchJob {
+        let request = Arc::new(ClaimRequest {
+            address: Address([1; 32]),
+            token: ClaimToken::mint(),
+            fingerprint: Fingerprint::NONE,
+            tags: Tags::default(),
+            label: Bytes::new(),
+            lease: Duration::from_secs(1),
+            ttl: Duration::from_secs(1),
+            take_over: None,
+        });
+        let deadline = Instant::now() + Duration::from_secs(60);
+        BatchJob {
+            lease: Lease::unseen(&request),
+            operation: RowOperation::Claim,
+            deadline,
+            reply: oneshot::channel().0,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_single_job_is_sent_at_once_and_further_jobs_gather_while_a_batch_is_under_way() {
+        let mut queue = BatchQueue::default();
+        assert!(!queue.is_worth_a_batch(0), "there is no job");
+        queue.jobs.push_back(job());
+        assert!(queue.is_worth_a_batch(0) && !queue.is_worth_a_batch(1));
+        queue.jobs.extend((1..MIN_PARALLEL_ROWS).map(|_| job()));
+        assert!(!queue.is_worth_a_batch(1));
+        queue.jobs.push_back(job());
+        assert!(queue.is_worth_a_batch(1) && !queue.is_worth_a_batch(2));
     }
 }

@@ -43,6 +43,25 @@ async fn a_clock_that_goes_back_does_not_bring_old_fences_back() {
     }
 }
 
+/// As the front of a tiered store is completed. The whole script would read the key's expiry.
+#[tokio::test]
+async fn completing_by_the_token_alone_takes_a_read_and_a_write_and_keeps_the_fence() {
+    for server in [TestRedis::start(), TestRedis::start_valkey()] {
+        let store = open(&server.url()).await;
+        let ask = claim_request();
+        let lease = claim_granted(&store, &ask).await;
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let settled = store.settle(&Lease::unseen(&ask), &complete(b"by token")).await;
+        assert_eq!(settled.unwrap(), SettleOutcome::Applied);
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let is_called = |command: &str| stats.contains(&format!("cmdstat_{command}:calls=1"));
+        assert!(is_called("get") && is_called("set") && !stats.contains("cmdstat_pttl"), "{stats}");
+        let found = store.claim(&competing_request(&ask)).await.unwrap();
+        let ClaimOutcome::Completed(found) = found else { panic!("{found:?}") };
+        assert_eq!((found.fence, found.attempt, &found.record[..]), (lease.fence, 1, &b"by token"[..]));
+    }
+}
+
 #[tokio::test]
 async fn the_fence_of_a_short_lived_entry_is_remembered_for_a_minute() {
     for server in [TestRedis::shared(), TestRedis::shared_valkey()] {
