@@ -134,7 +134,10 @@ pub enum OpenError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A file was written by a later version of ibid.
-    #[error("{file} is of format version {version}, which this build does not read")]
+    #[error(
+        "{file} is of format version {version}, and this ibid reads up to version {}; use the ibid that wrote it",
+        format::FORMAT_VERSION
+    )]
     Version {
         /// Name of the file.
         file: String,

@@ -89,12 +89,16 @@ impl Postgres {
     /// Opens the store that a URL names. An unreachable server is not an error: see [`Store::guarantees`].
     ///
     /// # Errors
-    /// Returns an error if the URL, or a file that it names, cannot be used.
+    /// Returns an error if the URL, or a file that it names, cannot be used, or if a later version of ibid has changed the
+    /// schema so that this one must not use it.
     pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
         let place = PostgresUrl::parse(url)?;
         let certificates = place.tls.reloading_config()?;
         let pool = PostgresPool::new(place, certificates, with.timeout);
         pool.wait_until_tried().await;
+        if let Some((ErrorKind::Corrupt, why)) = &*pool.last_error.lock() {
+            return Err(why.clone().into());
+        }
         let notifications = ServerNotifications::new(with.answer_cache);
         let (waiters, awaited) = PostgresWaiters::new(pool.clone(), notifications);
         let mut background = JoinSet::new();

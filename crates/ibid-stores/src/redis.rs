@@ -103,7 +103,8 @@ impl Redis {
     /// Opens the store that a URL names. An unreachable server is not an error.
     ///
     /// # Errors
-    /// Returns an error if the URL, the prefix or a certificate is invalid.
+    /// Returns an error if the URL, the prefix or a certificate is invalid, or if a later version of ibid has changed the
+    /// format of the entries.
     pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, StoreSetupError> {
         let url = RedisUrl::parse(url)?;
         let key_names = Arc::new(KeyNames::new(&with.prefix)?);
@@ -126,7 +127,12 @@ impl Redis {
         let findings = checked.clone().unwrap_or_else(|why| checks::unchecked_findings(&why));
         let findings = Arc::new(Mutex::new(findings));
         match checked {
-            Ok(found) => log_warnings(&found),
+            Ok(found) => {
+                if let Some(why) = checks::find_later_format(&core).await {
+                    return Err(why.into());
+                }
+                log_warnings(&found);
+            }
             Err(why) => {
                 tracing::warn!(why, "redis: cannot be reached yet; calls fail until it is");
                 background.spawn(retry_checks(Arc::downgrade(&core), findings.clone()));

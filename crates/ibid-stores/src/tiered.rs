@@ -17,6 +17,8 @@
 //!    front's holder is parked, the authority has known and forgotten it, so the front forgets it too.)
 //! 4. Front unreachable → the authority decides alone ([`EngineEvent::Fallback`]).
 //! 5. A takeover requested by the caller goes to the authority if that has the holder, and then overwrites the front.
+//!    If that displaces another claim, it looks for a marker **afterwards**: the displaced claim may have started a
+//!    front-only run just before, and the takeover then gives way.
 //!    If only the front has the holder, it is taken over there. If that holder ran front-only, the authority first
 //!    records it as outcome unknown; then it is taken over there.
 //!
@@ -52,7 +54,9 @@
 //! it is reachable again, and how the journal inserts its answer. While the authority is unreachable, the front is
 //! settled and the error is returned, even if the front has lost the claim, so that the engine journals the answer.
 //! Once the authority may know the claim, it can be taken over there; from then on the front is not settled before it.
-//! A claim lost in the authority is a double start; the engine counts it as a lost claim.
+//! A claim lost in the authority is a double start; the engine counts it as a lost claim. One exception: if the authority
+//! has never known the front-only claim and shows another holder, its heartbeats go to the front and its answer is
+//! journaled. That holder gives way, or its own end decides.
 //!
 //! A front-only answer carries a flag in the front. A claim that finds it reports it to the authority before it
 //! replays, unless the authority is unreachable. The authority's response counts, and replaces the answer.

@@ -69,7 +69,7 @@ impl Journal {
     /// Opens the journal in a folder, and creates the folder if it is missing.
     ///
     /// # Errors
-    /// If the folder cannot be created, read or written.
+    /// If the folder cannot be created, read or written, or has a file of a later version.
     pub fn open(folder: impl AsRef<Path>) -> io::Result<Self> {
         Self::open_with(folder, None)
     }
@@ -77,7 +77,7 @@ impl Journal {
     /// Opens a journal with sealed files.
     ///
     /// # Errors
-    /// If the folder cannot be created, read or written.
+    /// If the folder cannot be created, read or written, or has a file of a later version.
     pub fn open_sealed(folder: impl AsRef<Path>, seal: Arc<dyn JournalSeal>) -> io::Result<Self> {
         Self::open_with(folder, Some(seal))
     }
@@ -85,22 +85,27 @@ impl Journal {
     fn open_with(folder: impl AsRef<Path>, seal: Option<Arc<dyn JournalSeal>>) -> io::Result<Self> {
         let folder = folder.as_ref().to_owned();
         make_folder(&folder)?;
-        let mut entries = HashMap::new();
-        let mut unreadable = Vec::new();
+        // All files are read before any is changed: those of a later version are left as they are.
+        let (mut unfinished, mut answers) = (Vec::new(), Vec::new());
         for file in fs::read_dir(&folder)? {
             let path = file?.path();
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("part") => fs::remove_file(&path)?,
-                Some("answer") => match read_entry(&path, seal.as_deref())? {
-                    Some(entry) => drop(entries.insert(entry.lease.request.address, entry)),
-                    None => {
-                        let aside = path.with_extension("unreadable");
-                        fs::rename(&path, &aside)?;
-                        unreadable.push(aside);
-                    }
-                },
+                Some("part") => unfinished.push(path),
+                Some("answer") => answers.push((read_entry(&path, seal.as_deref())?, path)),
                 _ => {}
             }
+        }
+        unfinished.iter().try_for_each(fs::remove_file)?;
+        let mut entries = HashMap::new();
+        let mut unreadable = Vec::new();
+        for (entry, path) in answers {
+            if let Some(entry) = entry {
+                entries.insert(entry.lease.request.address, entry);
+                continue;
+            }
+            let aside = path.with_extension("unreadable");
+            fs::rename(&path, &aside)?;
+            unreadable.push(aside);
         }
         let probe = folder.join("writable.part");
         fs::write(&probe, b"")?;
@@ -219,10 +224,21 @@ fn create_private_file(path: &Path) -> io::Result<fs::File> {
 /// Returns `None` if the file is not a valid journal entry. A sealed file opens only under its original name.
 fn read_entry(path: &Path, seal: Option<&dyn JournalSeal>) -> io::Result<Option<JournalEntry>> {
     let bytes = Bytes::from(fs::read(path)?);
-    let Some(seal) = seal else { return Ok(decode(bytes)) };
     let at = path.file_stem().and_then(|name| name.to_str()).and_then(Address::from_hex);
-    let opened = at.and_then(|at| seal.open(&at, bytes)).and_then(decode);
-    Ok(opened.filter(|entry| Some(entry.lease.request.address) == at))
+    let opened = match seal {
+        None => Some(bytes),
+        Some(seal) => at.and_then(|at| seal.open(&at, bytes)),
+    };
+    let Some(content) = opened.and_then(wire::verify_checksum) else { return Ok(None) };
+    if let Some(version) = content.first().filter(|version| **version > JOURNAL_VERSION) {
+        let why = format!(
+            "{} is of format version {version}, and this ibid reads up to version {JOURNAL_VERSION}; use the ibid that \
+             wrote it",
+            path.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(decode(content).filter(|entry| seal.is_none() || Some(entry.lease.request.address) == at))
 }
 
 fn encode(entry: &JournalEntry) -> Bytes {
@@ -250,8 +266,9 @@ fn encode(entry: &JournalEntry) -> Bytes {
     wire::append_checksum(out)
 }
 
-fn decode(bytes: Bytes) -> Option<JournalEntry> {
-    let mut reader = ByteReader(wire::verify_checksum(bytes)?);
+/// Decodes the content of a file, without its checksum.
+fn decode(content: Bytes) -> Option<JournalEntry> {
+    let mut reader = ByteReader(content);
     if reader.u8()? != JOURNAL_VERSION {
         return None;
     }
@@ -283,5 +300,69 @@ fn decode(bytes: Bytes) -> Option<JournalEntry> {
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Journal").field("folder", &self.folder).field("waiting", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixture() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/journal-v1.answer")
+    }
+
+    fn sample() -> JournalEntry {
+        let request = ClaimRequest {
+            address: Address([1; 32]),
+            token: ClaimToken([2; 16]),
+            fingerprint: Fingerprint { version: 3, digest: [4; 32] },
+            tags: Tags::new("acme", "üser", "POST /payments", "550e****0000"),
+            label: Bytes::from_static(b"a label"),
+            lease: Duration::from_secs(30),
+            ttl: Duration::from_secs(600),
+            take_over: Some(Fence(5)),
+        };
+        let summary =
+            RecordSummary { status: 201, requested_at_ms: 6, completed_at_ms: 7, took: Duration::from_micros(8) };
+        let lease = Lease { request: Arc::new(request), fence: Fence(9), attempt: 10, front_only: true };
+        let record = Bytes::from_static(b"a record");
+        JournalEntry { lease, failed: true, record, summary, expires_at_ms: 1 << 43 }
+    }
+
+    #[test]
+    #[ignore = "writes the file that is kept"]
+    fn write_the_file_of_version_1() {
+        fs::write(fixture(), encode(&sample())).unwrap();
+    }
+
+    /// It must stay readable for ever.
+    #[test]
+    fn version_1_stays_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let wanted = sample();
+        let at = wanted.lease.request.address;
+        fs::copy(fixture(), folder.path().join(format!("{at}.answer"))).unwrap();
+        let journal = Journal::open(folder.path()).unwrap();
+        let entries = journal.entries.lock();
+        let found = &entries[&at];
+        assert_eq!(found.lease, wanted.lease);
+        assert_eq!((found.failed, &found.record, found.summary), (true, &wanted.record, wanted.summary));
+        assert_eq!(found.expires_at_ms, wanted.expires_at_ms);
+    }
+
+    #[test]
+    fn a_file_of_a_later_version_is_refused_and_nothing_is_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut later = encode(&sample())[..20].to_vec();
+        later[0] = JOURNAL_VERSION + 1;
+        fs::write(folder.path().join("later.answer"), wire::append_checksum(later)).unwrap();
+        for other in ["damaged.answer", "cut.part"] {
+            fs::write(folder.path().join(other), b"damaged").unwrap();
+        }
+        let why = Journal::open(folder.path()).unwrap_err().to_string();
+        assert!(why.contains("later.answer is of format version 2, and this ibid reads up to version 1; use"), "{why}");
+        let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["cut.part", "damaged.answer", "later.answer"]);
     }
 }

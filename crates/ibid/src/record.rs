@@ -81,7 +81,9 @@ pub enum RecordError {
     #[error("the record's checksum does not hold")]
     Checksum,
     /// A later version of the format.
-    #[error("the record has format version {0}; this version of ibid reads up to {LATEST_VERSION}")]
+    #[error(
+        "the record is of format version {0}, and this ibid reads up to version {LATEST_VERSION}; use the ibid that wrote it"
+    )]
     Version(u8),
     /// The checksum matches, but the bytes are not a record.
     #[error("the record is malformed")]
@@ -380,12 +382,34 @@ mod tests {
         assert_eq!(compress(noise.clone()), noise);
     }
 
-    /// Written by format version 1. It must stay readable forever.
+    /// What each format version wrote: with cookies is version 2, compressed is version 3.
+    fn kept() -> [(std::path::PathBuf, Record, Bytes); 3] {
+        let plain = sample(RecordBody::Whole(Bytes::from_static(b"{\"id\":1}")));
+        let with_cookies = Record { cookies: vec![[1; 32], [2; 32]], ..plain.clone() };
+        let large = sample(RecordBody::Whole(vec![b'x'; 2000].into()));
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        [
+            (folder.join("record-v1.bin"), plain.clone(), plain.encode()),
+            (folder.join("record-v2.bin"), with_cookies.clone(), with_cookies.encode()),
+            (folder.join("record-v3.bin"), large.clone(), compress(large.encode())),
+        ]
+    }
+
     #[test]
-    fn version_1_stays_readable() {
-        let written: &[u8] = include_bytes!("../tests/fixtures/record-v1.bin");
-        let record = Record::decode(Bytes::from_static(written)).unwrap();
-        assert_eq!(record, sample(RecordBody::Whole(Bytes::from_static(b"{\"id\":1}"))));
+    #[ignore = "writes the files that are kept"]
+    fn write_the_files_of_all_versions() {
+        for (path, _, bytes) in kept() {
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+
+    /// They must stay readable forever.
+    #[test]
+    fn all_versions_stay_readable() {
+        for (version, (path, record, _)) in (1..).zip(kept()) {
+            let written = Bytes::from(std::fs::read(path).unwrap());
+            assert_eq!((written[0], Record::decode(written).unwrap()), (version, record));
+        }
     }
 
     #[test]

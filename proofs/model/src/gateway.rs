@@ -34,6 +34,8 @@ pub struct ModelBackgroundTask {
     pub call: ModelCall,
     /// In the journal: survives a crash.
     pub is_journaled: bool,
+    /// The end of a run that the last store has never heard of.
+    pub is_front_only: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,6 +63,8 @@ pub enum ModelStep {
     ShowInFront {
         lease: ModelLease,
         taken_over: ModelFence,
+        /// It removed another holder's entry before.
+        displaced: bool,
     },
     ReadMarkerToShow {
         lease: ModelLease,
@@ -72,6 +76,11 @@ pub enum ModelStep {
         taken_over: ModelFence,
         found: ModelFence,
         can_take_over: bool,
+    },
+    /// It is shown in place of another holder, who may have begun to run solo before.
+    ReadMarkerAfterShown {
+        lease: ModelLease,
+        taken_over: ModelFence,
     },
     ReadMarkerAfter {
         taken_over: ModelFence,
@@ -169,6 +178,8 @@ pub struct RequestHistory {
     pub authority_missed: bool,
     /// The first store was never told the end.
     pub front_not_settled: bool,
+    /// It gave way to a run on the first store alone.
+    pub gave_way: bool,
     /// It was told that it no longer is the holder.
     pub claim_lost: bool,
     pub journaled: bool,
@@ -237,7 +248,9 @@ impl ModelSetup {
             ModelStep::ShowInFront { .. } => {
                 (StoreRole::Front, ModelCall::Claim { token, fingerprint: body, take_over: None })
             }
-            ModelStep::ReadMarkerToShow { .. } => (StoreRole::Front, ModelCall::ReadMarker),
+            ModelStep::ReadMarkerToShow { .. } | ModelStep::ReadMarkerAfterShown { .. } => {
+                (StoreRole::Front, ModelCall::ReadMarker)
+            }
             ModelStep::ReplaceInFront { found: there, can_take_over: true, .. } => {
                 (StoreRole::Front, ModelCall::Claim { token, fingerprint: body, take_over: Some(there) })
             }
@@ -316,7 +329,7 @@ impl ModelSetup {
                 };
                 let shown = !self.is_tiered() || in_first || self.rules.leaves_out(ModelRule::TakeoverIsShownInFront);
                 state.requests[who].step = match over {
-                    Some(took) if !shown => ModelStep::ShowInFront { lease, taken_over: took },
+                    Some(took) if !shown => ModelStep::ShowInFront { lease, taken_over: took, displaced: false },
                     _ => ModelStep::Ready(lease),
                 };
             }
@@ -477,6 +490,9 @@ impl ModelSetup {
                 self.settle_front_in_background(state, who, lease, end);
                 self.answer(state, who, end, AnswerSource::Recorded);
             }
+            StoreCallOutcome::Answered(Err(now)) if lease.front_only && self.waits_for_holder(end, now) => {
+                state.requests[who].step = ModelStep::SettleFront { lease, settlement: end };
+            }
             // It writes nothing, and answers what the record says.
             StoreCallOutcome::Answered(Err(now)) => {
                 state.requests[who].history.claim_lost = end != ModelSettlement::Release;
@@ -548,12 +564,23 @@ impl ModelSetup {
             state.check_release(who);
         }
         state.requests[who].history.journaled |= durable;
-        state.requests[who].settle_queue.push(ModelBackgroundTask { to, call, is_journaled: durable });
+        state.requests[who].settle_queue.push(ModelBackgroundTask {
+            to,
+            call,
+            is_journaled: durable,
+            is_front_only: false,
+        });
     }
 
     /// A store has heard the oldest errand. What the last store calls lost must not stand in the first.
     pub fn on_task_delivered(&self, state: &mut ModelState, who: usize, held: Result<ModelAnswer, ModelAnswer>) {
         let request = &mut state.requests[who];
+        if let (ModelBackgroundTask { is_front_only: true, call: ModelCall::Settle { settlement, .. }, .. }, Err(now)) =
+            (&request.settle_queue[0], held)
+            && self.waits_for_holder(*settlement, now)
+        {
+            return;
+        }
         let told = request.settle_queue.remove(0);
         if told.to == StoreRole::Authority
             && held.is_err()

@@ -26,7 +26,7 @@ use gateway::{ModelLease, ModelRequest, ModelStep, RequestHistory, StoreCallOutc
 use properties::StoreMonitor;
 use red::ModelRules;
 pub use state::{FaultBudget, LateCall, ModelState};
-use store::{ModelCall, ModelStore, ModelToken, TOKENS_PER_REQUEST};
+use store::{ModelAnswer, ModelCall, ModelStore, ModelToken, TOKENS_PER_REQUEST};
 
 /// What is explored.
 #[derive(Debug, Clone)]
@@ -219,7 +219,12 @@ impl ModelSetup {
             state.faults_left.losses -= 1;
             state.post_late_call(StoreRole::Authority, call);
         } else {
-            let _ = self.apply(state, StoreRole::Authority, call);
+            // A store that shows another holder has never heard of this one.
+            if let Err(ModelAnswer::InProgress(_) | ModelAnswer::OutcomeUnknown(_)) =
+                self.apply(state, StoreRole::Authority, call)
+            {
+                return;
+            }
         }
         self.end_front_only(state, who);
     }

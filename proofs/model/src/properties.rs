@@ -153,7 +153,7 @@ fn is_explained(state: &ModelState, store: &ModelStore, is_first: bool) -> bool 
     let excused = open_end
         || past.crashed
         || state.failover.is_some()
-        || (is_first && (past.front_not_settled || past.claim_lost));
+        || (is_first && (past.front_not_settled || past.claim_lost || past.gave_way));
     match phase {
         ModelEntryState::Running { .. } => at_it || !request.settle_queue.is_empty() || excused,
         ModelEntryState::OutcomeUnknown { released: false, .. } => open_end || past.reported_to_authority,

@@ -45,7 +45,9 @@ pub enum ModelRule {
     ClaimLostStaysOutOfFront,
     FrontOnlyEndsWhenAuthorityMayKnow,
     LostInFrontReachesAuthority,
+    FrontOnlyEndWaitsForHolder,
     TakeoverIsShownInFront,
+    MarkerIsReadAfterShown,
     FrontOnlyIsRecordedInAuthority,
     LostCopyAllowsSecondRun,
 }
@@ -297,6 +299,12 @@ fn tiered_mutants() -> Vec<Mutant> {
             setup_with(Loose, Hold, same, &[Remembered], FaultBudget { authority_unreachable: 2, ..none }),
         ),
         mutant(
+            "a solo claim gives up when the last store shows another holder",
+            ModelRule::FrontOnlyEndWaitsForHolder,
+            properties::REPLIES_RECORDED,
+            setup_with(Loose, Retry, three, &[Remembered, NotSent], split),
+        ),
+        mutant(
             "another body takes over in the first store",
             ModelRule::SameFingerprintTakesOverInFront,
             properties::SAME_FINGERPRINT_TAKES_OVER,
@@ -313,6 +321,12 @@ fn tiered_mutants() -> Vec<Mutant> {
             ModelRule::TakeoverIsShownInFront,
             properties::ONE_START,
             setup_with(Loose, Retry, three, &[Remembered, NotSent], split),
+        ),
+        mutant(
+            "the mark is not read after a takeover is shown in the first store",
+            ModelRule::MarkerIsReadAfterShown,
+            properties::ONE_START,
+            setup_with(Loose, Retry, &[0, 1, 0], &[Remembered, NotSent], split),
         ),
         mutant(
             "a solo claim that is taken over is not told to the last store",

@@ -146,7 +146,7 @@ pub fn small_setups() -> Vec<ModelSetup> {
     ]
 }
 
-/// Explored by the binary, those of [`known_counterexamples`] last.
+/// Explored by the binary.
 pub fn large_setups() -> Vec<ModelSetup> {
     use ModelOnUnknown::{Hold, Retry};
     use StoreSetup::{Loose, One, Strict};
@@ -275,10 +275,4 @@ pub fn large_setups() -> Vec<ModelSetup> {
             FaultBudget { failovers: 1, replications: 1, authority_unreachable: 2, crashes: 0, ..apart },
         ),
     ]
-}
-
-/// Worlds of [`large_setups`] in which the protocol, as modelled, still has a counterexample: loose with `retry`. The binary shows it,
-/// and fails if there is none any more, so that this list stays true.
-pub fn known_counterexamples() -> [&'static str; 1] {
-    ["loose, retry, 3 requests"]
 }

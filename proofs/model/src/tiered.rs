@@ -45,8 +45,11 @@ impl ModelSetup {
             ModelStep::RecordInAuthority { front_only_run: ran, own_fence: mine } => {
                 self.on_recorded_in_authority(state, who, ran, mine, outcome)
             }
-            ModelStep::ShowInFront { lease, taken_over: took } => {
-                self.on_shown_in_front(state, who, lease, took, outcome)
+            ModelStep::ShowInFront { lease, taken_over: took, displaced } => {
+                self.on_shown_in_front(state, who, lease, took, displaced, outcome)
+            }
+            ModelStep::ReadMarkerAfterShown { lease, taken_over: took } => {
+                self.on_marker_read_after_shown(state, who, lease, took, outcome);
             }
             ModelStep::ReadMarkerToShow { lease, taken_over: took, found: there } => {
                 self.on_marker_read_to_show(state, who, lease, took, there, outcome);
@@ -235,7 +238,8 @@ impl ModelSetup {
     }
 
     fn on_shown_in_front(
-        &self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence, outcome: StoreCallOutcome,
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence, displaced: bool,
+        outcome: StoreCallOutcome,
     ) {
         let loose = self.stores == StoreSetup::Loose;
         match outcome {
@@ -267,6 +271,7 @@ impl ModelSetup {
                     },
                 };
             }
+            StoreCallOutcome::Answered(_) if displaced => self.on_displaced(state, who, lease, took),
             StoreCallOutcome::Answered(_) => {
                 state.requests[who].step = ModelStep::Ready(ModelLease { in_front: true, ..lease });
             }
@@ -274,6 +279,43 @@ impl ModelSetup {
                 self.run_without_front(state, who, lease)
             }
         }
+    }
+
+    /// It stands in the first store in place of another. From now on that one cannot begin to run solo; it may have
+    /// begun since its mark was looked for.
+    fn on_displaced(&self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence) {
+        let looks = self.stores == StoreSetup::Loose && !self.rules.leaves_out(ModelRule::MarkerIsReadAfterShown);
+        state.requests[who].step = match looks {
+            true => ModelStep::ReadMarkerAfterShown { lease, taken_over: took },
+            false => ModelStep::Ready(ModelLease { in_front: true, ..lease }),
+        };
+    }
+
+    /// It gives way to a solo run. Its claim in the first store stays until it lapses: nobody finds a free entry there.
+    fn on_marker_read_after_shown(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence, outcome: StoreCallOutcome,
+    ) {
+        match outcome {
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Marker(Some(ran)))) if ran.fence != took => {}
+            StoreCallOutcome::Answered(_) => {
+                state.requests[who].step = ModelStep::Ready(ModelLease { in_front: true, ..lease });
+                return;
+            }
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
+                return self.run_without_front(state, who, lease);
+            }
+        }
+        state.requests[who].history.gave_way = true;
+        self.queue_background_task(
+            state,
+            who,
+            StoreRole::Authority,
+            lease.fence,
+            lease.is_takeover,
+            ModelSettlement::Release,
+            false,
+        );
+        state.refuse(self, who, ClientOutcome::InProgress);
     }
 
     /// Somebody who ran solo, and whom the last store does not know, stands.
@@ -311,10 +353,10 @@ impl ModelSetup {
     ) {
         match outcome {
             StoreCallOutcome::Answered(Ok(ModelAnswer::Granted(_))) if ripe => {
-                state.requests[who].step = ModelStep::Ready(ModelLease { in_front: true, ..lease });
+                self.on_displaced(state, who, lease, took);
             }
             StoreCallOutcome::Answered(_) => {
-                state.requests[who].step = ModelStep::ShowInFront { lease, taken_over: took }
+                state.requests[who].step = ModelStep::ShowInFront { lease, taken_over: took, displaced: !ripe }
             }
             StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
                 self.run_without_front(state, who, lease)
@@ -381,8 +423,12 @@ impl ModelSetup {
 
     fn abandon_front_only(&self, state: &mut ModelState, who: usize, fence: ModelFence) {
         state.requests[who].history.front_only = FrontOnlyCause::NotFrontOnly;
-        let unmark =
-            ModelBackgroundTask { to: StoreRole::Front, call: ModelCall::RemoveMarker(fence), is_journaled: false };
+        let unmark = ModelBackgroundTask {
+            to: StoreRole::Front,
+            call: ModelCall::RemoveMarker(fence),
+            is_journaled: false,
+            is_front_only: false,
+        };
         state.requests[who].settle_queue.push(unmark);
         self.release_front(state, who, FrontHold::Claim(fence));
         state.end(who, ClientOutcome::Unavailable);
@@ -395,6 +441,14 @@ impl ModelSetup {
         {
             lease.front_only = false;
         }
+    }
+
+    /// The last store has never heard of this solo run, and shows another holder. That one finds the run in the first
+    /// store before it starts, and gives way; or it is in a window, and its own end decides. Until then the answer waits.
+    pub(crate) fn waits_for_holder(&self, end: ModelSettlement, now: ModelAnswer) -> bool {
+        matches!(now, ModelAnswer::InProgress(_) | ModelAnswer::OutcomeUnknown(_))
+            && matches!(end, ModelSettlement::Complete { .. })
+            && !self.rules.leaves_out(ModelRule::FrontOnlyEndWaitsForHolder)
     }
 
     /// Solo, and the last store away: the first one holds the end, the journal keeps it for the last one.
@@ -422,6 +476,10 @@ impl ModelSetup {
         }
         let complete = matches!(end, ModelSettlement::Complete { .. });
         self.queue_background_task(state, who, StoreRole::Authority, lease.fence, lease.is_takeover, end, complete);
+        state.requests[who]
+            .settle_queue
+            .iter_mut()
+            .for_each(|task| task.is_front_only = task.to == StoreRole::Authority);
         self.answer(state, who, end, AnswerSource::PendingAnswer);
     }
 
@@ -432,6 +490,7 @@ impl ModelSetup {
                 to: StoreRole::Front,
                 call: ModelCall::RemoveMarker(lease.fence),
                 is_journaled: false,
+                is_front_only: false,
             };
             state.requests[who].settle_queue.push(unmark);
         }

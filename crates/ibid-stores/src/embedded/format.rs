@@ -42,7 +42,9 @@ pub enum Corruption {
     #[error("no such thing begins here")]
     Magic,
     /// A later version of ibid wrote the data.
-    #[error("it is of format version {0}, and this build reads up to {FORMAT_VERSION}")]
+    #[error(
+        "it is of format version {0}, and this ibid reads up to version {FORMAT_VERSION}; use the ibid that wrote it"
+    )]
     Version(u32),
     /// The checksum does not match.
     #[error("the checksum does not fit")]

@@ -1,5 +1,6 @@
 //! Checks the server settings that the guarantees depend on, whenever a connection is opened.
 
+use ibid::store::ErrorKind;
 use tokio_postgres::{Client, Error, Row};
 
 use super::{migrate::SCHEMA_VERSION, url::PostgresUrl};
@@ -11,7 +12,7 @@ pub(super) struct PostgresFindings {
     /// Whether committed data may be lost in a crash.
     pub(super) may_lose_commits: bool,
     /// Why the server cannot be used at all.
-    pub(super) refusal: Option<String>,
+    pub(super) refusal: Option<(ErrorKind, String)>,
 }
 
 const MIN_SERVER_VERSION: i32 = 130_000;
@@ -31,23 +32,39 @@ pub(super) async fn run_checks(client: &Client, place: &PostgresUrl) -> Result<P
     check_settings(&found, &mut findings, place);
     let migrate = format!("run ibid migrate --store {place}");
     let (may_use, is_made): (Option<bool>, i64) = (found.try_get(10)?, found.try_get(11)?);
+    let rejected = |why| Some((ErrorKind::Rejected, why));
     findings.refusal = match may_use {
-        None => Some(format!("there is no schema ibid in {place}; {migrate}")),
+        None => rejected(format!("there is no schema ibid in {place}; {migrate}")),
         Some(false) => {
             let role: String = found.try_get(9)?;
-            Some(format!("the role {role:?} may not use the schema ibid in {place}; GRANT ibid_service TO {role:?}"))
+            rejected(format!(
+                "the role {role:?} may not use the schema ibid in {place}; GRANT ibid_service TO {role:?}"
+            ))
         }
-        Some(true) if is_made == 0 => Some(format!("the schema ibid in {place} was not made by ibid; {migrate}")),
+        Some(true) if is_made == 0 => rejected(format!("the schema ibid in {place} was not made by ibid; {migrate}")),
         Some(true) => {
-            let version = client.query_typed_one("SELECT coalesce(max(version), 0) FROM ibid.migrations", &[]).await?;
-            let version: i32 = version.try_get(0)?;
-            let old = format!(
-                "the schema ibid in {place} is of version {version}, and {SCHEMA_VERSION} is needed; {migrate}"
-            );
-            (version < SCHEMA_VERSION).then_some(old)
+            let versions = "SELECT coalesce(max(version), 0), coalesce(max(oldest_reader), 0) FROM ibid.migrations";
+            let found = client.query_typed_one(versions, &[]).await?;
+            check_version(found.try_get(0)?, found.try_get(1)?, place, &migrate)
         }
     };
     Ok(findings)
+}
+
+/// A later schema is used if its migrations allow that: gateways of two versions run during an upgrade.
+fn check_version(version: i32, oldest_reader: i32, place: &PostgresUrl, migrate: &str) -> Option<(ErrorKind, String)> {
+    let is = format!("the schema ibid in {place} is of version {version}");
+    match () {
+        () if version < SCHEMA_VERSION => {
+            Some((ErrorKind::Rejected, format!("{is}, and {SCHEMA_VERSION} is needed; {migrate}")))
+        }
+        () if oldest_reader > SCHEMA_VERSION => {
+            let why =
+                format!("{is}, and this ibid reads up to version {SCHEMA_VERSION}; use the ibid that migrated it");
+            Some((ErrorKind::Corrupt, why))
+        }
+        () => None,
+    }
 }
 
 fn check_settings(found: &Row, findings: &mut PostgresFindings, place: &PostgresUrl) {

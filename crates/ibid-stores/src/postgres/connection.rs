@@ -51,7 +51,7 @@ impl PostgresConnection {
         }
         let findings = checks::run_checks(&self.client, place).await.map_err(failed)?;
         if let Some(refusal) = &findings.refusal {
-            return Err((ErrorKind::Rejected, refusal.clone()));
+            return Err(refusal.clone());
         }
         if !place.unnamed_statements {
             self.prepared = Some(RwLock::new(self.prepare().await.map_err(failed)?));

@@ -25,6 +25,9 @@ struct Migration {
     name: &'static str,
     up: &'static str,
     down: &'static str,
+    /// The schema version that a gateway must know to use the schema from this migration on. A lower one than `version`
+    /// lets gateways of earlier versions continue.
+    oldest_reader: i32,
 }
 
 macro_rules! migration {
@@ -34,6 +37,7 @@ macro_rules! migration {
             name: $name,
             up: include_str!(concat!("migrations/", $name, ".up.sql")),
             down: include_str!(concat!("migrations/", $name, ".down.sql")),
+            oldest_reader: $version,
         }
     };
 }
@@ -60,8 +64,10 @@ const OWNERSHIP_COMMENT: &str = "made by ibid migrate";
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 const MIGRATIONS_TABLE_SQL: &str = "CREATE TABLE ibid.migrations (
-    version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
+    version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    oldest_reader integer NOT NULL);
 COMMENT ON TABLE ibid.migrations IS 'made by ibid migrate';
+COMMENT ON COLUMN ibid.migrations.oldest_reader IS 'gateways whose schema version is lower must not use the schema';
 ";
 
 /// Migrates the database that the URL names. Returns a report, line by line, or the SQL of a dry run.
@@ -212,9 +218,14 @@ async fn migrate_up(
     }
     let roles = [ensure_role(script, SERVICE_ROLE).await?, ensure_role(script, ADMIN_ROLE).await?];
     let version = version.unwrap_or(0);
-    for Migration { version, name, up, .. } in MIGRATIONS.iter().filter(|migration| migration.version > version) {
+    for Migration { version, name, up, oldest_reader, .. } in
+        MIGRATIONS.iter().filter(|migration| migration.version > version)
+    {
         script.execute(up).await.map_err(|why| format!("{name}: {why}"))?;
-        script.execute(&format!("INSERT INTO ibid.migrations (version, name) VALUES ({version}, '{name}')")).await?;
+        let applied = format!(
+            "INSERT INTO ibid.migrations (version, name, oldest_reader) VALUES ({version}, '{name}', {oldest_reader})"
+        );
+        script.execute(&applied).await?;
         script.report.push(format!("applied {name}"));
     }
     set_search_indexes(script, version == 0, options.no_search_indexes).await?;

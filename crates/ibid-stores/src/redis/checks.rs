@@ -31,6 +31,13 @@ pub(super) async fn run_checks(topology: &RedisTopology, wait_replicas: u32) -> 
     Ok(found)
 }
 
+/// Returns why this build must not use the entries, if a later version of ibid has changed their format.
+pub(super) async fn find_later_format(core: &RedisCore) -> Option<String> {
+    let found = core.run_command(0, &[b"GET", core.key_names.format_key().as_bytes()]).await.ok()?;
+    let version = entry::reply_number(&found).ok()?;
+    (version > u64::from(entry::VERSION)).then(|| entry::other_version(version))
+}
+
 async fn check_server(
     server: &Arc<RedisServer>, topology: &RedisTopology, wait_replicas: u32,
 ) -> Result<RedisFindings, RedisCallError> {

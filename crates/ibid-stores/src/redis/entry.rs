@@ -14,7 +14,8 @@ use ibid::store::{CompletedEntry, Fingerprint, Holder, RecordSummary, SPENT_TOKE
 use super::{resp::Reply, *};
 
 pub(super) const HEADER_LEN: usize = 113;
-const VERSION: u8 = 1;
+/// The format version that this build writes. It rejects all others.
+pub(super) const VERSION: u8 = 1;
 const SPENT_LEN: usize = 24;
 const SUMMARY_LEN: usize = 26;
 const TAKEOVER_AT: usize = 97;
@@ -116,14 +117,21 @@ pub(super) fn holder_id(fence: Fence, token: &ibid::store::ClaimToken) -> [u8; 2
     id
 }
 
-/// Checks that a value is a whole entry of this version.
+/// Checks that a value of this version is a whole entry.
 fn check(value: &[u8]) -> Option<()> {
     let rest = value.len().checked_sub(HEADER_LEN)?;
     let (tags, label) = (u32_at(value, 105) as usize, u32_at(value, 109) as usize);
     let summary = if value[1] == b'd' { SUMMARY_LEN } else { 0 };
     let least = usize::from(value[3]) * SPENT_LEN + tags + label + summary;
-    let is_known = value[0] == VERSION && matches!(value[1], b'r' | b'u' | b'd' | b'f');
+    let is_known = matches!(value[1], b'r' | b'u' | b'd' | b'f');
     (is_known && least <= rest && (value[1] == b'd' || least == rest)).then_some(())
+}
+
+/// Says that entries of this version cannot be used.
+pub(super) fn other_version(version: u64) -> String {
+    format!(
+        "entries are of format version {version}, and this ibid reads version {VERSION}; use the ibid that wrote them"
+    )
 }
 
 fn u64_at(value: &[u8], at: usize) -> u64 {
@@ -136,7 +144,10 @@ fn u32_at(value: &[u8], at: usize) -> u32 {
 
 impl EntryView {
     pub(super) fn new(value: Bytes, pttl: i64, now: u64) -> Result<Self, StoreError> {
-        check(&value).ok_or_else(|| corrupt_reply("this is no entry, or of another version"))?;
+        if let Some(version) = value.first().filter(|version| **version != VERSION) {
+            return Err(corrupt_reply(&other_version(u64::from(*version))));
+        }
+        check(&value).ok_or_else(|| corrupt_reply("this is no entry"))?;
         let pttl = u64::try_from(pttl).map_err(|_| corrupt_reply("an entry does not expire"))?;
         Ok(Self { value, pttl, now })
     }

@@ -78,6 +78,11 @@ impl KeyNames {
         format!("{}sweeper", self.bucket_prefix(0))
     }
 
+    /// Key of the entries' format version, which a version of ibid sets if earlier ones must not use the entries.
+    pub(super) fn format_key(&self) -> String {
+        format!("{}format", self.bucket_prefix(0))
+    }
+
     /// Glob pattern that matches the entry names, with the prefix escaped.
     pub(super) fn scan_pattern(&self) -> String {
         let mut pattern = String::new();

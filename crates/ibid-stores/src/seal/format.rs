@@ -54,7 +54,7 @@ pub enum UnsealError {
     #[error("is not sealed, and seal.accept_plain is off")]
     NotSealed,
     /// The format version is unknown.
-    #[error("is sealed in format version {0}; this version of ibid opens up to {VERSION}")]
+    #[error("is sealed in format version {0}; this ibid opens up to version {VERSION}; use the ibid that wrote it")]
     UnknownVersion(u8),
     /// The named key is not configured.
     #[error("is sealed with the key {0:?}, which seal.keys does not have")]

@@ -252,7 +252,10 @@ impl TieredInner {
         }
         let named = with_take_over(ask, Some(marker.fence));
         let step = self.granted_in_front(&named, mine).await?;
-        drop(self.spawn_background(BackgroundTask::RemoveMarker(ask.address, marker.fence)));
+        // Any other outcome leaves the run unknown to the authority.
+        if matches!(step, Some(Granted(_))) {
+            self.spawn_and_wait_briefly(BackgroundTask::RemoveMarker(ask.address, marker.fence)).await;
+        }
         Ok(step)
     }
 
@@ -333,13 +336,14 @@ impl TieredInner {
     }
 
     /// Makes this claim, which the authority has granted, the holder in the front. If another claim ran front-only or
-    /// completed there, that entry stays and is returned.
+    /// completed there, that claim is returned.
     async fn overwrite_front(&self, ask: &Arc<ClaimRequest>) -> Result<Option<ClaimOutcome>, StoreError> {
         let at = &ask.address;
+        let mut displaced = None;
         for _ in 0..MAX_ROUNDS {
             let found = self.front.claim(&with_take_over(&self.front_request(ask), None)).await?;
             let (fence, is_ripe) = match &found {
-                Granted(_) | TokenSpent => return Ok(None),
+                Granted(_) | TokenSpent => return self.find_displaced_run(ask, displaced).await,
                 Completed(finished) => (finished.fence, false),
                 InProgress(holder) => (holder.fence, false),
                 OutcomeUnknown(holder) => {
@@ -353,15 +357,27 @@ impl TieredInner {
                 InProgress(_) | OutcomeUnknown(_) if self.is_held_front_only_by_other(ask, fence).await? => {
                     return Ok(Some(found));
                 }
+                InProgress(holder) | OutcomeUnknown(holder) => displaced = Some(holder),
                 _ => {}
             }
             if !is_ripe {
                 let _: SettleOutcome = self.front.admin().forget(at, fence).await?;
             } else if let Granted(_) = self.front.claim(&with_take_over(&self.front_request(ask), Some(fence))).await? {
-                return Ok(None);
+                return self.find_displaced_run(ask, displaced).await;
             }
         }
         Ok(None)
+    }
+
+    /// This claim is the holder in the front, in place of `displaced`, which can no longer start a front-only run. If it
+    /// has started one since its marker was looked for, this claim gives way: its entry in the front stays until its
+    /// lease expires, so that no other claim finds a free entry while that run lasts.
+    async fn find_displaced_run(
+        &self, ask: &ClaimRequest, displaced: Option<Holder>,
+    ) -> Result<Option<ClaimOutcome>, StoreError> {
+        let Some(holder) = displaced.filter(|_| self.is_loose()) else { return Ok(None) };
+        let marker = self.find_marker(&ask.address).await?;
+        Ok(marker.filter(|marker| ask.take_over != Some(marker.fence)).map(|_| InProgress(holder)))
     }
 
     async fn is_held_front_only_by_other(&self, ask: &ClaimRequest, fence: Fence) -> Result<bool, StoreError> {

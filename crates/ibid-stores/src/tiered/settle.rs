@@ -5,6 +5,9 @@ use ClaimOutcome::{Completed, Granted, InProgress, OutcomeUnknown, TokenSpent};
 use SettleOutcome::{Applied, ClaimLost, Restored};
 use Settlement::{Complete, Park, Release};
 
+/// How long a holder may be paused before it gives way to a front-only run, in leases. After that, it counts as crashed.
+const MAX_PAUSE_LEASES: u32 = 4;
+
 impl TieredInner {
     pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let told = Instant::now();
@@ -12,6 +15,11 @@ impl TieredInner {
         // An absent entry of a front-only claim is restored under the front's fence.
         let held = self.authority.extend(lease, hold).await;
         if lease.front_only {
+            if let Ok(ClaimLost(found)) = &held
+                && let Some(why) = self.other_holder(lease, found).await
+            {
+                return self.extend_front_only(lease, hold, why).await;
+            }
             // From now on the claim can be taken over in the authority, so it must not be settled in the front alone.
             if !matches!(&held, Err(error) if error.kind != ErrorKind::Ambiguous) {
                 self.mark_ambiguous(&lease.request);
@@ -40,13 +48,21 @@ impl TieredInner {
     pub(super) async fn settle(self: &Arc<Self>, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let told = Instant::now();
         let held = if lease.front_only {
-            match self.authority.settle(lease, end).await {
-                Ok(held) => {
-                    self.note_known_to_authority(lease, &held);
-                    held
-                }
+            let held = match self.authority.settle(lease, end).await {
+                Ok(held) => held,
                 Err(error) => return self.settle_front_only(lease, end, error).await,
+            };
+            if let (ClaimLost(found), Complete { .. }) = (&held, end)
+                && let Some(why) = self.other_holder(lease, found).await
+            {
+                return self.settle_front_only(lease, end, why).await;
             }
+            self.note_known_to_authority(lease, &held);
+            // It did not run, so its marker must go.
+            if matches!((&held, end), (ClaimLost(_), Release)) {
+                drop(self.spawn_background(BackgroundTask::RemoveMarker(lease.request.address, lease.fence)));
+            }
+            held
         } else {
             self.authority.settle(lease, end).await?
         };
@@ -80,6 +96,25 @@ impl TieredInner {
             }
         }
         Ok(held)
+    }
+
+    /// The authority has never known this front-only claim, and shows another holder. That holder looks for front-only
+    /// runs before it starts, and gives way; or it runs in a window of loose mode, and its own end decides. Until then
+    /// the claim stays front-only, as if the authority were unreachable. Its marker says that no takeover has reported
+    /// it to the authority.
+    async fn other_holder(&self, lease: &Lease, found: &ClaimOutcome) -> Option<StoreError> {
+        let may_give_way = match found {
+            InProgress(_) => true,
+            OutcomeUnknown(holder) => holder.age < lease.request.lease.saturating_mul(MAX_PAUSE_LEASES),
+            Granted(_) | Completed(_) | TokenSpent => false,
+        };
+        if !may_give_way || self.is_ambiguous(&lease.request) {
+            return None;
+        }
+        let marker = self.front_answer("settle", self.find_marker(&lease.request.address).await);
+        let is_other = marker.is_none_or(|marker| marker.is_some_and(|marker| marker.fence == lease.fence));
+        let why = "another claim holds the key in the last store, which does not know this run yet";
+        is_other.then(|| StoreError::new(ErrorKind::NotApplied, "tiered", why))
     }
 
     /// The authority is unreachable: extends the claim in the front.

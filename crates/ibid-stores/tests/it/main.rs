@@ -19,6 +19,7 @@ use crate::sim_disk::SimDisk;
 mod counts;
 mod crash;
 mod faults;
+mod fixtures;
 mod floods;
 mod format_v1;
 mod inbox;

@@ -5,9 +5,12 @@ local K = KEYS[1]
 local REMEMBERED, MAX_SPENT = 60000, 32
 
 local function parse(value)
-  if #value < HEADER_LENGTH or string.byte(value) ~= 1 then error('CORRUPT value of ' .. K) end
-  local e = {}
-  local version, flags, spent, tags, label, at
+  if #value < HEADER_LENGTH then error('CORRUPT value of ' .. K) end
+  local e, version = {}, string.byte(value)
+  if version ~= 1 then
+    error('CORRUPT entry of format version ' .. version .. ', and this ibid reads version 1; use the ibid that wrote it')
+  end
+  local flags, spent, tags, label, at
   version, e.p, flags, spent, e.a, e.f, e.t, e.fp, e.h, e.k, e.lapse, e.linger, e.u, tags, label, at =
     struct.unpack(HEADER, value)
   if at + spent * 24 + tags + label > #value + 1 then error('CORRUPT lengths in ' .. K) end

@@ -20,6 +20,8 @@ end
 local function state_of(key)
   local header = redis.pcall('GETRANGE', key, 0, HEADER_LENGTH - 1)
   if type(header) ~= 'string' or #header < HEADER_LENGTH then return nil end
+  -- Of another version: what is indexed stays so until its key expires.
+  if string.byte(header) ~= 1 then return 'u', 0, redis.call('PTTL', key) end
   local lapse, linger = struct.unpack('>I8I8', header, 82)
   local life = redis.call('PTTL', key) - linger
   return string.sub(header, 2, 2), life - lapse, life

@@ -7,7 +7,7 @@ use ibid_stores::{
 };
 use testbed::TestPostgres;
 
-use super::common::{claim_granted, claim_request, competing_request, database, open};
+use super::common::{claim_granted, claim_request, competing_request, database, open, patient_options};
 
 const SCHEMA_OBJECTS_SQL: &str = "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid') \
     + (SELECT count(*) FROM pg_proc WHERE proname LIKE '%idempotency_keys%') \
@@ -160,19 +160,29 @@ async fn of_several_at_the_same_time_one_does_the_work() {
     assert_eq!(worked.iter().filter(|worked| **worked).count(), 1, "{worked:?}");
 }
 
+/// Gateways of this version continue on a later schema if its migrations allow that.
 #[tokio::test]
-async fn a_later_schema_is_refused() {
+async fn a_later_schema_is_refused_where_it_says_so() {
     let server = TestPostgres::shared();
     let name = database(server);
-    server.sql(&name, "INSERT INTO ibid.migrations (version, name) VALUES (99, 'later')");
+    let later = |reader: i32| {
+        let row =
+            format!("VALUES (99, 'later', {reader}) ON CONFLICT (version) DO UPDATE SET oldest_reader = {reader}");
+        server.sql(&name, &format!("INSERT INTO ibid.migrations (version, name, oldest_reader) {row}"));
+    };
+    later(6);
     for how in [MigrateAction::Up, MigrateAction::Down] {
         let why = migrate(&server.url("migrator", &name), how).await.unwrap_err().to_string();
-        assert!(why.contains("version 99"), "{why}");
+        assert!(why.contains("version 99, and this ibid knows up to 6; use the later ibid"), "{why}");
     }
     assert!(matches!(
         open(&server.url("gateway", &name)).await.claim(&claim_request()).await,
         Ok(ClaimOutcome::Granted(_))
     ));
+    later(7);
+    let why =
+        ibid_stores::postgres::Postgres::open(&server.url("gateway", &name), patient_options()).await.err().unwrap();
+    assert!(why.to_string().contains("version 99, and this ibid reads up to version 6; use the ibid that"), "{why}");
 }
 
 #[tokio::test]

@@ -215,3 +215,62 @@ async fn a_released_takeover_of_a_solo_claim_is_unknown_in_both() {
     }
     assert!(matches!(v.store.claim(&ask(1)).await.unwrap(), ClaimOutcome::OutcomeUnknown(_)));
 }
+
+/// B claimed in the last store alone, and has not looked at the first one yet. U runs solo: it goes on, and its answer waits
+/// until B has given way.
+#[tokio::test(start_paused = true)]
+async fn a_solo_run_waits_for_a_holder_in_last_that_gives_way() {
+    let (u, other, _, last) = TieredGateway::two_gateways(TieredMode::Loose);
+    let lease = claim_front_only(&u).await;
+    let between = granted(&last, &ask(1)).await;
+    heal_stores(&u);
+    let end = complete(b"alone", HOUR);
+    for _ in 0..2 {
+        let extended = u.store.extend(&lease, SECOND * 30).await.unwrap();
+        assert_eq!(extended, SettleOutcome::Applied, "in the first store");
+        // The second time, B's lease has expired.
+        advance(SECOND * 29).await;
+    }
+    for _ in 0..2 {
+        assert_eq!(u.store.settle(&lease, &end).await.unwrap_err().kind, ErrorKind::NotApplied, "so it is journaled");
+    }
+    assert_eq!(last.settle(&between, &Settlement::Release).await.unwrap(), SettleOutcome::Applied);
+    assert_eq!(u.store.settle(&lease, &end).await.unwrap(), SettleOutcome::Restored);
+    for asking in [&u.store as &dyn Store, &other.store, &last] {
+        assert_eq!(&done(asking, &ask(1)).await.record[..], b"alone");
+    }
+    assert_eq!(u.log.count("lost claim"), 0);
+}
+
+/// B takes over in the last store and finds U's claim in the first one, without a mark. U starts to run solo before B has
+/// removed that claim.
+#[tokio::test(start_paused = true)]
+async fn a_takeover_gives_way_to_a_solo_run_that_starts_while_it_is_shown_in_first() {
+    let (u, b, _, last) = TieredGateway::two_gateways(TieredMode::Loose);
+    let lapsed = granted(&last, &ask(1)).await;
+    advance(SECOND * 31).await;
+    let step = Duration::from_millis(10);
+    u.authority.inner.delay(CallFilter::Claim, step * 5 / 2, Duration::ZERO);
+    failing_store(&u.authority).fail(CallFilter::Claim, ErrorKind::NotApplied);
+    b.front.inner.delay(CallFilter::All, step, Duration::ZERO);
+    let over = Arc::new(ClaimRequest { take_over: Some(lapsed.fence), ..ClaimRequest::clone(&ask(1)) });
+    let starts = ask(1);
+    let (solo, refused) = tokio::join!(u.store.claim(&starts), b.store.claim(&over));
+    assert!(matches!(solo.unwrap(), ClaimOutcome::Granted(lease) if lease.front_only), "U runs");
+    assert!(matches!(refused.unwrap(), ClaimOutcome::InProgress(_)), "B does not");
+    let there = last.get(&over.address).await.unwrap();
+    assert!(matches!(there, Some(ClaimOutcome::OutcomeUnknown(_))), "as before: {there:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_solo_claim_that_is_released_under_another_holder_leaves_no_mark() {
+    let (u, v, _, last) = TieredGateway::two_gateways(TieredMode::Loose);
+    let lease = claim_front_only(&u).await;
+    let between = granted(&last, &ask(1)).await;
+    heal_stores(&u);
+    assert!(matches!(u.store.settle(&lease, &Settlement::Release).await.unwrap(), SettleOutcome::ClaimLost(_)));
+    wait_for_background().await;
+    assert_eq!(last.settle(&between, &Settlement::Release).await.unwrap(), SettleOutcome::Applied);
+    advance(SECOND * 31).await;
+    assert!(!granted(&v.store, &ask(1)).await.front_only);
+}
