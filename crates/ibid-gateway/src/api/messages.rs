@@ -96,7 +96,7 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, A
 }
 
 /// Reads a body as each kind of message, for the fuzzer.
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub fn parse_any_message(body: &[u8]) -> Result<(), String> {
     let begin = parse::<BeginCall>(body, "a begin call").and_then(|call| call.request().map(drop));
     let end = parse::<EndCall>(body, "an end call").and_then(|call| call.response().map(drop));
