@@ -11,7 +11,7 @@ use ibid_gateway::{
 const CONFIG: &str = r#"
 upstream = "http://127.0.0.1:1"
 [[route]]
-match = "POST /payments/*/refunds"
+match = "POST /payments/:id/refunds"
 [[route]]
 match = "POST /payments/*"
 [[route]]
