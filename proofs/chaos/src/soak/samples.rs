@@ -10,8 +10,9 @@ const CURVE_WIDTH: f64 = 640.0;
 const CURVE_HEIGHT: f64 = 90.0;
 
 /// What is measured, in columns: name, unit, growth that is none (in percent, and in the unit), and the value.
-#[allow(clippy::type_complexity, reason = "a table")]
-const MEASURES: [(&str, &str, f64, f64, fn(&SoakSample) -> f64); 4] = [
+type SoakMeasure = (&'static str, &'static str, f64, f64, fn(&SoakSample) -> f64);
+
+const MEASURES: [SoakMeasure; 4] = [
     ("memory", "MiB", 10.0, 2.0, |sample| sample.memory_bytes as f64 / 1048576.0),
     ("file descriptors", "open", 10.0, 5.0, |sample| sample.open_files as f64),
     ("store", "MiB", 10.0, 1.0, |sample| sample.store_bytes as f64 / 1048576.0),
@@ -71,7 +72,7 @@ pub fn find_growth(samples: &[SoakSample]) -> Vec<String> {
 
 pub(super) fn compare_thirds(samples: &[SoakSample]) -> Vec<String> {
     let Some(thirds) = split_thirds(samples) else { return Vec::new() };
-    let compare = |(name, unit, _, _, value): (&str, &str, f64, f64, fn(&SoakSample) -> f64)| {
+    let compare = |(name, unit, _, _, value): SoakMeasure| {
         let [first, last] = thirds.map(|third| median(third, value));
         format!("{name:<30}{first:>9.1} then {last:>9.1} {unit}")
     };
