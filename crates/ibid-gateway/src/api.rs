@@ -25,7 +25,7 @@ mod calls;
 mod handle;
 mod handler_app;
 mod messages;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub use messages::parse_any_message;
 mod pending;
 mod problem;

@@ -16,8 +16,6 @@ use ibid::{
 use self::pattern::PathComparison;
 
 mod path;
-#[cfg(fuzzing)]
-pub use path::normalise as normalise_path;
 mod pattern;
 
 use crate::catalog_config::CONFIG_PATH;

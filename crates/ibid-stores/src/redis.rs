@@ -57,7 +57,7 @@ mod key_names;
 mod maintenance;
 mod operations;
 mod resp;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub use resp::reply_length;
 mod routing;
 mod scripts;

@@ -49,6 +49,7 @@ pub struct GatewayLauncher {
     admin: bool,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    parent_folder: Option<PathBuf>,
 }
 
 impl GatewayLauncher {
@@ -79,9 +80,16 @@ impl GatewayLauncher {
         self
     }
 
+    /// Makes its working directory in this one, instead of the system's for temporary files.
+    pub fn folder_in(mut self, parent: &Path) -> Self {
+        self.parent_folder = Some(parent.to_owned());
+        self
+    }
+
     /// Starts the gateway, and returns once it has announced its addresses.
     pub async fn start(self) -> GatewayProcess {
-        let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
+        let parent = self.parent_folder.clone().unwrap_or_else(std::env::temp_dir);
+        let dir = tempfile::Builder::new().prefix("ibid-").tempdir_in(parent).expect("a temporary folder");
         fs::write(dir.path().join(CONFIG_FILE), &self.config).expect("the configuration is written");
         let log = NamedTempFile::new().expect("a temporary file");
         let child = self.spawn_process(dir.path(), log.path());

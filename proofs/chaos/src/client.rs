@@ -20,7 +20,7 @@ use crate::{
 
 /// How long one try may take. Longer than a lease, so that a paused gateway can still be seen to answer late.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a client goes on asking about one key.
+/// How long a client goes on asking about one key, counted from the end of the faults.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries: doubled each time, with jitter.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(2);
@@ -48,19 +48,22 @@ impl ChaosClient {
     }
 
     /// One operation after the other until it is over. The last one is brought to its end.
-    pub(crate) async fn run(mut self, over: Arc<AtomicBool>, slowest: Duration) {
+    pub(crate) async fn run(mut self, over: Arc<AtomicBool>, slowest: Duration, longest_pause: Duration) {
         while !over.load(SeqCst) {
             let operation = self.history.next(&mut self.random, slowest);
-            self.run_to_final_answer(&operation).await;
-            sleep(Duration::from_millis(self.random.next_below(8) as u64)).await;
+            self.run_to_final_answer(&operation, &over).await;
+            let pause = self.random.within(&(Duration::ZERO..longest_pause));
+            sleep(pause).await;
         }
     }
 
-    async fn run_to_final_answer(&mut self, operation: &ChaosOperation) {
-        let end = Instant::now() + OPERATION_TIMEOUT;
+    async fn run_to_final_answer(&mut self, operation: &ChaosOperation, over: &AtomicBool) {
+        let mut end = Instant::now() + OPERATION_TIMEOUT;
         let mut seen = String::new();
         for nth in 0u32.. {
-            if Instant::now() >= end {
+            if !over.load(SeqCst) {
+                end = Instant::now() + OPERATION_TIMEOUT;
+            } else if Instant::now() >= end {
                 break;
             }
             let gateway = self.random.next_below(self.fleet.len());

@@ -146,7 +146,8 @@ pub async fn run_waiters(crowd: &WaiterPlan) -> io::Result<WaiterReport> {
     let folder = tempfile::Builder::new().prefix("ibid-crowd-").tempdir()?;
     let upstream = Upstream::start(folder.path(), Instant::now(), 1).await?;
     let configs: Vec<String> = crowd.stores.iter().map(|store| config(store, crowd.waiters)).collect();
-    let fleet = GatewayFleet::start(FleetLayout::Gateway, Path::new(&crowd.bin), &configs, upstream.addr()).await?;
+    let fleet =
+        GatewayFleet::start(FleetLayout::Gateway, Path::new(&crowd.bin), &configs, upstream.addr(), None).await?;
 
     let mut senders = Vec::new();
     for nth in 0..crowd.waiters.div_ceil(STREAMS_PER_CONNECTION) {

@@ -7,7 +7,7 @@ use std::{fmt, future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
 
 use testbed::FaultProxy;
 
-use crate::fleet::GatewayFleet;
+use crate::{fleet::GatewayFleet, sandbox::drop_packets};
 
 /// What a fault does when it is injected or healed.
 pub type FaultFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -175,7 +175,7 @@ impl ChaosFault for ServerFault {
 
 /// What happens to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as the methods of `FaultProxy` of the same names")]
+#[allow(missing_docs, reason = "as the methods of `FaultProxy` of the same names; packets are dropped by the kernel")]
 pub enum NetworkFault {
     Cut,
     CutAndRefuse,
@@ -187,6 +187,9 @@ pub enum NetworkFault {
     Slice(usize),
     DropAnswers(usize),
     BreakAnswers(usize),
+    DropPacketsToServer,
+    DropPacketsToClient,
+    LosePackets,
 }
 
 impl NetworkFault {
@@ -204,15 +207,44 @@ impl NetworkFault {
         NetworkFault::BreakAnswers(5),
     ];
 
+    /// What happens to packets, in a [sandbox](crate::sandbox).
+    pub const PACKETS: [NetworkFault; 3] =
+        [NetworkFault::DropPacketsToServer, NetworkFault::DropPacketsToClient, NetworkFault::LosePackets];
+
     /// Whether nothing gets through, one way at least.
     pub fn isolates(self) -> bool {
         matches!(
             self,
-            NetworkFault::Cut | NetworkFault::CutAndRefuse | NetworkFault::CutToServer | NetworkFault::CutToClient
+            NetworkFault::Cut
+                | NetworkFault::CutAndRefuse
+                | NetworkFault::CutToServer
+                | NetworkFault::CutToClient
+                | NetworkFault::DropPacketsToServer
+                | NetworkFault::DropPacketsToClient
         )
     }
 
+    /// The set of ports whose packets the kernel drops.
+    fn packet_set(self) -> Option<&'static str> {
+        match self {
+            NetworkFault::DropPacketsToServer => Some("to_server"),
+            NetworkFault::DropPacketsToClient => Some("to_client"),
+            NetworkFault::LosePackets => Some("lossy"),
+            _ => None,
+        }
+    }
+
+    fn heal(self, link: &FaultProxy) {
+        match self.packet_set() {
+            Some(set) => drop_packets(set, link.addr().port(), false),
+            None => link.heal(),
+        }
+    }
+
     fn apply(self, link: &FaultProxy) {
+        if let Some(set) = self.packet_set() {
+            drop_packets(set, link.addr().port(), true);
+        }
         match self {
             NetworkFault::Cut => link.cut(),
             NetworkFault::CutAndRefuse => link.cut_and_refuse(),
@@ -224,6 +256,7 @@ impl NetworkFault {
             NetworkFault::Slice(bytes) => link.slice(bytes),
             NetworkFault::DropAnswers(n) => link.drop_answers(n),
             NetworkFault::BreakAnswers(n) => link.break_answers(n),
+            NetworkFault::DropPacketsToServer | NetworkFault::DropPacketsToClient | NetworkFault::LosePackets => {}
         }
     }
 
@@ -239,6 +272,9 @@ impl NetworkFault {
             NetworkFault::Slice(_) => "sliced",
             NetworkFault::DropAnswers(_) => "answers dropped",
             NetworkFault::BreakAnswers(_) => "answers broken",
+            NetworkFault::DropPacketsToServer => "packets to the server dropped",
+            NetworkFault::DropPacketsToClient => "packets to the client dropped",
+            NetworkFault::LosePackets => "packets lost",
         }
     }
 }
@@ -291,7 +327,7 @@ impl ChaosFault for ProxyFault {
     }
 
     fn heal(&self) -> FaultFuture<'_> {
-        Box::pin(async { self.proxies.iter().for_each(|link| link.heal()) })
+        Box::pin(async { self.proxies.iter().for_each(|link| self.kind.heal(link)) })
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::exchange_app::ExchangeApp;
+use crate::{exchange_app::ExchangeApp, sandbox::Sandbox};
 
 /// What a gateway logs when it finds that an operation may have run twice.
 const DOUBLE_RUN_LOG_TEXT: &str = "may have run twice";
@@ -116,24 +116,28 @@ impl FleetFront {
 }
 
 impl GatewayFleet {
-    /// Starts one gateway per configuration, all in front of the same upstream.
+    /// Starts one gateway per configuration, all in front of the same upstream, and in the sandbox if there is one.
     ///
     /// # Errors
     ///
-    /// If there is no free port.
+    /// If there is no free port, or the sandbox has no disk for it.
     ///
     /// # Panics
     ///
     /// If one of them does not start, with all that it printed.
     pub async fn start(
-        layout: FleetLayout, bin: &Path, configs: &[String], upstream: SocketAddr,
+        layout: FleetLayout, bin: &Path, configs: &[String], upstream: SocketAddr, sandbox: Option<&Sandbox>,
     ) -> io::Result<Arc<GatewayFleet>> {
         let mut members = Vec::with_capacity(configs.len());
-        for config in configs {
+        for (nth, config) in configs.iter().enumerate() {
             let front = FleetFront::start(layout, upstream).await?;
             let own = front.as_ref().map(FleetFront::config).unwrap_or_default();
             let launch = GatewayProcess::launch(bin).config(format!("{config}\n{own}"));
-            let gateway = launch.upstream(&format!("http://{upstream}")).start().await;
+            let launch = match sandbox {
+                Some(sandbox) => sandbox.launch(launch.upstream(&sandbox.upstream_url(upstream.port())), nth)?,
+                None => launch.upstream(&format!("http://{upstream}")),
+            };
+            let gateway = launch.start().await;
             let link = Arc::new(FaultProxy::to(front.as_ref().map_or(gateway.addr(), FleetFront::addr)));
             members.push(FleetGateway { front, proxy: link, process: Mutex::new(gateway) });
         }
@@ -200,6 +204,11 @@ impl GatewayFleet {
         }
         link.set_target(gateway.addr());
         link.heal();
+    }
+
+    /// The nth's process, until it is restarted.
+    pub async fn process_id(&self, nth: usize) -> u32 {
+        self.gateways[nth].process.lock().await.id()
     }
 
     /// Stops the nth without its noticing.

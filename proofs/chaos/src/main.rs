@@ -4,6 +4,7 @@
 
 use std::{
     env,
+    os::unix::process::CommandExt as _,
     path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
@@ -12,6 +13,7 @@ use std::{
 use clap::Parser;
 use ibid_chaos::{
     report::Exemption,
+    sandbox,
     scenarios::{SCENARIOS, Scenario, ScenarioOptions, ScenarioResult, find, run_scenario},
 };
 
@@ -33,6 +35,15 @@ struct ChaosArgs {
     /// How many clients.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u16).range(1..=1000))]
     clients: u16,
+    /// How many operations the clients begin in a second, all together; as many as they can if not given.
+    #[arg(long)]
+    rate: Option<f64>,
+    /// How many faults may be at work at once.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=32))]
+    concurrent_faults: u16,
+    /// Leaves out what fails beneath the gateways (packets, names, disks, clocks, file descriptors), which needs root.
+    #[arg(long)]
+    plain: bool,
     /// How many gateways, if not as the scenario says.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=32))]
     gateways: Option<u16>,
@@ -45,6 +56,9 @@ struct ChaosArgs {
     /// Excuses more than the scenario does: duplicates-if-degraded, duplicates-if-announced, loss.
     #[arg(long, value_name = "WHAT")]
     allow: Vec<Exemption>,
+    /// The folder for the samples and curves of soaks.
+    #[arg(long, value_name = "DIR")]
+    curves: Option<PathBuf>,
     /// The folder for the history of each scenario, which `ibid-histories` and other checkers read.
     #[arg(long, value_name = "DIR")]
     histories: Option<PathBuf>,
@@ -78,6 +92,14 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    if !args.plain && !sandbox::is_inside() {
+        let error = match env::current_exe().and_then(|this| sandbox::sandbox_command(&this)) {
+            Ok(mut inside) => inside.args(env::args_os().skip(1)).exec(),
+            Err(error) => error,
+        };
+        eprintln!("ibid-chaos: {error}; --plain leaves out what needs them");
+        return ExitCode::from(EXIT_NOT_RUN);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(run_all(&args, &bin))
 }
@@ -91,6 +113,9 @@ async fn run_all(args: &ChaosArgs, bin: &std::path::Path) -> ExitCode {
         let mut how = ScenarioOptions::new(bin, Duration::from_secs(args.seconds));
         how.seed = args.seed.unwrap_or(how.seed);
         (how.clients, how.gateways) = (usize::from(args.clients), args.gateways.map(usize::from));
+        (how.rate, how.sandboxed) = (args.rate, !args.plain);
+        how.concurrent_faults = usize::from(args.concurrent_faults);
+        how.curves = args.curves.as_deref();
         how.waiters = args.waiters.map(|waiters| waiters as usize);
         (how.exemptions, how.histories) = (&args.allow, args.histories.as_deref());
         println!("== {}: {} (--seed {})", scenario.name, scenario.description, how.seed);

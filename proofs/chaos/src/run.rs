@@ -27,8 +27,12 @@ use crate::{
     fault::ChaosFault,
     fault_schedule::{FaultRate, FaultShape, ScheduledFault, schedule_faults},
     fleet::{FleetLayout, GatewayFleet},
+    sandbox::Sandbox,
     upstream::Upstream,
 };
+
+/// The longest pause of a client between two operations.
+const CLIENT_PAUSE: Duration = Duration::from_millis(8);
 
 /// How many clients verify at the end.
 const VERIFIER_COUNT: usize = 16;
@@ -49,6 +53,10 @@ pub struct ChaosPlan {
     pub configs: Vec<String>,
     /// How many clients.
     pub clients: usize,
+    /// How many operations all clients together begin in a second; as many as they can if not given.
+    pub rate: Option<f64>,
+    /// What the gateways stand on, if it can fail.
+    pub sandbox: Option<Arc<Sandbox>>,
     /// Decides the faults, and what the clients choose.
     pub seed: u64,
     /// How long, and how many faults.
@@ -72,6 +80,8 @@ impl ChaosPlan {
             layout: FleetLayout::default(),
             configs,
             clients: 12,
+            rate: None,
+            sandbox: None,
             seed,
             fault_rate: FaultRate {
                 load_duration: length,
@@ -110,7 +120,8 @@ pub async fn run(
     let began = Instant::now();
     let upstream = Upstream::start(folder.path(), began, plan.seed).await?;
     let link = Arc::new(FaultProxy::to(upstream.addr()));
-    let fleet = GatewayFleet::start(plan.layout, &plan.bin, &plan.configs, link.addr()).await?;
+    let fleet =
+        GatewayFleet::start(plan.layout, &plan.bin, &plan.configs, link.addr(), plan.sandbox.as_deref()).await?;
     let stage = FaultTargets { fleet: Arc::clone(&fleet), upstream: link };
     let board = Arc::new(AnswerHistory::new(began, plan.max_keys));
     let faults: Arc<[Box<dyn ChaosFault>]> = faults(&stage).into();
@@ -119,7 +130,8 @@ pub async fn run(
     let mut clients = JoinSet::new();
     for nth in 0..plan.clients {
         let client = ChaosClient::new(&fleet, &board, plan.seed ^ ((nth as u64 + 1) << 32));
-        clients.spawn(client.run(Arc::clone(&over), plan.slowest_response));
+        let pause = plan.rate.map_or(CLIENT_PAUSE, |rate| Duration::from_secs_f64(2.0 * plan.clients as f64 / rate));
+        clients.spawn(client.run(Arc::clone(&over), plan.slowest_response, pause));
     }
     let injected = inject(plan, &faults, &board).await;
     over.store(true, SeqCst);

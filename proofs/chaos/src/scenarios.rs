@@ -26,6 +26,8 @@ use crate::{
     fleet::FleetLayout,
     report::Exemption,
     run::{ChaosPlan, FaultTargets, run},
+    sandbox::Sandbox,
+    soak::{SoakPlan, SoakReport, run_soak},
 };
 
 pub mod backend;
@@ -37,6 +39,7 @@ pub enum ScenarioStore {
     Memory,
     Embedded,
     Redis,
+    Valkey,
     /// It keeps nothing on disk.
     RedisWithoutLog,
     Postgres,
@@ -72,6 +75,8 @@ pub enum ScenarioAction {
         /// Round trips over one link, by waiter.
         max_round_trips_each: u64,
     },
+    /// Mixed traffic: does anything grow?
+    Soak,
 }
 
 /// One of them.
@@ -113,6 +118,15 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "redis",
         description: "three gateways, one Redis that syncs every write: killed, paused, cut off, its answers lost",
         store: ScenarioStore::Redis,
+        layout: FleetLayout::Gateway,
+        gateways: 3,
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[],
+    },
+    Scenario {
+        name: "valkey",
+        description: "three gateways, one Valkey that syncs every write: killed, paused, cut off, its answers lost",
+        store: ScenarioStore::Valkey,
         layout: FleetLayout::Gateway,
         gateways: 3,
         action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
@@ -235,6 +249,24 @@ pub const SCENARIOS: &[Scenario] = &[
         action: WAITERS,
         exemptions: &[],
     },
+    Scenario {
+        name: "soak-embedded",
+        description: "mixed traffic at a fixed rate, one gateway on its own disk: memory, files, store and p99 stay flat",
+        store: ScenarioStore::Embedded,
+        layout: FleetLayout::Gateway,
+        gateways: 1,
+        action: ScenarioAction::Soak,
+        exemptions: &[],
+    },
+    Scenario {
+        name: "soak-redis",
+        description: "the same with one gateway on Redis",
+        store: ScenarioStore::Redis,
+        layout: FleetLayout::Gateway,
+        gateways: 1,
+        action: ScenarioAction::Soak,
+        exemptions: &[],
+    },
 ];
 
 /// The scenario of that name.
@@ -261,12 +293,20 @@ pub struct ScenarioOptions<'a> {
     pub seed: u64,
     /// How many clients.
     pub clients: usize,
-    /// How many gateways, if not as the scenario says.
+    /// How many operations all clients together begin in a second; as many as they can if not given.
+    pub rate: Option<f64>,
+    /// How many gateways, if not as the scenario says. A store that belongs to one gateway has one.
     pub gateways: Option<usize>,
+    /// How many faults may be at work at once.
+    pub concurrent_faults: usize,
+    /// Whether what is beneath the gateways fails too. Only [inside](crate::sandbox::sandbox_command).
+    pub sandboxed: bool,
     /// How many waiters in a crowd, if not as the scenario says.
     pub waiters: Option<usize>,
     /// What is excused beyond what the scenario excuses.
     pub exemptions: &'a [Exemption],
+    /// The folder for the samples and curves of soaks.
+    pub curves: Option<&'a Path>,
     /// The folder for the history, as `SCENARIO-SEED.jsonl`.
     pub histories: Option<&'a Path>,
 }
@@ -280,9 +320,13 @@ impl<'a> ScenarioOptions<'a> {
             length,
             seed,
             clients: 12,
+            rate: None,
             gateways: None,
+            concurrent_faults: 2,
+            sandboxed: false,
             waiters: None,
             exemptions: &[],
+            curves: None,
             histories: None,
         }
     }
@@ -295,7 +339,12 @@ pub enum ScenarioResult {
     Faults(Box<ChaosReport>),
     /// Of waiters.
     Waiters(WaiterReport),
+    /// Of a soak.
+    Soak(SoakReport),
 }
+
+/// Requests per second of a soak, if not given.
+const SOAK_RATE: f64 = 200.0;
 
 /// Runs a scenario, prints what it shows, and returns what is wrong and not excused.
 ///
@@ -307,24 +356,33 @@ pub enum ScenarioResult {
 ///
 /// If a process does not start, or does not come back.
 pub async fn run_scenario(scenario: &Scenario, how: &ScenarioOptions<'_>) -> io::Result<(ScenarioResult, Vec<String>)> {
-    let gateways = how.gateways.unwrap_or(scenario.gateways);
-    if gateways > 1 && matches!(scenario.store, ScenarioStore::Memory | ScenarioStore::Embedded) {
-        return Err(io::Error::other(format!(
-            "{}: its store belongs to one gateway, not to {gateways}",
-            scenario.name
-        )));
-    }
+    let gateways = match scenario.store {
+        ScenarioStore::Memory | ScenarioStore::Embedded => 1,
+        _ => how.gateways.unwrap_or(scenario.gateways),
+    };
     let backend = backend::start(scenario.store, how.bin).await.map_err(io::Error::other)?;
     let links: Vec<Vec<StoreProxy>> = (0..gateways).map(|nth| connect_gateway(&*backend, nth)).collect();
     let stores: Vec<String> = links.iter().map(|wired| backend.store(&|name| proxy_address(wired, name))).collect();
     match scenario.action {
         ScenarioAction::Faults { process_faults: blows, network_faults: tears } => {
-            let configs = stores.iter().map(|store| config(store)).collect();
+            let sandbox = if how.sandboxed { Some(Arc::new(Sandbox::new()?)) } else { None };
+            let name_servers = |store: &String| match &sandbox {
+                Some(sandbox) => sandbox.with_names(store),
+                None => store.clone(),
+            };
+            let configs = stores.iter().map(|store| config(&name_servers(store))).collect();
             let mut plan = ChaosPlan::new(scenario.name, how.bin, configs, how.seed, how.length);
             let history_name = format!("{}-{}.jsonl", scenario.name, how.seed);
             plan.history_file = how.histories.map(|folder| folder.join(history_name));
-            (plan.clients, plan.layout) = (how.clients, scenario.layout);
-            let faults = |stage: &FaultTargets| build_faults(stage, &*backend, &links, blows, tears);
+            (plan.clients, plan.rate, plan.layout) = (how.clients, how.rate, scenario.layout);
+            plan.fault_rate.max_concurrent = how.concurrent_faults;
+            plan.fault_rate.mean_interval = plan.fault_rate.mean_interval * 2 / how.concurrent_faults.max(1) as u32;
+            plan.sandbox = sandbox.clone();
+            let faults = |stage: &FaultTargets| {
+                let mut faults = build_faults(stage, &*backend, &links, blows, tears);
+                faults.extend(sandbox.iter().flat_map(|sandbox| sandbox_faults(sandbox, stage, &links)));
+                faults
+            };
             let outcome = run(&plan, faults).await?;
             println!("{outcome}");
             let allow: Vec<Exemption> = scenario.exemptions.iter().chain(how.exemptions).copied().collect();
@@ -339,6 +397,22 @@ pub async fn run_scenario(scenario: &Scenario, how: &ScenarioOptions<'_>) -> io:
             println!("{}: {waited}", scenario.name);
             let complaints = waited.complaints(most_open, round_trips_each * waiters as u64);
             Ok((ScenarioResult::Waiters(waited), complaints))
+        }
+        ScenarioAction::Soak => {
+            let plan = SoakPlan {
+                name: scenario.name,
+                bin: how.bin,
+                store: stores[0].clone(),
+                length: how.length,
+                clients: how.clients,
+                rate: how.rate.unwrap_or(SOAK_RATE),
+                seed: how.seed,
+                curves: how.curves,
+            };
+            let report = run_soak(&plan, |folder| backend.bytes(folder)).await?;
+            println!("{report}");
+            let complaints = report.failures();
+            Ok((ScenarioResult::Soak(report), complaints))
         }
     }
 }
@@ -442,5 +516,16 @@ fn build_faults(
         faults.extend(separating.map(|tear| ProxyFault::many(&format!("all to {name}"), &all, *tear)));
     }
     faults.extend(backend.other_faults());
+    faults
+}
+
+/// What fails beneath the gateways: packets on every link, and what else the sandbox has.
+fn sandbox_faults(sandbox: &Arc<Sandbox>, stage: &FaultTargets, links: &[Vec<StoreProxy>]) -> Vec<Box<dyn ChaosFault>> {
+    let mut faults = sandbox.faults(&stage.fleet);
+    for tear in NetworkFault::PACKETS {
+        faults.push(ProxyFault::one("upstream", &stage.upstream, tear));
+        faults.extend((0..stage.fleet.len()).map(|nth| ProxyFault::to_gateway(&stage.fleet, nth, tear)));
+        faults.extend(links.iter().flatten().map(|wired| ProxyFault::one(&wired.name, &wired.proxy, tear)));
+    }
     faults
 }

@@ -118,7 +118,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8], what: &str) -> Resul
 }
 
 /// Reads a body as each kind of message, for the fuzzer.
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub fn parse_any_message(body: &[u8]) -> Result<(), String> {
     let begin = parse::<BeginCall<'_>>(body, "a begin call").and_then(|call| call.request().map(drop));
     let end = parse::<EndCall<'_>>(body, "an end call").and_then(|call| call.response().map(drop));

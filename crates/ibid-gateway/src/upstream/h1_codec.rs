@@ -452,7 +452,6 @@ fn parse_trailers(input: &[u8]) -> Result<Option<(Option<HeaderMap>, usize)>, St
     }
 }
 
-#[cfg(fuzzing)]
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ mod checkout;
 mod connect;
 mod error;
 mod h1_codec;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub use h1_codec::fuzzing::decode_reply;
 mod h1_connection;
 mod handshake;

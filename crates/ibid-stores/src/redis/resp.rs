@@ -90,7 +90,7 @@ pub(super) fn parse_reply(buffer: &[u8]) -> Result<Option<(Reply, usize)>, Strin
 }
 
 /// The length of the reply at the start of the buffer, for the fuzzer.
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub fn reply_length(buffer: &[u8]) -> Result<Option<usize>, String> {
     Ok(parse_reply(buffer)?.map(|(_, length)| length))
 }

@@ -3,7 +3,10 @@
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use super::ScenarioStore;
-use crate::fault::{ChaosFault, ServerProcess};
+use crate::{
+    fault::{ChaosFault, ServerProcess},
+    soak::folder_bytes,
+};
 
 mod postgres;
 mod redis;
@@ -26,6 +29,11 @@ pub trait StoreBackend: Send + Sync {
     /// The `[store]` table of a gateway that finds each server where `at` says, by its process's name.
     fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String;
 
+    /// How large it is; `folder` is that of its gateway.
+    fn bytes(&self, folder: &Path) -> u64 {
+        folder_bytes(folder)
+    }
+
     /// What else can happen to it: a failover, a reshard.
     fn other_faults(&self) -> Vec<Box<dyn ChaosFault>> {
         Vec::new()
@@ -46,6 +54,7 @@ pub async fn start(kind: ScenarioStore, bin: &Path) -> Result<Box<dyn StoreBacke
         ScenarioStore::Memory => Box::new(LocalBackend("memory:")),
         ScenarioStore::Embedded => Box::new(LocalBackend("embedded:data")),
         ScenarioStore::Redis => Box::new(run_blocking(|| redis::RedisBackend::start(&[])).await),
+        ScenarioStore::Valkey => Box::new(run_blocking(redis::RedisBackend::start_valkey).await),
         ScenarioStore::RedisWithoutLog => {
             Box::new(run_blocking(|| redis::RedisBackend::start(&["appendonly no"])).await)
         }

@@ -2,6 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -140,6 +141,10 @@ impl RedisBackend {
     pub(super) fn start(config: &[&str]) -> RedisBackend {
         RedisBackend(Arc::new(TestRedis::start_with_config(config)))
     }
+
+    pub(super) fn start_valkey() -> RedisBackend {
+        RedisBackend(Arc::new(TestRedis::start_valkey()))
+    }
 }
 
 impl StoreBackend for RedisBackend {
@@ -148,7 +153,12 @@ impl StoreBackend for RedisBackend {
     }
 
     fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String {
-        format!("[store]\nurl = \"redis://{}/0\"", at("redis"))
+        let own = format!("127.0.0.1:{}", self.0.port());
+        format!("[store]\nurl = \"{}\"", self.0.url().replace(&own, &at("redis").to_string()))
+    }
+
+    fn bytes(&self, _: &Path) -> u64 {
+        self.0.info("used_memory").parse().expect("Redis says how much it uses")
     }
 }
 
