@@ -132,6 +132,42 @@ impl ChaosFault for GatewayFault {
     }
 }
 
+/// A gateway is replaced as in an upgrade: SIGTERM, then a new process.
+pub struct GatewayReplacement {
+    fleet: Arc<GatewayFleet>,
+    index: usize,
+}
+
+impl GatewayReplacement {
+    /// One for each gateway of the fleet.
+    pub fn all(fleet: &Arc<GatewayFleet>) -> Vec<Box<dyn ChaosFault>> {
+        let replacement = |index| GatewayReplacement { fleet: Arc::clone(fleet), index };
+        (0..fleet.len()).map(|index| Box::new(replacement(index)) as Box<dyn ChaosFault>).collect()
+    }
+}
+
+impl ChaosFault for GatewayReplacement {
+    fn name(&self) -> String {
+        format!("gateway {}: replaced", self.index)
+    }
+
+    fn targets(&self) -> Vec<String> {
+        vec![format!("gateway {}", self.index)]
+    }
+
+    fn durations(&self) -> Range<Duration> {
+        Duration::ZERO..Duration::from_millis(200)
+    }
+
+    fn inject(&self) -> FaultFuture<'_> {
+        Box::pin(self.fleet.terminate(self.index))
+    }
+
+    fn heal(&self) -> FaultFuture<'_> {
+        Box::pin(self.fleet.restart(self.index))
+    }
+}
+
 /// A store's server is killed or paused.
 pub struct ServerFault {
     process: Arc<dyn ServerProcess>,

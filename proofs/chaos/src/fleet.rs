@@ -32,6 +32,9 @@ const DOUBLE_RUN_LOG_TEXT: &str = "may have run twice";
 /// How long a gateway may take to say how it is.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long a gateway may take to finish what it runs.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(40);
+
 /// What a gateway says about itself on `/readyz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatewayHealth {
@@ -188,6 +191,19 @@ impl GatewayFleet {
         link.refuse();
         gateway.lock().await.kill().await;
         link.reset();
+    }
+
+    /// Ends the nth as an upgrade does: it gets no new connections, and finishes what it runs.
+    ///
+    /// # Panics
+    ///
+    /// If it does not end.
+    pub async fn terminate(&self, nth: usize) {
+        let FleetGateway { proxy: link, process: gateway, .. } = &self.gateways[nth];
+        link.refuse();
+        let mut gateway = gateway.lock().await;
+        gateway.signal(ProcessSignal::Term);
+        gateway.wait_exit(SHUTDOWN_TIMEOUT).await;
     }
 
     /// Starts the nth again, in its own folder.

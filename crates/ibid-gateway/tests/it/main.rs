@@ -42,5 +42,6 @@ mod store_command;
 mod stores;
 mod stripe_clients;
 mod support;
+mod upgrade;
 mod upstream;
 mod webhooks;
