@@ -454,7 +454,7 @@ mod tests {
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
         assert_eq!(names(&["layer-memory", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 34);
+        assert_eq!(names(&[]).len(), 38);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }

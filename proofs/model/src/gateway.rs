@@ -372,12 +372,8 @@ impl ModelSetup {
                 self.run_front_only(state, who, first, FrontOnlyCause::AuthorityAmbiguous);
             }
             // In doubt: never solo. Whatever may have been granted is released, in the last store first: whoever gets in
-            // at the first store and runs solo must not find this claim in the last.
+            // at the first store and runs solo waits with its answer while it finds this claim in the last.
             StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
-                let first_before_last = self.rules.leaves_out(ModelRule::AuthorityIsReleasedBeforeFront);
-                if first_before_last {
-                    self.release_front(state, who, first);
-                }
                 self.queue_background_task(
                     state,
                     who,
@@ -387,9 +383,7 @@ impl ModelSetup {
                     ModelSettlement::Release,
                     false,
                 );
-                if !first_before_last {
-                    self.release_front(state, who, first);
-                }
+                self.release_front(state, who, first);
                 state.end(who, ClientOutcome::Unavailable);
             }
         }

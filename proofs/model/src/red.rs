@@ -33,7 +33,6 @@ pub enum ModelRule {
     NoFrontOnlyIfAmbiguous,
     AuthorityWinsOverInProgress,
     FrontIsReleased,
-    AuthorityIsReleasedBeforeFront,
     MarkerIsReadAfterTakeover,
     VerifyMarkerBeforeRun,
     AnyMarkerIsTrusted,
@@ -231,12 +230,6 @@ fn tiered_mutants() -> Vec<Mutant> {
             ModelRule::FrontIsReleased,
             properties::EXPLAINED_UNKNOWN,
             setup_with(Strict, Hold, same, &[Remembered], split),
-        ),
-        mutant(
-            "the first store is released before the last",
-            ModelRule::AuthorityIsReleasedBeforeFront,
-            properties::REPLIES_RECORDED,
-            setup_with(Loose, Hold, same, &[Remembered], FaultBudget { losses: 1, ..split }),
         ),
         mutant(
             "a holder unknown to the store is lost on a released entry",

@@ -85,7 +85,7 @@ fn contents(folder: &Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .unwrap()
         .map(|file| file.unwrap())
-        .filter(|file| file.file_name() != "lock")
+        .filter(|file| !file.file_name().to_string_lossy().ends_with("lock"))
         .map(|file| (file.file_name(), fs::read(file.path()).unwrap()))
         .collect();
     files.sort();
