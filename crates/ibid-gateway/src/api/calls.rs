@@ -2,7 +2,6 @@
 
 use std::{
     future::poll_fn,
-    hash::{BuildHasher as _, RandomState},
     pin::{Pin, pin},
     sync::Arc,
     task::Context,
@@ -58,15 +57,13 @@ pub(super) struct ApiState {
     work: parking_lot::Mutex<JoinSet<()>>,
     /// Becomes true at shutdown: nothing more begins.
     stop: watch::Receiver<bool>,
-    /// Tells replies of handlers apart.
-    hasher: RandomState,
 }
 
 impl ApiState {
     pub(super) fn new(live: Arc<LiveConfig>, ibid: Ibid, token: Option<String>, stop: watch::Receiver<bool>) -> Self {
         let sealer = Arc::new(HandleSealer::new(token.as_deref()));
-        let (exchanges, work, hasher) = Default::default();
-        Self { live, ibid, token, sealer, exchanges, work, stop, hasher }
+        let (exchanges, work) = Default::default();
+        Self { live, ibid, token, sealer, exchanges, work, stop }
     }
 
     /// Drops the work on all exchanges. Work that is dropped parks its claim.
@@ -81,8 +78,9 @@ impl ApiState {
 
     async fn call(self: &Arc<Self>, request: Request<Incoming>) -> CallResult {
         self.check_token(&request)?;
-        let path = request.uri().path().to_owned();
-        if request.uri().query().is_some() {
+        let uri = request.uri().clone();
+        let path = uri.path();
+        if uri.query().is_some() {
             return Err(ApiProblem::bad_request("the query is not understood; send none"));
         }
         if path == DOCUMENT_PATH {
@@ -100,20 +98,19 @@ impl ApiState {
             let (body, _reserved) = self.read(request).await?;
             return self.begin(&body).await;
         };
-        let handle = handle.to_owned();
         let (body, _reserved) = self.read(request).await?;
         match verb {
             "end" => {
                 let call: EndCall<'_> = messages::parse(&body, "{\"status\", \"headers\", \"body_base64\"}")?;
-                self.end(&handle, HandlerReply::Response(call.response()?), &body).await
+                self.end(handle, HandlerReply::Response(call.response()?), &body).await
             }
             "failed" => {
                 let call: FailedCall = messages::parse(&body, "{\"how\": \"not-started\"} or {\"how\": \"unknown\"}")?;
-                self.end(&handle, HandlerReply::Failed(call.how), &body).await
+                self.end(handle, HandlerReply::Failed(call.how), &body).await
             }
             _ => {
                 let ExtendCall {} = messages::parse(&body, "{}")?;
-                self.extend(&handle).await
+                self.extend(handle).await
             }
         }
     }
@@ -253,7 +250,7 @@ impl ApiState {
     }
 
     async fn end(self: &Arc<Self>, handle: &str, reply: HandlerReply, body: &[u8]) -> CallResult {
-        let hash = self.hasher.hash_one((matches!(reply, HandlerReply::Failed(_)), body));
+        let hash = reply_hash(matches!(reply, HandlerReply::Failed(_)), body);
         let mut exchange = self.find(handle).await?;
         let mut taken = exchange.reply(reply, hash);
         if let ReplyOutcome::NotRunning(reply) = taken {
@@ -384,6 +381,15 @@ impl<F: Future<Output = ()> + Send + 'static> Drop for WorkHandover<'_, F> {
     }
 }
 
+/// Tells the replies of one handler apart. The app that sends them gains nothing by a collision.
+fn reply_hash(has_failed: bool, body: &[u8]) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(ODD);
+    let (words, rest) = body.as_chunks();
+    let hash = words.iter().fold(u64::from(has_failed), |hash, word| mix(hash, u64::from_le_bytes(*word)));
+    rest.iter().fold(mix(hash, body.len() as u64), |hash, byte| mix(hash, (*byte).into()))
+}
+
 fn check_method(request: &Request<Incoming>, allowed: Method) -> Result<(), ApiProblem> {
     if *request.method() == allowed {
         return Ok(());
@@ -402,4 +408,22 @@ fn json_response(status: StatusCode, body: Bytes) -> CallResponse {
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_that_differ_in_one_bit_or_in_length_differ_in_their_hash() {
+        let reply = *b"{\"status\":201,\"headers\":[]}";
+        let known = reply_hash(false, &reply);
+        assert_ne!(reply_hash(true, &reply), known);
+        for at in 0..reply.len() {
+            assert_ne!(reply_hash(false, &reply[..at]), known, "{at}");
+            let mut changed = reply;
+            changed[at] ^= 1;
+            assert_ne!(reply_hash(false, &changed), known, "{at}");
+        }
+    }
 }

@@ -114,7 +114,9 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8], what: &str) -> Resul
     if !body.trim_ascii_start().starts_with(b"{") {
         return Err(wrong("expected a JSON object".into()));
     }
-    serde_json::from_slice(body).map_err(|why| wrong(why.to_string()))
+    // Once for the whole body, instead of for each string.
+    let text = str::from_utf8(body).map_err(|why| wrong(format!("it is not UTF-8: {why}")))?;
+    serde_json::from_str(text).map_err(|why| wrong(why.to_string()))
 }
 
 /// Reads a body as each kind of message, for the fuzzer.
