@@ -6,8 +6,10 @@
 use std::{
     convert::Infallible,
     error::Error,
+    future::poll_fn,
     io::Write,
     net::SocketAddr,
+    pin::pin,
     process::ExitCode,
     sync::{Arc, Weak},
 };
@@ -24,7 +26,10 @@ use ibid_gateway::{
     config::{Env, GatewaySettings, ServeArgs},
     cores::Cores,
     proxy::{Proxy, ProxyClient, ProxyResponseBody, UpstreamRequestBody},
-    server::connection_builder,
+    server::{
+        client_body::{ClientBody, ConnectionPoller},
+        connection_builder,
+    },
     upstream::{self, UpstreamClient},
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -100,13 +105,16 @@ impl BareProxy {
         });
         let builder = connection_builder(&self.settings.limits);
         // A client that hangs up is no concern of a benchmark's server; the client reports it.
-        let _ = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer).await;
+        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), answer));
+        let mut poller = ConnectionPoller::default();
+        let _ = poll_fn(|cx| poller.poll(connection.as_mut(), cx)).await;
     }
 }
 
 /// Has both bodies whole in memory before it sends them on, as the gateway does with a covered request.
 async fn proxy_buffered(mut proxy: Proxy, request: Request<Incoming>) -> Response<ProxyResponseBody> {
     let (parts, body) = request.into_parts();
+    let body = ClientBody::new(body, parts.version);
     let Ok(body) = body.collect().await else { return error_response(StatusCode::BAD_REQUEST) };
     let request = Request::from_parts(parts, RequestBody::whole(body.to_bytes(), None));
     let (parts, body) = proxy.pass(request).await.unwrap_or_else(|never| match never {}).into_parts();

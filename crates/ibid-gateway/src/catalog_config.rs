@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use hyper::body::Incoming;
 use ibid::{Ibid, RefusalReason, http::ResponseBody};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -13,6 +12,7 @@ use tokio::time::timeout;
 use crate::{
     openapi_document::{Answer, BodyRead, REPLACED_HEADERS, document_type, is_yaml, read_body},
     proxy::RequestFailure,
+    server::client_body::ClientBody,
 };
 
 /// The end of the path of a catalog's configuration. Catalogs have a base path in front of it.
@@ -32,7 +32,7 @@ pub(crate) struct CatalogConfigRequest {
 impl CatalogConfigRequest {
     /// Forwards the request to the catalog and adds the lifetime to its configuration.
     pub(crate) async fn answer<F>(
-        self, mut request: Request<Incoming>, send: impl FnOnce(Request<Incoming>) -> F,
+        self, mut request: Request<ClientBody>, send: impl FnOnce(Request<ClientBody>) -> F,
     ) -> Answer
     where
         F: Future<Output = Answer>,

@@ -19,7 +19,6 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use ibid::{
     Ibid, RefusalReason,
     http::{MemoryReservation, ResponseBody},
@@ -34,6 +33,7 @@ use crate::{
     commands::openapi::find_route,
     proxy::{ProxyResponseBody, RequestFailure},
     routes::RouteTable,
+    server::client_body::ClientBody,
 };
 
 mod conditions;
@@ -188,7 +188,7 @@ impl Document {
 impl Asked {
     /// Forwards the request to the app and annotates the response if it is a document.
     pub(crate) async fn answer<F>(
-        self, mut request: Request<Incoming>, send: impl FnOnce(Request<Incoming>) -> F,
+        self, mut request: Request<ClientBody>, send: impl FnOnce(Request<ClientBody>) -> F,
     ) -> Answer
     where
         F: Future<Output = Answer>,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::upgrade::OnUpgrade;
 use ibid::{
     Refusal, RefusalReason,
     http::{
@@ -28,7 +28,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use self::outgoing_body::{BODY_TIMED_OUT, BodyFailure, OutgoingBody};
 use crate::{
     config::LimitSettings,
-    server::interim::InterimResponses,
+    server::{client_body::ClientBody, interim::InterimResponses},
     trace::{self, RequestTrace},
     upstream::{
         self, AddedHeaders, Affinity, OnInterim, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient,
@@ -94,7 +94,7 @@ impl ProxyClient {
     }
 }
 
-impl App<Incoming> for Proxy {
+impl App<ClientBody> for Proxy {
     type Body = ProxyResponseBody;
     type PassError = Infallible;
     type PassFuture = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
@@ -102,7 +102,7 @@ impl App<Incoming> for Proxy {
     const SENDS_OTHERS: bool = true;
     const ADDS_HEADERS: bool = true;
 
-    fn pass(&mut self, request: Request<RequestBody<Incoming>>) -> Self::PassFuture {
+    fn pass(&mut self, request: Request<RequestBody<ClientBody>>) -> Self::PassFuture {
         let (proxy, mut request) = (self.clone(), request.map(OutgoingBody::new));
         Box::pin(async move {
             let call = AppCall { run: None, request_id: None, claim: None, send_state: None };
@@ -112,7 +112,7 @@ impl App<Incoming> for Proxy {
     }
 
     async fn send(
-        &mut self, request: Request<RequestBody<Incoming>>, call: AppCall<'_>,
+        &mut self, request: Request<RequestBody<ClientBody>>, call: AppCall<'_>,
     ) -> Result<Response<ProxyResponseBody>, AppError<ProxyResponseBody>> {
         let mut request = request.map(OutgoingBody::new);
         self.forward(&mut request, call).await.map_err(|error| *error)

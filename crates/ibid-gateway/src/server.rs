@@ -13,7 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hyper::service::service_fn;
+use http::Request;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::conn::auto,
@@ -27,6 +28,7 @@ use tokio::{
 };
 
 use self::{
+    client_body::{ClientBody, ConnectionPoller},
     connection_activity::{ConnectionActivity, EventWaker, StreamExecutor, WriteProgress},
     request::ClientConnection,
 };
@@ -39,6 +41,7 @@ use crate::{
     watch::LiveConfig,
 };
 
+pub mod client_body;
 mod connection_activity;
 pub mod interim;
 mod request;
@@ -176,16 +179,19 @@ impl ServerState {
             activity: traffic.clone(),
             sending: sending.clone(),
         });
-        let answer = service_fn(move |request| ClientConnection::handle(&connection, request));
+        let answer = service_fn(move |request: Request<Incoming>| {
+            let version = request.version();
+            ClientConnection::handle(&connection, request.map(|body| ClientBody::new(body, version)))
+        });
         let builder = connection_builder(&self.limits);
         let socket = interim::InterimSocket { io: socket, interim, activity: traffic.clone() };
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), answer));
-        let (mut stopping, mut waker) = (false, None);
+        let (mut stopping, mut poller, mut waker) = (false, ConnectionPoller::default(), None);
         let mut event = pin!(self.next_event(&traffic, &sending, stopping, None));
         poll_fn(|cx| {
             loop {
                 // Poll the connection first: the events check the progress that it made.
-                if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+                if let Poll::Ready(result) = poller.poll(connection.as_mut(), cx) {
                     let _ = result.inspect_err(|why| tracing::debug!(%peer, %why, "connection ended"));
                     return Poll::Ready(());
                 }

@@ -286,8 +286,8 @@ impl Engine {
             }
             return BeginOutcome::Replay(finished, if solo { StoredAs::FrontOnly } else { StoredAs::Pending });
         }
-        if self.quota.is_some()
-            && let Some(refusal) = Box::pin(self.check_quota(&ask)).await
+        if let Some(quota) = self.active_quota()
+            && let Some(refusal) = Box::pin(self.check_quota(quota, &ask)).await
         {
             return BeginOutcome::Refused(refusal);
         }
@@ -396,9 +396,13 @@ impl Engine {
         }
     }
 
+    /// The quota, if it has a limit.
+    fn active_quota(&self) -> Option<&Quota> {
+        self.quota.as_deref().filter(|quota| quota.is_set())
+    }
+
     /// Refuses a new key of a tenant without quota left. Known keys are still answered.
-    async fn check_quota(&self, ask: &ClaimRequest) -> Option<Refusal> {
-        let quota = self.quota.as_ref().filter(|quota| quota.is_set())?;
+    async fn check_quota(&self, quota: &Quota, ask: &ClaimRequest) -> Option<Refusal> {
         let after = Box::pin(quota.check(self.store.as_ref(), &ask.tags)).await.err()?;
         // If the store call fails, the claim that follows decides.
         let is_new = matches!(self.store.get(&ask.address).await, Ok(None));
@@ -407,7 +411,7 @@ impl Engine {
 
     /// Spends quota for the first run at an address only; a rerun is not a new operation.
     async fn spend_quota(&self, lease: &Lease) -> Option<Refusal> {
-        let quota = self.quota.as_ref().filter(|quota| quota.is_set() && lease.attempt <= 1)?;
+        let quota = self.active_quota().filter(|_| lease.attempt <= 1)?;
         Box::pin(quota.spend(self.store.as_ref(), &lease.request.tags)).await.err().map(quota_exceeded)
     }
 

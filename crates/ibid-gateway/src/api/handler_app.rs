@@ -11,7 +11,6 @@ use std::{
 use bytes::Bytes;
 use http::{Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 use ibid::http::{App, AppCall, AppError, DispatchOutcome, RequestBody, Route};
 use tokio::time::{Instant, sleep_until};
 
@@ -20,7 +19,7 @@ use super::{
     messages::{HandlerFailure, RunGrant},
     pending::{EncodedGrant, HandlerReply, PendingExchange},
 };
-use crate::proxy::Proxy;
+use crate::{proxy::Proxy, server::client_body::ClientBody};
 
 /// The handler of one exchange.
 #[derive(Clone)]
@@ -132,7 +131,7 @@ impl ProbeClient {
 
     /// Sends a probe, which has no body, to the upstream.
     pub(crate) async fn send<B>(mut self, request: Request<B>, call: AppCall<'_>) -> HandlerResponse {
-        let mut request: Request<RequestBody<Incoming>> = request.map(|_| RequestBody::default());
+        let mut request: Request<RequestBody<ClientBody>> = request.map(|_| RequestBody::default());
         request.headers_mut().remove(header::CONTENT_LENGTH);
         let lost = |outcome| AppError { outcome, response: None };
         let response = self.proxy.send(request, call).await.map_err(|error| lost(error.outcome))?;

@@ -18,13 +18,14 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use ibid::http::{BoxError, RequestBody};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
+use crate::server::client_body::ClientBody;
+
 #[derive(Default)]
 pub struct OutgoingBody {
-    remaining: RequestBody<Incoming>,
+    remaining: RequestBody<ClientBody>,
     /// Boxed, because claimed requests have none, and requests are moved often.
     timed: Option<Box<TimedBody>>,
 }
@@ -57,7 +58,7 @@ struct BodyIdleError;
 
 impl OutgoingBody {
     /// A body without an idle timeout.
-    pub(super) fn new(body: RequestBody<Incoming>) -> Self {
+    pub(super) fn new(body: RequestBody<ClientBody>) -> Self {
         Self { remaining: body, timed: None }
     }
 

@@ -35,8 +35,8 @@ pub(super) struct ConnectionActivity {
     last_end_ms: AtomicU64,
     /// Notified when `running` becomes 0.
     idle: Notify,
-    /// When the first bytes of an incomplete HTTP/1 head arrived, in milliseconds after `opened_at`, plus 1; 0 if none.
-    head_began_ms: AtomicU64,
+    /// Since when an HTTP/1 head is incomplete.
+    partial_head: LazyTimestamp,
     /// How many bytes of the HTTP/2 preface have arrived, or [`IS_HTTP1`].
     preface_bytes: AtomicUsize,
 }
@@ -50,6 +50,43 @@ const IS_HTTP1: usize = usize::MAX;
 pub(super) struct EventWaker {
     is_woken: AtomicBool,
     task: Waker,
+}
+
+/// The time at which something began. The clock is read when the time is first asked for, because most waits end before
+/// that.
+#[derive(Default)]
+struct LazyTimestamp(AtomicU64);
+
+impl LazyTimestamp {
+    const UNSET: u64 = 0;
+    /// Set, and not yet read. All other values are milliseconds after a start, plus 1.
+    const UNREAD: u64 = u64::MAX;
+
+    fn set(&self) {
+        self.0.store(Self::UNREAD, Relaxed);
+    }
+
+    fn clear(&self) {
+        self.0.store(Self::UNSET, Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Relaxed) != Self::UNSET
+    }
+
+    /// Returns the time, if it is set. `start` is always the same.
+    fn read(&self, start: Instant) -> Option<Instant> {
+        let known = match self.0.load(Relaxed) {
+            Self::UNSET => return None,
+            Self::UNREAD => {
+                let now = start.elapsed().as_millis() as u64 + 1;
+                self.0.store(now, Relaxed);
+                now
+            }
+            known => known,
+        };
+        Some(start + Duration::from_millis(known - 1))
+    }
 }
 
 /// Marks the connection as active until it is dropped.
@@ -72,14 +109,14 @@ impl ConnectionActivity {
             running: AtomicUsize::new(0),
             last_end_ms: AtomicU64::new(0),
             idle: Notify::new(),
-            head_began_ms: AtomicU64::new(0),
+            partial_head: LazyTimestamp::default(),
             preface_bytes: AtomicUsize::new(0),
         }
     }
 
     pub(super) fn begin(this: &Arc<Self>) -> ActivityGuard {
         this.running.fetch_add(1, Relaxed);
-        this.head_began_ms.store(0, Relaxed);
+        this.partial_head.clear();
         ActivityGuard(this.clone())
     }
 
@@ -99,19 +136,18 @@ impl ConnectionActivity {
             }
         }
         if self.running.load(Relaxed) == 0 && !self.has_partial_head() {
-            self.head_began_ms.store(self.opened_at.elapsed().as_millis() as u64 + 1, Relaxed);
+            self.partial_head.set();
         }
     }
 
     /// Whether a head has begun and not ended.
     pub(super) fn has_partial_head(&self) -> bool {
-        self.head_began_ms.load(Relaxed) != 0
+        self.partial_head.is_set()
     }
 
     /// Ready once a head has been incomplete for `limit`. Poll it while there is a partial head.
     pub(super) fn poll_late_head(&self, cx: &mut Context<'_>, timer: &mut EventTimer, limit: Duration) -> Poll<()> {
-        let began = self.head_began_ms.load(Relaxed).checked_sub(1);
-        poll_due(cx, timer, began.map(|ms| self.opened_at + Duration::from_millis(ms) + limit.min(MAX_TIMER)))
+        poll_due(cx, timer, self.partial_head.read(self.opened_at).map(|began| began + limit.min(MAX_TIMER)))
     }
 
     /// Returns once the connection has been idle for `limit`, counted from `since` at the earliest.
@@ -206,8 +242,8 @@ tokio::task_local! {
 pub(super) struct WriteProgress {
     pub(super) cancellation: ResponseAbort,
     created: Instant,
-    /// When the current piece began to wait for the client, in milliseconds after `created`, plus 1; 0 if none waits.
-    waiting_since: AtomicU64,
+    /// Since when the current piece waits for the client.
+    waiting: LazyTimestamp,
 }
 
 /// Runs each stream of an HTTP/2 connection in its own task, and ends the streams whose client does not read.
@@ -268,7 +304,7 @@ impl WriteProgress {
         Arc::new(Self {
             cancellation: ResponseAbort::default(),
             created: Instant::now(),
-            waiting_since: AtomicU64::new(0),
+            waiting: LazyTimestamp::default(),
         })
     }
 
@@ -279,12 +315,12 @@ impl WriteProgress {
 
     /// A piece was handed to hyper, which asks for the next one after the client has taken it.
     pub(super) fn mark_waiting_for_client(&self) {
-        self.waiting_since.store(self.created.elapsed().as_millis() as u64 + 1, Relaxed);
+        self.waiting.set();
     }
 
     /// There is nothing to send.
     pub(super) fn mark_waiting_for_app(&self) {
-        self.waiting_since.store(0, Relaxed);
+        self.waiting.clear();
     }
 
     /// Ready once the client has not read for `limit`, or the response is aborted. Poll it after the future that sends.
@@ -292,13 +328,12 @@ impl WriteProgress {
         if self.cancellation.poll_aborted(cx).is_ready() {
             return Poll::Ready(());
         }
-        let since = self.waiting_since.load(Relaxed).checked_sub(1);
-        poll_due(cx, timer, since.map(|ms| self.created + Duration::from_millis(ms) + limit.min(MAX_TIMER)))
+        poll_due(cx, timer, self.waiting.read(self.created).map(|since| since + limit.min(MAX_TIMER)))
     }
 
     /// Whether the client has not taken a piece yet.
     pub(super) fn is_waiting_for_client(&self) -> bool {
-        self.waiting_since.load(Relaxed) != 0
+        self.waiting.is_set()
     }
 }
 

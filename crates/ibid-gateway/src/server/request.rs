@@ -11,7 +11,6 @@ use std::{
 };
 
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
-use hyper::body::Incoming;
 use ibid::{
     Refusal, RefusalReason,
     http::{
@@ -23,6 +22,7 @@ use ibid::{
 
 use super::{
     ServerState,
+    client_body::ClientBody,
     connection_activity::{ActivityGuard, ConnectionActivity, TrackedBody, WriteProgress},
 };
 use crate::{
@@ -59,7 +59,7 @@ pub(super) struct RequestFuture {
 
 enum ResponseWork {
     /// The exchange, without anything around it.
-    Exchange(ResponseFuture<<Proxy as App<Incoming>>::PassFuture, ProxyResponseBody>),
+    Exchange(ResponseFuture<<Proxy as App<ClientBody>>::PassFuture, ProxyResponseBody>),
     Boxed(Pin<Box<dyn Future<Output = ClientResponse> + Send>>),
     Panicked,
 }
@@ -76,7 +76,7 @@ enum Precheck {
 }
 
 impl ClientConnection {
-    pub(super) fn handle(this: &Arc<Self>, request: Request<Incoming>) -> RequestFuture {
+    pub(super) fn handle(this: &Arc<Self>, request: Request<ClientBody>) -> RequestFuture {
         let busy = Some(ConnectionActivity::begin(&this.activity));
         let protocol = Protocol::of_request(request.version(), request.headers());
         let may_send_interim = request.version() == Version::HTTP_11;
@@ -88,7 +88,7 @@ impl ClientConnection {
         RequestFuture { work, connection: this.clone(), busy, protocol, may_send_interim }
     }
 
-    fn begin(self: &Arc<Self>, mut request: Request<Incoming>) -> ResponseWork {
+    fn begin(self: &Arc<Self>, mut request: Request<ClientBody>) -> ResponseWork {
         // An HTTP/2 stream is polled in a task of its own, which knows its progress.
         let is_http2 = request.version() == Version::HTTP_2;
         if is_http2 || self.server.tracer.is_some() || request.headers().contains_key(trace::TRACEPARENT) {
@@ -115,7 +115,7 @@ impl ClientConnection {
         }
     }
 
-    async fn handle_traced(&self, mut request: Request<Incoming>) -> ClientResponse {
+    async fn handle_traced(&self, mut request: Request<ClientBody>) -> ClientResponse {
         let trace = self.server.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &request));
         let caller = if trace.is_none() { CallerTrace::from_headers(request.headers()) } else { None };
         let precheck = self.server.precheck(&mut request);
@@ -134,7 +134,7 @@ impl ClientConnection {
     }
 
     async fn respond(
-        &self, precheck: Precheck, request: Request<Incoming>, mut sender: RequestSender, trace: Option<RequestTrace>,
+        &self, precheck: Precheck, request: Request<ClientBody>, mut sender: RequestSender, trace: Option<RequestTrace>,
     ) -> ClientResponse {
         let send = async |request, sender, routed| {
             let response = self.exchange(request, sender, routed, trace.clone()).await;
@@ -156,8 +156,8 @@ impl ClientConnection {
     }
 
     fn exchange(
-        &self, request: Request<Incoming>, sender: RequestSender, routed: RoutedUpstream, trace: Option<RequestTrace>,
-    ) -> ResponseFuture<<Proxy as App<Incoming>>::PassFuture, ProxyResponseBody> {
+        &self, request: Request<ClientBody>, sender: RequestSender, routed: RoutedUpstream, trace: Option<RequestTrace>,
+    ) -> ResponseFuture<<Proxy as App<ClientBody>>::PassFuture, ProxyResponseBody> {
         let RoutedUpstream { upstream, refusals, route_match } = routed;
         let proxy = Proxy { client: self.client.clone(), upstream, refusals, trace };
         let key_headers = |method: &Method, preflight: &Parts| self.server.live.now().key_headers(method, preflight);
@@ -195,7 +195,7 @@ impl Future for RequestFuture {
 }
 
 impl ServerState {
-    fn precheck(&self, request: &mut Request<Incoming>) -> Precheck {
+    fn precheck(&self, request: &mut Request<ClientBody>) -> Precheck {
         let protocol = Protocol::of_request(request.version(), request.headers());
         if let Some(detail) = ambiguity(request) {
             let refusal = Refusal::new(RefusalReason::RequestAmbiguous, detail);
@@ -290,7 +290,7 @@ fn target_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     (!fits).then_some("the target of the request is not a path")
 }
 
-fn contract_response(page: &RenderedContract, request: &Request<Incoming>) -> ClientResponse {
+fn contract_response(page: &RenderedContract, request: &Request<ClientBody>) -> ClientResponse {
     let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let html = accept.find("text/html");
     let json = accept.find("json");

@@ -146,7 +146,7 @@ impl Engine {
     ) -> Result<ClaimedRun, ClaimedRun> {
         let guard = self.settle_queue.guard_claim(lease, policy);
         let run = ClaimedRun { guard, claimed_at, granted_at, intent: None };
-        if self.quota.is_none() && !run.is_late(policy, granted_at) { Ok(run) } else { Err(run) }
+        if self.active_quota().is_none() && !run.is_late(policy, granted_at) { Ok(run) } else { Err(run) }
     }
 
     /// Spends quota and extends a lease that has nearly expired before the run starts.
@@ -265,7 +265,7 @@ impl Engine {
                 Box::pin(self.end_intent(&mut held, end)).await;
             }
             if let Settlement::Complete { record, .. } = &settlement
-                && self.quota.is_some()
+                && self.active_quota().is_some()
             {
                 Box::pin(self.charge_quota(run.lease(), record.len())).await;
             }
@@ -388,7 +388,7 @@ impl Engine {
 
     /// Charges the recorded bytes to the tenant's quota.
     pub(super) async fn charge_quota(&self, lease: &Lease, recorded: usize) {
-        let Some(quota) = self.quota.as_ref().filter(|quota| quota.is_set()) else { return };
+        let Some(quota) = self.active_quota() else { return };
         let ClaimRequest { tags, label, .. } = &*lease.request;
         let bytes = (recorded + tags.as_bytes().len() + label.len()) as u64;
         Box::pin(quota.charge_bytes(self.store.as_ref(), tags, bytes)).await;

@@ -148,7 +148,9 @@ impl Engine {
             compare(&ask, &finished.fingerprint)?;
             return Err(ShadowOutcome::Replay);
         }
-        if let Some(refused) = self.check_quota(&ask).await {
+        if let Some(quota) = self.active_quota()
+            && let Some(refused) = self.check_quota(quota, &ask).await
+        {
             return refusal(refused.reason);
         }
         // Claims once more if an operator forgot the claim before its response arrived.
