@@ -28,8 +28,8 @@ use tokio::{
 };
 
 use self::{
-    client_body::{ClientBody, ConnectionPoller},
-    connection_activity::{ConnectionActivity, EventWaker, StreamExecutor, WriteProgress},
+    client_body::{ClientBody, ConnectionPoller, EventWaker},
+    connection_activity::{ConnectionActivity, StreamExecutor, WriteProgress},
     request::ClientConnection,
 };
 use crate::{

@@ -3,10 +3,11 @@
 use std::{
     convert::Infallible,
     error::Error,
+    future::poll_fn,
     io,
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -21,7 +22,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::config::LimitSettings;
+use crate::{
+    config::LimitSettings,
+    server::client_body::{ClientBody, ConnectionPoller, EventWaker},
+};
 
 /// What a client may take of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -56,15 +60,17 @@ impl From<&LimitSettings> for IdleLimits {
 /// Serves HTTP/1.1 until the client closes the connection, or it is idle for too long. After `stop`, a request that has
 /// begun is still answered.
 pub(crate) async fn serve<S, F, B>(
-    socket: S, limits: IdleLimits, stop: impl Future<Output = ()>, answer: impl Fn(Request<Incoming>) -> F,
+    socket: S, limits: IdleLimits, stop: impl Future<Output = ()>, answer: impl Fn(Request<ClientBody>) -> F,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
 {
     let activity = Arc::new(IdleTracker::new());
-    let service = service_fn(|request| {
-        let (activity, answer) = (activity.clone(), answer(request));
+    let service = service_fn(|request: Request<Incoming>| {
+        let version = request.version();
+        let answer = answer(request.map(|body| ClientBody::new(body, version)));
+        let activity = activity.clone();
         async move {
             // HTTP/1.1 has one request at a time. If this future is dropped, so is the connection.
             activity.state.lock().phase = ConnectionPhase::Working;
@@ -80,19 +86,31 @@ pub(crate) async fn serve<S, F, B>(
         .max_buf_size(limits.max_header_bytes)
         .serve_connection(TokioIo::new(TrackedSocket { socket, activity: activity.clone() }), service);
     let (mut connection, mut stop, mut is_stopping) = (pin!(connection), pin!(stop), false);
-    loop {
-        tokio::select! {
-            _ = connection.as_mut() => return,
-            () = &mut stop, if !is_stopping => {
-                is_stopping = true;
-                connection.as_mut().graceful_shutdown();
+    let mut idle = pin!(activity.wait_until_idle(&limits));
+    let (mut poller, mut waker) = (ConnectionPoller::default(), None);
+    poll_fn(|cx| {
+        loop {
+            if poller.poll(connection.as_mut(), cx).is_ready() {
+                return Poll::Ready(());
             }
-            () = activity.wait_until_idle(&limits) => {
+            let waker = EventWaker::of_task(&mut waker, cx);
+            if !waker.take_woken() {
+                return Poll::Pending;
+            }
+            let waker = Waker::from(waker.clone());
+            let events = &mut Context::from_waker(&waker);
+            if idle.as_mut().poll(events).is_ready() {
                 tracing::debug!("a connection was idle, or its request head took too long, and was closed");
-                return;
+                return Poll::Ready(());
             }
+            if is_stopping || stop.as_mut().poll(events).is_pending() {
+                return Poll::Pending;
+            }
+            is_stopping = true;
+            connection.as_mut().graceful_shutdown();
         }
-    }
+    })
+    .await;
 }
 
 struct IdleTracker {

@@ -11,7 +11,6 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 use ibid::{
     Ibid,
     http::{MemoryReservation, RequestSender, ResumedRun, Route, RouteMatch},
@@ -36,7 +35,7 @@ use super::{
 use crate::{
     format::now_ms,
     proxy::{Proxy, ProxyClient},
-    server::ambiguity,
+    server::{ambiguity, client_body::ClientBody},
     snapshot::RequestHead,
     watch::LiveConfig,
 };
@@ -72,11 +71,11 @@ impl ApiState {
         work.shutdown().await;
     }
 
-    pub(super) async fn handle(self: Arc<Self>, request: Request<Incoming>) -> CallResponse {
+    pub(super) async fn handle(self: Arc<Self>, request: Request<ClientBody>) -> CallResponse {
         self.call(request).await.unwrap_or_else(ApiProblem::into_response)
     }
 
-    async fn call(self: &Arc<Self>, request: Request<Incoming>) -> CallResult {
+    async fn call(self: &Arc<Self>, request: Request<ClientBody>) -> CallResult {
         self.check_token(&request)?;
         let uri = request.uri().clone();
         let path = uri.path();
@@ -115,7 +114,7 @@ impl ApiState {
         }
     }
 
-    fn check_token(&self, request: &Request<Incoming>) -> Result<(), ApiProblem> {
+    fn check_token(&self, request: &Request<ClientBody>) -> Result<(), ApiProblem> {
         let Some(token) = &self.token else { return Ok(()) };
         let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let sent =
@@ -129,7 +128,7 @@ impl ApiState {
     }
 
     /// Reads the whole body. The memory is reserved for as long as the call lasts.
-    async fn read(&self, request: Request<Incoming>) -> Result<(Bytes, MemoryReservation), ApiProblem> {
+    async fn read(&self, request: Request<ClientBody>) -> Result<(Bytes, MemoryReservation), ApiProblem> {
         let (body_timeout, most) = {
             let now = self.live.now();
             (now.settings.limits.body_timeout, now.settings.buffer_memory / 4)
@@ -161,15 +160,15 @@ impl ApiState {
             ApiProblem::bad_request("id: expected 32 hex digits: 128 random bits, new for every start of a handler")
         })?;
         let request = call.request()?;
-        let digest: [u8; 32] = Sha256::new().chain_update(b"ibid exchange ").chain_update(body).finalize().into();
-        let Some((exchange, is_new)) = self.exchanges.enter(id, Some(digest)) else {
+        let request_hash = message_hash(0, body);
+        let Some((exchange, is_new)) = self.exchanges.enter(id, Some(request_hash)) else {
             let detail = "id: another request has used it; make 128 new random bits for every start of a handler";
             return Err(ApiProblem::new(StatusCode::CONFLICT, detail));
         };
         let mut begun = pin!(exchange.begun());
         let begun = if is_new {
             // Made of the id and the request: another request with the id is another claim, even after a restart.
-            let claim_token = Some(ClaimToken(*digest.first_chunk().expect("it is longer")));
+            let claim_token = Some(claim_token(id, request_hash));
             let sender = RequestSender { peer: call.peer, claim_token, ..RequestSender::default() };
             let (state, exchange) = (self.clone(), exchange.clone());
             let work = Box::pin(async move { state.run(exchange, request, sender).await });
@@ -250,7 +249,7 @@ impl ApiState {
     }
 
     async fn end(self: &Arc<Self>, handle: &str, reply: HandlerReply, body: &[u8]) -> CallResult {
-        let hash = reply_hash(matches!(reply, HandlerReply::Failed(_)), body);
+        let hash = message_hash(matches!(reply, HandlerReply::Failed(_)).into(), body);
         let mut exchange = self.find(handle).await?;
         let mut taken = exchange.reply(reply, hash);
         if let ReplyOutcome::NotRunning(reply) = taken {
@@ -381,16 +380,23 @@ impl<F: Future<Output = ()> + Send + 'static> Drop for WorkHandover<'_, F> {
     }
 }
 
-/// Tells the replies of one handler apart. The app that sends them gains nothing by a collision.
-fn reply_hash(has_failed: bool, body: &[u8]) -> u64 {
+/// Tells the messages about one exchange apart. The app that sends them gains nothing by a collision.
+fn message_hash(kind: u64, body: &[u8]) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(ODD);
     let (words, rest) = body.as_chunks();
-    let hash = words.iter().fold(u64::from(has_failed), |hash, word| mix(hash, u64::from_le_bytes(*word)));
+    let hash = words.iter().fold(kind, |hash, word| mix(hash, u64::from_le_bytes(*word)));
     rest.iter().fold(mix(hash, body.len() as u64), |hash, byte| mix(hash, (*byte).into()))
 }
 
-fn check_method(request: &Request<Incoming>, allowed: Method) -> Result<(), ApiProblem> {
+/// The token of the claim of an exchange. The id makes it unique.
+fn claim_token(id: ExchangeId, request_hash: u64) -> ClaimToken {
+    let digest = Sha256::new().chain_update(b"ibid exchange ").chain_update(id.0);
+    let digest: [u8; 32] = digest.chain_update(request_hash.to_le_bytes()).finalize().into();
+    ClaimToken(*digest.first_chunk().expect("it is longer"))
+}
+
+fn check_method(request: &Request<ClientBody>, allowed: Method) -> Result<(), ApiProblem> {
     if *request.method() == allowed {
         return Ok(());
     }
@@ -415,15 +421,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_that_differ_in_one_bit_or_in_length_differ_in_their_hash() {
+    fn messages_that_differ_in_one_bit_or_in_length_differ_in_their_hash() {
         let reply = *b"{\"status\":201,\"headers\":[]}";
-        let known = reply_hash(false, &reply);
-        assert_ne!(reply_hash(true, &reply), known);
+        let known = message_hash(0, &reply);
+        assert_ne!(message_hash(1, &reply), known);
         for at in 0..reply.len() {
-            assert_ne!(reply_hash(false, &reply[..at]), known, "{at}");
+            assert_ne!(message_hash(0, &reply[..at]), known, "{at}");
             let mut changed = reply;
             changed[at] ^= 1;
-            assert_ne!(reply_hash(false, &changed), known, "{at}");
+            assert_ne!(message_hash(0, &changed), known, "{at}");
         }
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct PendingExchange {
 #[derive(Default)]
 struct ExchangeState {
     /// `None` if only the handle of the exchange is known.
-    request_digest: Option<[u8; 32]>,
+    request_hash: Option<u64>,
     is_passed: bool,
     /// The `begin` calls that wait for a decision.
     waiters: usize,
@@ -97,16 +97,13 @@ struct TableState {
 impl ExchangeTable {
     /// Finds or creates an exchange. The second value is `true` if it is new. Returns `None` if the id belongs to
     /// another request.
-    pub(super) fn enter(
-        &self, id: ExchangeId, request_digest: Option<[u8; 32]>,
-    ) -> Option<(Arc<PendingExchange>, bool)> {
+    pub(super) fn enter(&self, id: ExchangeId, request_hash: Option<u64>) -> Option<(Arc<PendingExchange>, bool)> {
         let mut table = self.0.lock();
         if let Some(known) = table.exchanges.get(&id) {
-            let is_other =
-                known.state.lock().request_digest.zip(request_digest).is_some_and(|(known, own)| known != own);
+            let is_other = known.state.lock().request_hash.zip(request_hash).is_some_and(|(known, own)| known != own);
             return (!is_other).then(|| (known.clone(), false));
         }
-        let state = Mutex::new(ExchangeState { request_digest, ..ExchangeState::default() });
+        let state = Mutex::new(ExchangeState { request_hash, ..ExchangeState::default() });
         let exchange = Arc::new(PendingExchange { id, state, changed: Notify::new() });
         table.exchanges.insert(id, exchange.clone());
         Some((exchange, true))

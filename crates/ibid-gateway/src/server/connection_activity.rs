@@ -7,12 +7,9 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{
-            AtomicBool, AtomicU64, AtomicUsize,
-            Ordering::{AcqRel, Acquire, Relaxed, Release},
-        },
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll, Wake, Waker, ready},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -44,13 +41,6 @@ pub(super) struct ConnectionActivity {
 /// No HTTP/1 request begins with this.
 const HTTP2_PREFACE: &[u8] = b"PRI";
 const IS_HTTP1: usize = usize::MAX;
-
-/// Wakes a connection's task and records that its timers and signals must be polled. They have this waker of their own,
-/// so that the task need not poll them for every request.
-pub(super) struct EventWaker {
-    is_woken: AtomicBool,
-    task: Waker,
-}
 
 /// The time at which something began. The clock is read when the time is first asked for, because most waits end before
 /// that.
@@ -275,27 +265,6 @@ fn poll_due(cx: &mut Context<'_>, timer: &mut EventTimer, due: Option<Instant>) 
             return Poll::Ready(());
         }
         sleep.as_mut().reset(due);
-    }
-}
-
-impl EventWaker {
-    /// Returns the waker of a task. Events count as woken when it is new.
-    pub(super) fn of_task<'a>(known: &'a mut Option<Arc<Self>>, cx: &Context<'_>) -> &'a Arc<Self> {
-        let known_waker = known.take().filter(|waker| waker.task.will_wake(cx.waker()));
-        let new = || Arc::new(Self { is_woken: AtomicBool::new(true), task: cx.waker().clone() });
-        known.insert(known_waker.unwrap_or_else(new))
-    }
-
-    /// Whether an event was woken since the last call.
-    pub(super) fn take_woken(&self) -> bool {
-        self.is_woken.load(Acquire) && self.is_woken.swap(false, AcqRel)
-    }
-}
-
-impl Wake for EventWaker {
-    fn wake(self: Arc<Self>) {
-        self.is_woken.store(true, Release);
-        self.task.wake_by_ref();
     }
 }
 

@@ -256,6 +256,22 @@ fn framing_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     (!plain).then_some("the body has a transfer coding other than chunked")
 }
 
+/// The bytes that the name of a host may have.
+const IS_HOST_BYTE: [bool; 256] = {
+    let (mut is_allowed, mut byte) = ([false; 256], 0_u8);
+    while byte < 128 {
+        is_allowed[byte as usize] = byte.is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let marks = b"-._~!$&'()*+;=:[]%";
+    let mut at = 0;
+    while at < marks.len() {
+        is_allowed[marks[at] as usize] = true;
+        at += 1;
+    }
+    is_allowed
+};
+
 /// With two hosts, one would decide the scope and the other what the app serves. HTTP/1.1 requires exactly one.
 fn host_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
@@ -265,8 +281,8 @@ fn host_ambiguity<B>(request: &Request<B>) -> Option<&'static str> {
     }
     let named = first.map(HeaderValue::as_bytes);
     let aimed = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let in_a_host = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=:[]%".contains(byte);
-    if named.into_iter().chain(aimed).flatten().any(|byte| !in_a_host(byte)) {
+    let is_host = |host: &[u8]| host.iter().all(|byte| IS_HOST_BYTE[usize::from(*byte)]);
+    if !named.is_none_or(is_host) || !aimed.is_none_or(is_host) {
         return Some("what should be the name of one host is not");
     }
     match (named, aimed) {

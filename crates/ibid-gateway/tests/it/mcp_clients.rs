@@ -302,14 +302,18 @@ async fn a_session_that_ends_in_mid_call_leaves_the_outcome_unknown() {
 
 #[tokio::test]
 async fn an_answer_that_pythons_sdk_lost_is_replayed() {
-    a_lost_answer_is_replayed(McpSdk::Python("auto"), "json").await;
-    a_lost_answer_is_replayed(McpSdk::Python("legacy"), "stream").await;
+    for mode in ["auto", "legacy"] {
+        a_lost_answer_is_replayed(McpSdk::Python(mode), "json").await;
+        a_lost_answer_is_replayed(McpSdk::Python(mode), "stream").await;
+    }
 }
 
 #[tokio::test]
 async fn an_answer_that_nodes_sdks_lost_is_replayed() {
-    a_lost_answer_is_replayed(McpSdk::Node("1"), "json").await;
-    a_lost_answer_is_replayed(McpSdk::Node("2"), "json").await;
+    for version in ["1", "2"] {
+        a_lost_answer_is_replayed(McpSdk::Node(version), "json").await;
+        a_lost_answer_is_replayed(McpSdk::Node(version), "stream").await;
+    }
 }
 
 /// The tools that the server annotates pass, all others are covered. The list has a page for each of its four tools, and
