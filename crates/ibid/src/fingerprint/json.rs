@@ -183,8 +183,9 @@ struct JsonBuffers {
 
 impl JsonBuffers {
     fn with<R>(use_buffers: impl FnOnce(&mut Self) -> R) -> R {
-        /// Larger buffers are given back.
-        const MAX_KEPT_BYTES: usize = 128 << 10;
+        /// Larger buffers are given back. Those of a body of the usual maximum length are not, because clearing new memory
+        /// takes as long as hashing it.
+        const MAX_KEPT_BYTES: usize = 3 << 20;
         thread_local! {
             static BUFFERS: RefCell<JsonBuffers> =
                 const { RefCell::new(JsonBuffers { reader: ReaderBuffers::new(), expects_canonical: true }) };

@@ -125,10 +125,11 @@ impl HashStream {
         checksum(self.state[0], &self.buffer[..self.len])
     }
 
-    pub(crate) fn finish(mut self) -> [u8; 32] {
+    /// Returns the digest. The stream is of no use afterwards.
+    pub(crate) fn finish(&mut self) -> [u8; 32] {
         let bits = self.len() * 8;
+        self.buffer[self.len..].fill(0);
         self.buffer[self.len] = 0x80;
-        self.buffer[self.len + 1..].fill(0);
         if self.len >= BLOCK_BYTES - size_of_val(&bits) {
             self.len = BLOCK_BYTES;
             self.compress_full();

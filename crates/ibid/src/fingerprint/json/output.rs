@@ -8,6 +8,7 @@
 
 use super::{
     NameEquality, TextSink,
+    shape::ShapeText,
     sort::{self, JsonMember},
 };
 
@@ -69,12 +70,6 @@ impl JsonOutput {
     #[inline(always)]
     pub(super) fn position(&self, pos: u32) -> u32 {
         pos.wrapping_sub(self.shift as u32)
-    }
-
-    /// The difference between positions in the source and in the output, if everything from a position in the output on is
-    /// still in the source.
-    pub(super) fn shift_from(&self, start: u32) -> Option<u32> {
-        (start as usize >= self.len()).then_some(self.shift as u32)
     }
 
     /// Whether everything before a position in the source is in the output.
@@ -141,15 +136,15 @@ impl JsonOutput {
         &mut self, body: &[u8], start: u32, members: &[JsonMember], end: u32, names: NameEquality,
     ) -> Option<()> {
         let close = self.position(end) - 1;
-        let range = |i: &u32| {
-            let next = members.get(*i as usize + 1).map_or(close, |next| next.start - 1);
-            TextRange { start: members[*i as usize].start - start, end: next - start }
+        let range = |i: usize| {
+            let next = members.get(i + 1).map_or(close, |next| next.start - 1);
+            TextRange { start: members[i].start - start, end: next - start }
         };
         if let Some(order) = sort::order_few(members) {
-            self.reorder(body, start, end, order[..members.len()].iter().map(range));
+            self.reorder(body, start, end, order[..members.len()].iter().map(|i| range(usize::from(*i))));
         } else {
             let order = sort::order_many(members, names, |member| self.text_at(body, member.start, member.size))?;
-            self.reorder(body, start, end, order.iter().map(range));
+            self.reorder(body, start, end, order.iter().map(|i| range(*i as usize)));
         }
         Some(())
     }
@@ -192,6 +187,32 @@ impl JsonOutput {
         }
         out[size as usize - 1] = b'}';
         self.continue_at(end as usize, object + size as usize);
+    }
+
+    /// Writes an object from `start` to `end` in the source, with these names and values of the source.
+    #[inline(always)]
+    pub(super) fn write_object<'n>(
+        &mut self, body: &[u8], start: u32, end: u32, members: impl Iterator<Item = (&'n ShapeText, TextRange)>,
+    ) {
+        self.skip(body, start as usize, start as usize);
+        let len = self.len();
+        self.reserve(len + (end - start) as usize);
+        let out = &mut self.text[len..];
+        out[0] = b'{';
+        let mut at = 1;
+        for (name, value) in members {
+            if let Some(to) = out.get_mut(at as usize..at as usize + name.bytes.len()) {
+                to.copy_from_slice(&name.bytes);
+            }
+            at += name.size;
+            copy(body, value.start, value.end - value.start, out, at);
+            at += value.end - value.start + 1;
+            if let Some(after) = out.get_mut(at as usize - 1) {
+                *after = b',';
+            }
+        }
+        out[at as usize - 1] = b'}';
+        self.continue_at(end as usize, len + at as usize);
     }
 
     /// The canonical text of a document that ends at a position in the source.

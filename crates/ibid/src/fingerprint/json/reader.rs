@@ -13,7 +13,7 @@ use super::{
     shape::ObjectShapes,
     sort::{self, JsonMember, MAX_FEW},
     text,
-    token::{ChunkedText, TextEdges, after_space, digits, literal, number, plain_end, specials},
+    token::{ChunkedText, TextEdges, digits, literal, number, plain_end, specials},
 };
 use crate::fingerprint::stream::HashStream;
 
@@ -26,6 +26,8 @@ pub(super) const MAX_JSON_DEPTH: usize = 128;
 struct JsonFrame {
     /// The prefix of the last name.
     last: u64,
+    /// Its position in the source.
+    source: u32,
     /// Its position in the output.
     start: u32,
     /// The index of its first member.
@@ -39,7 +41,7 @@ struct JsonFrame {
 
 impl JsonFrame {
     /// The document, which no byte closes.
-    const ROOT: Self = Self { last: 0, start: 0, first: 0, close: 0, is_sorted: true, is_flat: false };
+    const ROOT: Self = Self { last: 0, source: 0, start: 0, first: 0, close: 0, is_sorted: true, is_flat: false };
 }
 
 /// The memory of a reader, which is used again for the next document.
@@ -79,7 +81,7 @@ pub(super) fn read<'d>(
         return None;
     }
     buffers.output.clear();
-    buffers.shapes.start_document();
+    buffers.shapes.raise_credit();
     let hash_at = if blocks.is_some() { 64 } else { usize::MAX };
     let edges = TextEdges::of(body);
     let source = ChunkedText::new(body, &edges);
@@ -129,7 +131,7 @@ impl<'a> JsonReader<'a, '_> {
                     (close, last) = (byte + 2, 0);
                     let (at, first) = (self.buffers.output.position(start), self.members as u32);
                     *self.buffers.frames.get_mut(depth)? =
-                        JsonFrame { last, start: at, first, close, is_sorted: true, is_flat: true };
+                        JsonFrame { last, source: start, start: at, first, close, is_sorted: true, is_flat: true };
                     pos = start;
                     text = source.chunk(pos);
                     if text[1] <= b' ' {
@@ -192,7 +194,7 @@ impl<'a> JsonReader<'a, '_> {
     /// Reads on after a value that neither a comma nor a closing bracket follows. Returns its end if nothing follows.
     #[inline(never)]
     fn after_value(&mut self, start: u32, end: u32) -> Option<u32> {
-        if after_space(self.body, end as usize) == self.body.len() {
+        if end as usize == self.body.len() || self.source.after_space(end) as usize == self.body.len() {
             return Some(end);
         }
         let next = self.skip_space(end);
@@ -277,20 +279,25 @@ impl<'a> JsonReader<'a, '_> {
         sort::compare(last, &JsonMember { prefix, start, size }, name).is_lt()
     }
 
-    /// Reads the object at a position, if it has the shape of the last one of this depth.
+    /// Reads the object at a position, if it has a known shape.
     #[inline(always)]
     fn known_object(&mut self, pos: u32, depth: usize) -> Option<u32> {
-        let ReaderBuffers { shapes, output, .. } = &mut *self.buffers;
         if depth == MAX_JSON_DEPTH {
             return None;
         }
-        let mut members = [TextRange { start: 0, end: 0 }; MAX_FEW];
-        let (end, order) = shapes.read(self.source, pos, depth, &mut members)?;
-        if !order.is_empty() {
+        let ReaderBuffers { shapes, output, .. } = &mut *self.buffers;
+        let shape = shapes.probable(self.source.chunk(pos));
+        let mut values = [TextRange { start: 0, end: 0 }; MAX_FEW];
+        let end = shape.read(self.source, pos, &mut values)?;
+        if !shape.is_compact {
+            output.write_object(self.body, pos, end, shape.order().map(|i| (&shape.names[i], values[i])));
+        } else if !shape.is_sorted {
             self.hash_at = usize::MAX;
-            let members = order.iter().map(|i| members[*i as usize % MAX_FEW]);
-            output.reorder(self.body, output.position(pos), end, members);
+            let member =
+                |i: usize| TextRange { start: values[i].start - shape.names[i].size - pos, end: values[i].end - pos };
+            output.reorder(self.body, output.position(pos), end, shape.order().map(member));
         }
+        shapes.raise_credit();
         Some(end - pos)
     }
 
@@ -298,35 +305,34 @@ impl<'a> JsonReader<'a, '_> {
     #[inline(never)]
     fn close_object(&mut self, depth: usize, end: u32) -> Option<()> {
         let ReaderBuffers { frames, members, output, shapes, .. } = &mut *self.buffers;
-        let JsonFrame { start, first, is_flat, is_sorted, .. } = frames[depth];
-        let members = &members[first as usize..self.members];
-        if is_flat && let Some(shift) = output.shift_from(start) {
-            shapes.learn(self.source, depth - 1, members, shift, is_sorted);
+        let JsonFrame { source, start, first, is_flat, is_sorted, .. } = frames[depth];
+        if is_flat {
+            shapes.learn(self.body, source as usize..end as usize);
         }
+        let members = &members[first as usize..self.members];
         if is_sorted { Some(()) } else { output.sort(self.body, start, members, end, self.names) }
     }
 
     /// Hashes the blocks before a position.
     #[inline(never)]
     fn hash_blocks(&mut self, pos: usize) {
-        match &mut self.blocks {
-            Some(stream) if !self.buffers.output.has_changes() => {
-                let start = stream.len() as usize;
-                let (blocks, _) = self.body[start..pos].as_chunks();
-                blocks.iter().for_each(|block| stream.block(block));
-                self.hash_at = start + 64 * blocks.len() + 64;
-            }
-            _ => self.hash_at = usize::MAX,
+        let Some(stream) = self.blocks.as_mut().filter(|_| !self.buffers.output.has_changes()) else {
+            self.hash_at = usize::MAX;
+            return;
+        };
+        while let Some(block) = self.body[..pos].get(self.hash_at - 64..).and_then(|rest| rest.first_chunk()) {
+            stream.block(block);
+            self.hash_at += 64;
         }
     }
 
     #[inline(never)]
     fn skip_space(&mut self, pos: u32) -> u32 {
-        let end = after_space(self.body, pos as usize);
-        if end > pos as usize {
-            self.buffers.output.skip(self.body, pos as usize, end);
+        let end = self.source.after_space(pos);
+        if end > pos {
+            self.buffers.output.skip(self.body, pos as usize, end as usize);
         }
-        end as u32
+        end
     }
 
     /// The length of a string that is long, or has escapes or bytes that are not ASCII.

@@ -75,28 +75,28 @@ pub(super) fn order_many<'t>(
 /// Sorts a few members by their prefixes. Returns `None` for many, and if the prefixes do not tell whether names are equal
 /// apart from case. Counting the predecessors of each member is faster than the unpredictable branches of a sort.
 #[inline(never)]
-pub(super) fn order_few(members: &[JsonMember]) -> Option<[u32; MAX_FEW]> {
-    let (mut places, mut sorted) = ([0_usize; MAX_FEW], [0; MAX_FEW]);
+pub(super) fn order_few(members: &[JsonMember]) -> Option<[u8; MAX_FEW]> {
     if members.len() > MAX_FEW {
         return None;
     }
-    for (i, one) in members.iter().enumerate() {
-        let mut place = 0;
-        for (other, other_place) in members[..i].iter().zip(&mut places) {
-            if other.prefix | CASE == one.prefix | CASE {
-                return None;
-            }
-            let is_before = usize::from(other.prefix < one.prefix);
-            place += is_before;
-            *other_place += 1 - is_before;
-        }
-        if one.prefix & NON_ASCII != 0 {
+    let (mut prefixes, mut places, mut sorted) = ([0; MAX_FEW], [0_u8; MAX_FEW], [0_u8; MAX_FEW]);
+    for (i, member) in members.iter().enumerate().take(MAX_FEW) {
+        let prefix = member.prefix;
+        if prefix & NON_ASCII != 0 {
             return None;
         }
-        places[i] = place;
+        for other in 0..i {
+            if prefixes[other] | CASE == prefix | CASE {
+                return None;
+            }
+            let is_after = prefixes[other] > prefix;
+            places[other] += u8::from(is_after);
+            places[i] += u8::from(!is_after);
+        }
+        prefixes[i] = prefix;
     }
     for (i, place) in places[..members.len()].iter().enumerate() {
-        sorted[*place] = i as u32;
+        sorted[usize::from(*place) % MAX_FEW] = i as u8;
     }
     Some(sorted)
 }

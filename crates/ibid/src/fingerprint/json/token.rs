@@ -43,6 +43,20 @@ impl<'t> ChunkedText<'t> {
         }
     }
 
+    /// The end of the space at a position.
+    #[inline(always)]
+    pub(super) fn after_space(self, mut pos: u32) -> u32 {
+        loop {
+            let bytes = u8x16::new(*self.chunk(pos));
+            let is = |byte| bytes.simd_eq(u8x16::splat(byte));
+            let size = (is(b' ') | is(b'\n') | is(b'\r') | is(b'\t')).to_bitmask().trailing_ones();
+            pos += size;
+            if size < 16 {
+                return pos;
+            }
+        }
+    }
+
     /// The length of the string at a position, if it has only plain characters.
     #[inline(never)]
     pub(super) fn plain_string(self, pos: u32) -> Option<u32> {
@@ -87,7 +101,6 @@ pub(super) fn specials(chunk: &[u8; 16]) -> u32 {
     (is(b'"') | is(b'\\') | i8x16::splat(0x20).simd_gt(bytes)).to_bitmask()
 }
 
-#[inline(never)]
 pub(super) fn after_space(text: &[u8], mut pos: usize) -> usize {
     while let Some(b' ' | b'\n' | b'\r' | b'\t') = peek(text, pos) {
         pos += 1;
