@@ -236,8 +236,14 @@ fn copy(from: &[u8], start: u32, size: u32, to: &mut [u8], at: u32) {
     let (start, size, at) = (start as usize, size as usize, at as usize);
     match (from.get(start..start + COPY_BYTES), to.get_mut(at..at + COPY_BYTES)) {
         (Some(from), Some(to)) if size <= COPY_BYTES => to.copy_from_slice(from),
-        _ => to[at..at + size].copy_from_slice(&from[start..start + size]),
+        _ => copy_exactly(&from[start..start + size], &mut to[at..at + size]),
     }
+}
+
+/// Not inlined, because the compiler would make one copy of variable size of both.
+#[inline(never)]
+fn copy_exactly(from: &[u8], to: &mut [u8]) {
+    to.copy_from_slice(from);
 }
 
 /// The canonical text of a document, in pieces.

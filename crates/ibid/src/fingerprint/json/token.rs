@@ -20,10 +20,17 @@ pub(super) struct TextEdges([u8; 48]);
 impl TextEdges {
     pub(super) fn of(text: &[u8]) -> Self {
         let mut edges = [0; 48];
-        let first = &text[..text.len().min(15)];
-        edges[1..1 + first.len()].copy_from_slice(first);
-        let last = &text[text.len().saturating_sub(16)..];
-        edges[32 - last.len()..32].copy_from_slice(last);
+        match (text.first_chunk::<15>(), text.last_chunk::<16>()) {
+            // Copies of fixed size are faster.
+            (Some(first), Some(last)) => {
+                edges[1..16].copy_from_slice(first);
+                edges[16..32].copy_from_slice(last);
+            }
+            _ => {
+                edges[1..=text.len()].copy_from_slice(text);
+                edges[32 - text.len()..32].copy_from_slice(text);
+            }
+        }
         Self(edges)
     }
 }
