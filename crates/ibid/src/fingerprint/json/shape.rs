@@ -133,7 +133,11 @@ impl ObjectShape {
                     end if text.get(end) == Some(&b'"') => end as u32,
                     _ => source.plain_string(end)?,
                 },
-                b'1'..=b'9' => digits(text),
+                b'1'..=b'9' => match digits(text) {
+                    size if let Some(b',' | b'}') = text.get(size as usize + 1) => size,
+                    _ => source.number(end)?,
+                },
+                b'-' | b'0' => source.number(end)?,
                 _ => literal(text)?,
             };
             value.end = end;

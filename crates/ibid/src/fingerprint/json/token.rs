@@ -78,6 +78,11 @@ impl<'t> ChunkedText<'t> {
         None
     }
 
+    /// The length of the number at a position.
+    pub(super) fn number(self, pos: u32) -> Option<u32> {
+        number(self.text, pos)
+    }
+
     #[cold]
     #[inline(never)]
     fn chunk_at_edge(self, pos: u32) -> &'t [u8; 16] {
