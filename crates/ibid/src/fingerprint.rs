@@ -7,8 +7,9 @@
 //!
 //! The rule for everything else: if an app could read two requests differently, their fingerprints differ.
 //!
-//! Canonical JSON is the only part without a frame: it starts with a byte that is no tag, and a zero byte ends it, which
-//! it cannot contain. Its blocks are then those of the hash, and a body that is already canonical is hashed as it is.
+//! Three things have no frame, so that a small request takes few blocks of the hash. Canonical JSON starts with a byte that
+//! is no tag, and no tag continues a JSON value; its blocks are then those of the hash, and a body that is already canonical
+//! is hashed as it is. The method POST and the type `application/json` have a tag each, and nothing else.
 //!
 //! The rules have a version, which is stored with each fingerprint. A stored fingerprint of another version is compared
 //! by computing the request's fingerprint under that version, if it is known: see [`Fingerprint::compare`].
@@ -78,7 +79,15 @@ impl FingerprintHasher {
         Self { stream: HashStream::new(), parts: PartDigests::default(), current_part: BODY_PART }
     }
 
-    /// Adds a frame. No tag is a byte that a JSON value starts with.
+    /// Adds a tag without a length. It has the rules of [`framed`](Self::framed), and is no tag of a frame.
+    #[inline]
+    fn tag(&mut self, tag: u8) {
+        self.stream.byte(tag);
+        self.parts.0[self.current_part] ^= u32::from(tag);
+    }
+
+    /// Adds a frame. No tag is a byte that a JSON value starts with or that continues a number.
+    #[inline(never)]
     pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
         self.stream.framed(tag, bytes);
         if self.current_part != BODY_PART {
@@ -94,6 +103,7 @@ impl FingerprintHasher {
         self.stream.bytes(body);
     }
 
+    #[inline(never)]
     fn header(&mut self, headers: &HeaderMap, name: &HeaderName) {
         if headers.contains_key(name) {
             self.framed(b'N', name.as_str().as_bytes());
@@ -198,12 +208,16 @@ impl FingerprintInput<'_> {
         Some((Fingerprint { version, digest: printing.stream.finish() }, printing.parts))
     }
 
+    #[inline(always)]
     fn hash_part(&self, printing: &mut FingerprintHasher, part: &FingerprintPart, found: &FoundHeaders<'_>) {
         let headers = self.headers;
         match part {
             FingerprintPart::Method => {
                 printing.current_part = 0;
-                printing.framed(b'm', self.method.as_str().as_bytes());
+                match *self.method {
+                    Method::POST => printing.tag(b'M'),
+                    _ => printing.framed(b'm', self.method.as_str().as_bytes()),
+                }
                 if found.method_override {
                     METHOD_OVERRIDE_HEADERS.iter().for_each(|name| printing.header(headers, name));
                 }
@@ -240,22 +254,28 @@ impl FingerprintInput<'_> {
 
     fn hash_type(&self, printing: &mut FingerprintHasher, found: &FoundHeaders<'_>) {
         match found.content_type {
-            Some(PLAIN_JSON) if !found.several_types => printing.framed(b'y', PLAIN_JSON),
+            Some(_) if found.is_plain_json => printing.tag(b'Y'),
             None => {}
-            Some(_) => {
-                for value in self.headers.get_all(header::CONTENT_TYPE) {
-                    printing.framed(b'y', &MediaType::read(value.as_bytes()).canonical());
-                }
-            }
+            Some(_) => self.hash_other_types(printing),
         }
         if found.content_coding {
             self.content_codings().for_each(|coding| printing.framed(b'c', coding));
         }
     }
 
+    #[inline(never)]
+    fn hash_other_types(&self, printing: &mut FingerprintHasher) {
+        let types = self.headers.get_all(header::CONTENT_TYPE).iter();
+        for media in types.map(|value| MediaType::read(value.as_bytes()).canonical()) {
+            match &*media {
+                PLAIN_JSON => printing.tag(b'Y'),
+                media => printing.framed(b'y', media),
+            }
+        }
+    }
+
     fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy, found: &FoundHeaders<'_>) {
-        let is_plain_json = found.content_type == Some(PLAIN_JSON) && !found.several_types && !found.content_coding;
-        if is_plain_json {
+        if found.is_plain_json && !found.content_coding {
             if !self.hash_json(printing, policy) {
                 printing.raw_body(self.body);
             }
@@ -269,11 +289,7 @@ impl FingerprintInput<'_> {
     fn hash_json(&self, printing: &mut FingerprintHasher, policy: &Policy) -> bool {
         let names = json::NameEquality::IgnoreCase;
         let Policy { json_ignore, json_numbers, .. } = policy;
-        let is_json = json::hash_canonical(self.body, json_ignore, names, *json_numbers, &mut printing.stream);
-        if is_json {
-            printing.stream.byte(0);
-        }
-        is_json
+        json::hash_canonical(self.body, json_ignore, names, *json_numbers, &mut printing.stream)
     }
 
     /// Hashes the values at these pointers instead of the whole body.
@@ -361,6 +377,8 @@ fn content_type_format(content_type: &[u8]) -> BodyFormat {
 pub(crate) struct FoundHeaders<'a> {
     content_type: Option<&'a [u8]>,
     several_types: bool,
+    /// Whether the only content type is [`PLAIN_JSON`].
+    is_plain_json: bool,
     content_coding: bool,
     method_override: bool,
     precondition: bool,
@@ -374,9 +392,11 @@ impl<'a> FoundHeaders<'a> {
             SentNames::listed(&["if-match", "if-none-match", "if-unmodified-since", "content-range"]);
         let has = |name: &HeaderName| headers.contains_key(name);
         let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
+        let (content_type, several_types) = (types.next(), types.next().is_some());
         Self {
-            content_type: types.next(),
-            several_types: types.next().is_some(),
+            content_type,
+            several_types,
+            is_plain_json: content_type == Some(PLAIN_JSON) && !several_types,
             content_coding: sent.may_have(&header::CONTENT_ENCODING) && has(&header::CONTENT_ENCODING),
             method_override: sent.may_share(&METHOD_OVERRIDES) && METHOD_OVERRIDE_HEADERS.iter().any(has),
             precondition: sent.may_share(&PRECONDITIONS) && PRECONDITION_HEADERS.iter().any(has),

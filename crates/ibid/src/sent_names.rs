@@ -64,14 +64,17 @@ const fn bit(name: &str) -> u64 {
 
 fn has_underscore(name: &[u8]) -> bool {
     const EACH: u64 = 0x0101_0101_0101_0101;
-    // The last word overlaps the one before it.
-    let Some(last) = name.last_chunk() else { return name.contains(&b'_') };
     // The high bit of the lowest byte that is an underscore, and maybe of others after it.
-    let underscores = |word: &[u8; 8]| {
-        let word = u64::from_le_bytes(*word) ^ (EACH * 0x5f);
+    let underscores = |word: [u8; 8]| {
+        let word = u64::from_le_bytes(word) ^ (EACH * 0x5f);
         word.wrapping_sub(EACH) & !word & (EACH * 0x80)
     };
-    name.as_chunks().0.iter().fold(underscores(last), |found, word| found | underscores(word)) != 0
+    // The last word overlaps the one before it.
+    match (name.first_chunk(), name.last_chunk()) {
+        (Some(first), Some(last)) if name.len() <= 16 => underscores(*first) | underscores(*last) != 0,
+        (_, Some(last)) => name.as_chunks().0.iter().any(|word| underscores(*word) != 0) || underscores(*last) != 0,
+        _ => name.contains(&b'_'),
+    }
 }
 
 #[cfg(test)]

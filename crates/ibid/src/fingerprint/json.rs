@@ -12,30 +12,28 @@
 //! { "b": 1.0, "\u0061": [true, "\/"] }   =>   {"a":[true,"/"],"b":1.0}
 //! ```
 //!
-//! [`reader`] first reads the body in the hope that it is canonical; then it is hashed as it is. Otherwise it validates
-//! the document, rewrites the innermost objects and records the positions of all other members, which this module then
-//! writes in order. Objects with the names of an object before them take a shorter way ([`shape`]).
+//! [`reader`] validates the body and makes its canonical text, which it leaves in the body where it already is canonical.
+//! Everything else works on text that is known to be valid: [`walk`] finds values in it.
 
 mod decimal;
-mod document;
+mod output;
 mod pointer;
 mod reader;
-mod scan;
 mod shape;
 mod sort;
 mod splice;
 mod text;
+mod token;
+mod walk;
 
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cell::RefCell, ops::Range};
 
-use document::{JsonBuffers, JsonDocument, JsonKind, JsonSpan, JsonValue};
+use output::CanonicalText;
 pub use pointer::{JsonPointer, JsonPointerError};
-use scan::BlockSink;
-#[cfg(test)]
-use scan::NoBlocks;
+use reader::ReaderBuffers;
 pub(crate) use splice::splice_member;
 
 use super::stream::HashStream;
@@ -71,35 +69,69 @@ pub(crate) fn hash_canonical(
     body: &[u8], ignore: &[JsonPointer], names: NameEquality, numbers: JsonNumbers, stream: &mut HashStream,
 ) -> bool {
     debug_assert_eq!(stream.len(), 0);
-    JsonBuffers::with(|buffers| {
-        let needs_nodes = !ignore.is_empty() || numbers == JsonNumbers::Decimal;
-        if !needs_nodes && buffers.expects_canonical {
-            if reader::is_canonical(body, buffers, stream) {
-                stream.bytes(&body[stream.len() as usize..]);
-                return true;
-            }
+    if !ignore.is_empty() || numbers == JsonNumbers::Decimal {
+        return with_text(body, names, |text| stream.bytes(&value_text(text, 0..text.len(), ignore, numbers)))
+            .is_some();
+    }
+    JsonBuffers::with(|JsonBuffers { reader, expects_canonical }| {
+        let blocks = expects_canonical.then_some(&mut *stream);
+        let canonical = reader::read(body, names, reader, blocks);
+        let source = canonical.as_ref().and_then(CanonicalText::as_source);
+        *expects_canonical = source.is_some();
+        if let Some(source) = source {
+            stream.bytes(&source[stream.len() as usize..]);
+            return true;
+        }
+        if stream.len() > 0 {
             *stream = HashStream::new();
         }
-        let Some(document) = read_without(body, ignore, names, needs_nodes, buffers) else { return false };
-        CanonicalWriter { document: &document, numbers, sink: stream }.value(document.root);
-        document.buffers.expects_canonical = document.is_canonical();
-        true
+        canonical.is_some_and(|text| {
+            text.write(stream);
+            true
+        })
     })
+}
+
+/// Calls `use_text` with the canonical text of a body. Returns `None` if it has none.
+fn with_text<R>(body: &[u8], names: NameEquality, use_text: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    JsonBuffers::with(|buffers| {
+        let canonical = reader::read(body, names, &mut buffers.reader, None)?;
+        Some(match canonical.as_one() {
+            Some(text) => use_text(text),
+            None => {
+                let mut text = Vec::with_capacity(body.len());
+                canonical.write(&mut text);
+                use_text(&text)
+            }
+        })
+    })
+}
+
+/// Whether a body has a canonical form.
+fn is_json(body: &[u8], names: NameEquality) -> bool {
+    JsonBuffers::with(|buffers| reader::read(body, names, &mut buffers.reader, None).is_some())
+}
+
+/// The canonical form of a value in a canonical text.
+fn value_text<'t>(text: &'t [u8], value: Range<usize>, ignore: &[JsonPointer], numbers: JsonNumbers) -> Cow<'t, [u8]> {
+    let text = match ignore {
+        [] => Cow::Borrowed(&text[value]),
+        _ => Cow::Owned(walk::without(text, value, ignore)),
+    };
+    match numbers {
+        JsonNumbers::AsWritten => text,
+        JsonNumbers::Decimal => Cow::Owned(walk::normalize_numbers(&text)),
+    }
 }
 
 /// The canonical form as text; see [`hash_canonical`].
 #[cfg(test)]
 fn canonical<'a>(body: &'a [u8], ignore: &[JsonPointer], names: NameEquality) -> Option<Cow<'a, [u8]>> {
-    JsonBuffers::with(|buffers| {
-        if ignore.is_empty() && reader::is_canonical(body, buffers, &mut NoBlocks) {
-            return Some(Cow::Borrowed(body));
-        }
-        let document = read_without(body, ignore, names, !ignore.is_empty(), buffers)?;
-        let mut out = Vec::new();
-        let numbers = JsonNumbers::AsWritten;
-        CanonicalWriter { document: &document, numbers, sink: &mut out }.value(document.root);
-        Some(Cow::Owned(out))
-    })
+    let canonical = with_text(body, names, |text| {
+        let is_source = ignore.is_empty() && text.as_ptr() == body.as_ptr() && text.len() == body.len();
+        (!is_source).then(|| value_text(text, 0..text.len(), ignore, JsonNumbers::AsWritten).into_owned())
+    })?;
+    Some(canonical.map_or(Cow::Borrowed(body), Cow::Owned))
 }
 
 /// Hashes the canonical forms of the values at these pointers, and of nothing else. A zero byte ends each of them, also
@@ -108,60 +140,63 @@ pub(crate) fn hash_values(
     body: &[u8], ignore: &[JsonPointer], at: &[JsonPointer], names: NameEquality, numbers: JsonNumbers,
     stream: &mut HashStream,
 ) -> bool {
-    JsonBuffers::with(|buffers| {
-        let Some(mut document) = JsonDocument::read(body, true, names, buffers) else { return false };
-        drop_values(&mut document, ignore);
+    let hash = |text: &[u8]| {
         for pointer in at {
-            if let Some(node) = document.find_node(pointer) {
-                let value = document.buffers.closed[node].value;
-                CanonicalWriter { document: &document, numbers, sink: &mut *stream }.value(value);
+            if let Some(found) = walk::find(text, pointer) {
+                stream.bytes(&value_text(text, found.value, ignore, numbers));
             }
             stream.byte(0);
         }
-        true
-    })
+    };
+    with_text(body, names, hash).is_some()
 }
 
 /// Hashes the canonical forms of the values at these pointers, each ended by a zero byte. Numbers of the same value are
 /// equal. Returns `false` if one is absent or null, or the body has no canonical form; the hash is then useless.
 pub(crate) fn hash_present_values(body: &[u8], at: &[JsonPointer], stream: &mut HashStream) -> bool {
-    JsonBuffers::with(|buffers| {
-        let Some(document) = JsonDocument::read(body, true, NameEquality::Exact, buffers) else { return false };
+    let hash = |text: &[u8]| {
         at.iter().all(|pointer| {
-            let Some(node) = document.find_node(pointer) else { return false };
-            let value = document.buffers.closed[node].value;
-            CanonicalWriter { document: &document, numbers: JsonNumbers::Decimal, sink: &mut *stream }.value(value);
+            let Some(found) = walk::find(text, pointer) else { return false };
+            let value = value_text(text, found.value, &[], JsonNumbers::Decimal);
+            stream.bytes(&value);
             stream.byte(0);
-            value.kind() != JsonKind::Text || document.bytes(value.span()) != b"null"
+            *value != *b"null"
         })
-    })
+    };
+    with_text(body, NameEquality::Exact, hash) == Some(true)
 }
 
 /// The canonical form of the value at a pointer. Returns `None` if there is none, or the body has no canonical form.
 pub(crate) fn canonical_text(body: &[u8], at: &JsonPointer) -> Option<String> {
-    JsonBuffers::with(|buffers| {
-        let document = JsonDocument::read(body, true, NameEquality::Exact, buffers)?;
-        let value = document.buffers.closed[document.find_node(at)?].value;
-        let mut out = Vec::new();
-        CanonicalWriter { document: &document, numbers: JsonNumbers::AsWritten, sink: &mut out }.value(value);
-        String::from_utf8(out).ok()
-    })
+    with_text(body, NameEquality::Exact, |text| {
+        let found = walk::find(text, at)?;
+        String::from_utf8(text[found.value].to_vec()).ok()
+    })?
 }
 
-fn read_without<'d>(
-    body: &'d [u8], ignore: &[JsonPointer], names: NameEquality, every_node: bool, buffers: &'d mut JsonBuffers,
-) -> Option<JsonDocument<'d>> {
-    let mut document = JsonDocument::read(body, every_node, names, buffers)?;
-    drop_values(&mut document, ignore);
-    Some(document)
+/// The memory of this thread, which is used again for the next document.
+struct JsonBuffers {
+    reader: ReaderBuffers,
+    /// Whether the last document was canonical. The requests of one client mostly are alike.
+    expects_canonical: bool,
 }
 
-/// Drops the values at these pointers. Only for a document with every node.
-fn drop_values(document: &mut JsonDocument<'_>, ignore: &[JsonPointer]) {
-    for pointer in ignore {
-        if let Some(at) = document.find_node(pointer) {
-            document.buffers.closed[at].value = JsonValue::DROPPED;
+impl JsonBuffers {
+    fn with<R>(use_buffers: impl FnOnce(&mut Self) -> R) -> R {
+        /// Larger buffers are given back. Those of a body of the usual maximum length are not, because clearing new memory
+        /// takes as long as hashing it.
+        const MAX_KEPT_BYTES: usize = 3 << 20;
+        thread_local! {
+            static BUFFERS: RefCell<JsonBuffers> =
+                const { RefCell::new(JsonBuffers { reader: ReaderBuffers::new(), expects_canonical: true }) };
         }
+        BUFFERS.with_borrow_mut(|buffers| {
+            let result = use_buffers(buffers);
+            if buffers.reader.bytes() > MAX_KEPT_BYTES {
+                buffers.reader = ReaderBuffers::new();
+            }
+            result
+        })
     }
 }
 
@@ -190,33 +225,29 @@ pub(crate) fn find<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a
 pub(crate) fn find_all<'a, const N: usize>(
     body: &'a [u8], at: &[JsonPointer; N], names: NameEquality,
 ) -> Option<[JsonLookup<'a>; N]> {
-    JsonBuffers::with(|buffers| {
-        let document = JsonDocument::read(body, true, names, buffers)?;
-        let mut found = [const { JsonLookup::Absent }; N];
-        for (found, at) in found.iter_mut().zip(at) {
-            *found = lookup(&document, body, at)?;
-        }
-        Some(found)
-    })
+    if !is_json(body, names) {
+        return None;
+    }
+    let mut found = [const { JsonLookup::Absent }; N];
+    for (found, at) in found.iter_mut().zip(at) {
+        *found = lookup(body, at)?;
+    }
+    Some(found)
 }
 
-fn lookup<'a>(document: &JsonDocument<'_>, body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
-    let Some(node) = document.find_node(at) else {
+/// Looks up a value in a valid body.
+fn lookup<'a>(body: &'a [u8], at: &JsonPointer) -> Option<JsonLookup<'a>> {
+    let Some(found) = walk::find(body, at) else {
         return Some(JsonLookup::Absent);
     };
-    let value = document.buffers.closed[node].value;
-    if value.kind() != JsonKind::Text {
-        return Some(JsonLookup::OtherType);
-    }
-    let span = value.span();
-    let borrowed = body.get(span.start as usize..span.end as usize).and_then(|text| str::from_utf8(text).ok());
-    Some(match (document.bytes(span), borrowed) {
-        ([b'"', inner @ .., b'"'], Some(text)) if !inner.contains(&b'\\') => {
+    let text = str::from_utf8(&body[found.value]).ok()?;
+    Some(match text.as_bytes() {
+        [b'"', inner @ .., b'"'] if !inner.contains(&b'\\') => {
             JsonLookup::String(Cow::Borrowed(&text[1..text.len() - 1]))
         }
-        ([b'"', inner @ .., b'"'], _) => JsonLookup::String(Cow::Owned(text::unescape(inner)?)),
-        ([b'-' | b'0'..=b'9', ..], Some(text)) => JsonLookup::Number(text),
-        (b"true", _) => JsonLookup::True,
+        [b'"', inner @ .., b'"'] => JsonLookup::String(Cow::Owned(text::unescape(inner)?)),
+        [b'-' | b'0'..=b'9', ..] => JsonLookup::Number(text),
+        b"true" => JsonLookup::True,
         _ => JsonLookup::OtherType,
     })
 }
@@ -247,88 +278,5 @@ impl TextSink for Vec<u8> {
 
     fn text(&mut self, from: &[u8], size: usize) {
         self.extend_from_slice(&from[..size]);
-    }
-}
-
-impl BlockSink for HashStream {
-    fn block(&mut self, block: &[u8; 64]) {
-        self.block(block);
-    }
-}
-
-struct CanonicalWriter<'d, 'a, S> {
-    document: &'d JsonDocument<'a>,
-    /// [`JsonNumbers::Decimal`] only for a document with every node.
-    numbers: JsonNumbers,
-    sink: &'d mut S,
-}
-
-impl<S: TextSink> CanonicalWriter<'_, '_, S> {
-    fn value(&mut self, value: JsonValue) {
-        match value.kind() {
-            JsonKind::Text => self.scalar(value.span()),
-            JsonKind::Object => self.members(value.span()),
-            JsonKind::Array => self.items(value.span()),
-            JsonKind::Dropped => {}
-        }
-    }
-
-    fn members(&mut self, members: JsonSpan) {
-        let mut before = b'{';
-        for node in self.document.nodes(members) {
-            let name = node.name;
-            let JsonSpan { start, end } = node.value.span();
-            match node.value.kind() {
-                JsonKind::Dropped => continue,
-                // The source already contains `"name":text`: one copy.
-                JsonKind::Text if start == name.end + 1 && self.numbers == JsonNumbers::AsWritten => {
-                    self.sink.byte(before);
-                    self.write_span(JsonSpan { start: name.start, end });
-                }
-                _ => {
-                    self.sink.byte(before);
-                    self.write_span(name);
-                    self.sink.byte(b':');
-                    self.value(node.value);
-                }
-            }
-            before = b',';
-        }
-        if before == b'{' {
-            self.sink.byte(b'{');
-        }
-        self.sink.byte(b'}');
-    }
-
-    fn items(&mut self, items: JsonSpan) {
-        let mut before = b'[';
-        for node in self.document.nodes(items) {
-            if node.value.kind() != JsonKind::Dropped {
-                self.sink.byte(before);
-                self.value(node.value);
-                before = b',';
-            }
-        }
-        if before == b'[' {
-            self.sink.byte(b'[');
-        }
-        self.sink.byte(b']');
-    }
-
-    /// Writes a scalar, or any text that was already canonical.
-    #[inline]
-    fn scalar(&mut self, span: JsonSpan) {
-        if self.numbers == JsonNumbers::Decimal
-            && let text @ [b'-' | b'0'..=b'9', ..] = self.document.bytes(span)
-            && let Some(number) = str::from_utf8(text).ok().and_then(decimal::normalize)
-        {
-            return self.sink.text(number.as_bytes(), number.len());
-        }
-        self.write_span(span);
-    }
-
-    #[inline]
-    fn write_span(&mut self, span: JsonSpan) {
-        self.sink.text(self.document.bytes_from(span), (span.end - span.start) as usize);
     }
 }

@@ -125,10 +125,11 @@ impl HashStream {
         checksum(self.state[0], &self.buffer[..self.len])
     }
 
-    pub(crate) fn finish(mut self) -> [u8; 32] {
+    /// Returns the digest. The stream is of no use afterwards.
+    pub(crate) fn finish(&mut self) -> [u8; 32] {
         let bits = self.len() * 8;
+        self.buffer[self.len..].fill(0);
         self.buffer[self.len] = 0x80;
-        self.buffer[self.len + 1..].fill(0);
         if self.len >= BLOCK_BYTES - size_of_val(&bits) {
             self.len = BLOCK_BYTES;
             self.compress_full();
@@ -150,8 +151,9 @@ pub(crate) fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |sum: u64, word: [u8; 8]| (sum.rotate_left(23) ^ u64::from_le_bytes(word)).wrapping_mul(FACTOR);
     let (words, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
+    // The last word overlaps the one before it.
+    let last =
+        bytes.last_chunk().copied().unwrap_or_else(|| std::array::from_fn(|i| rest.get(i).copied().unwrap_or(0)));
     let sum = mix(words.iter().fold(bytes.len() as u64, |sum, word| mix(sum, *word)), last);
     let sum = (sum ^ u64::from(seed)).wrapping_mul(FACTOR);
     (sum >> 32) as u32 ^ sum as u32

@@ -1,482 +1,377 @@
-//! Parses a JSON document without copying it: validates it and records its members.
+//! Reads a JSON document: validates it and makes its canonical text.
 //!
-//! Invariant: the result is a valid [`JsonDocument`] or nothing. The reader makes one pass, in linear time except for
-//! sorting names, up to a depth of [`MAX_JSON_DEPTH`].
+//! Invariant: a body has a canonical text only if it is strict RFC 8259 JSON in UTF-8, without duplicate members or lone
+//! surrogates, up to a depth of [`MAX_JSON_DEPTH`]. The reader makes one pass, in linear time except for sorting names.
 //!
-//! Example: of `{"b":[1,2],"a":0}`, the array is recorded as one text, because it is already canonical; the object gets
-//! a node for each of its members.
+//! The reader does nothing for text that is already canonical: it stays in the source. Only at a change (space, an escape
+//! that has a shorter spelling, members out of order) is the text before it appended to the output. Positions are those
+//! in the output, as if everything read so far were there already.
 
 use super::{
     NameEquality,
-    document::{JsonBuffers, JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes, strip_quotes},
-    scan::{BlockScanner, BlockSink, JsonCursor, NoBlocks, near_string_end},
-    shape::MAX_SHAPE_MEMBERS,
-    sort, text,
+    output::{CanonicalText, JsonOutput, TextRange},
+    shape::ObjectShapes,
+    sort::{self, JsonMember, MAX_FEW},
+    text,
+    token::{ChunkedText, TextEdges, digits, literal, number, plain_end, specials},
 };
+use crate::fingerprint::stream::HashStream;
 
 /// The maximum depth of a document with a canonical form. It bounds the recursion of the writer; real requests stay far
 /// below.
 pub(super) const MAX_JSON_DEPTH: usize = 128;
-/// The maximum length of a body whose objects are rewritten as they are read. It keeps all spans in their 31 bits.
-const MAX_FLATTENED_BYTES: usize = 64 << 20;
-
-impl<'d> JsonDocument<'d> {
-    /// Reads a document. With `every_node`, each member and element gets a node, for looking into it. `names` defines
-    /// which names are equal.
-    pub(super) fn read(
-        source: &'d [u8], every_node: bool, names: NameEquality, buffers: &'d mut JsonBuffers,
-    ) -> Option<Self> {
-        let root = read::<true>(source, every_node, names, buffers, &mut NoBlocks)?;
-        Some(JsonDocument { source, buffers, root })
-    }
-}
-
-/// Whether a body is canonical. Its blocks go to `blocks` as they are read.
-pub(super) fn is_canonical(body: &[u8], buffers: &mut JsonBuffers, blocks: &mut impl BlockSink) -> bool {
-    read::<false>(body, false, NameEquality::Exact, buffers, blocks).is_some()
-}
-
-/// Reads a document. Without `NODES`, records nothing, and returns `None` also if the body is not canonical.
-fn read<const NODES: bool>(
-    body: &[u8], every_node: bool, names: NameEquality, buffers: &mut JsonBuffers, blocks: &mut impl BlockSink,
-) -> Option<JsonValue> {
-    // The ends of a span have 31 bits, and cover two buffers.
-    if body.len() >= 1 << 30 {
-        return None;
-    }
-    buffers.clear();
-    let (scanner, at) = BlockScanner::new(body, blocks);
-    let mut reader = JsonReader::<_, NODES> { body, at, scanner, buffers, top: 0, every_node, names };
-    let root = reader.document()?;
-    (reader.scanner.is_ascii || std::str::from_utf8(body).is_ok()).then_some(root)
-}
-
-struct JsonReader<'a, 'b, S, const NODES: bool> {
-    body: &'a [u8],
-    /// Functions copy it to a variable, and back before they call one that reads on.
-    at: JsonCursor,
-    scanner: BlockScanner<'a, 'b, S>,
-    buffers: &'b mut JsonBuffers,
-    /// How many of the open nodes are in use.
-    top: usize,
-    every_node: bool,
-    names: NameEquality,
-}
 
 /// An array or object that is not closed yet.
+#[derive(Clone, Copy)]
 struct JsonFrame {
+    /// The prefix of the last name.
+    last: u64,
+    /// Its position in the source.
+    source: u32,
+    /// Its position in the output.
     start: u32,
-    /// The number of changes before it.
-    changes: u32,
-    /// The index of its first node.
-    first: usize,
+    /// The index of its first member.
+    first: u32,
+    /// The byte that closes it.
+    close: u8,
+    is_sorted: bool,
+    /// Whether its values are scalars.
+    is_flat: bool,
 }
 
-impl<S: BlockSink, const NODES: bool> JsonReader<'_, '_, S, NODES> {
-    fn document(&mut self) -> Option<JsonValue> {
-        let (body, mut at) = (self.body, self.at);
-        skip_space::<NODES>(body, &mut at);
-        let ahead = window(body, at.pos);
-        let root = self.value(body, &mut at, ahead, 0)?;
-        skip_space::<NODES>(body, &mut at);
-        (at.pos as usize == body.len()).then_some(root)
-    }
+impl JsonFrame {
+    /// The document, which no byte closes.
+    const ROOT: Self = Self { last: 0, source: 0, start: 0, first: 0, close: 0, is_sorted: true, is_flat: false };
+}
 
-    /// Reads the value at the position, at this depth. It starts with the low bytes of `ahead`.
-    #[inline(always)]
-    fn value(&mut self, body: &[u8], at: &mut JsonCursor, ahead: u64, depth: usize) -> Option<JsonValue> {
-        let start = at.pos;
-        at.pos += match ahead as u8 {
-            b'"' => return Some(JsonValue::new(JsonKind::Text, self.string(at)?)),
-            b'0'..=b'9' => match short_integer(ahead) {
-                Some(size) => size,
-                None => long_number(body, start)?,
-            },
-            b'{' | b'[' => {
-                if depth == MAX_JSON_DEPTH {
-                    return None;
-                }
-                self.at = *at;
-                let value = if ahead as u8 == b'{' { self.object(depth + 1)? } else { self.array(depth + 1)? };
-                at.set(&self.at);
-                return Some(value);
-            }
-            b't' if ahead as u32 == u32::from_le_bytes(*b"true") => 4,
-            b'n' if ahead as u32 == u32::from_le_bytes(*b"null") => 4,
-            b'f' if (ahead >> 8) as u32 == u32::from_le_bytes(*b"alse") => 5,
-            b'-' => 1 + long_number(body, start + 1)?,
-            _ => return None,
-        };
-        Some(JsonValue::new(JsonKind::Text, JsonSpan { start, end: at.pos }))
-    }
+/// The memory of a reader, which is used again for the next document.
+pub(super) struct ReaderBuffers {
+    /// The document, and the arrays and objects that are not closed yet.
+    frames: [JsonFrame; MAX_JSON_DEPTH + 1],
+    /// The members of all objects that are not closed yet. Longer than what is used.
+    members: Vec<JsonMember>,
+    /// For one string.
+    string: Vec<u8>,
+    output: JsonOutput,
+    shapes: ObjectShapes,
+}
 
-    fn object(&mut self, depth: usize) -> Option<JsonValue> {
-        match self.known_object(depth) {
-            Some(value) => Some(value),
-            None => self.other_object(depth),
+impl ReaderBuffers {
+    pub(super) const fn new() -> Self {
+        Self {
+            frames: [JsonFrame::ROOT; MAX_JSON_DEPTH + 1],
+            members: Vec::new(),
+            string: Vec::new(),
+            output: JsonOutput::new(),
+            shapes: ObjectShapes::new(),
         }
     }
 
-    /// Reads an object of the shape that the last one of this depth had. Otherwise stays at its start. A canonical body
-    /// is read faster without: its names need not be moved, and the processor hashes it meanwhile.
-    #[inline]
-    fn known_object(&mut self, depth: usize) -> Option<JsonValue> {
-        let body = self.body;
-        if !NODES || self.every_node || body.len() > MAX_FLATTENED_BYTES {
-            return None;
-        }
-        let JsonBuffers { shapes, rewritten, .. } = &mut *self.buffers;
-        let (start, shape) = (self.at.pos, shapes.get(depth));
-        let (mut block, mut quotes) = self.at.block();
-        let mut members = [JsonSpan { start: 0, end: 0 }; MAX_SHAPE_MEMBERS];
-        let (mut pos, mut has_moved) = (start, false);
-        for (name, member) in shape.names().iter().zip(&mut members) {
-            let Some(value) = name.end_at(body, pos) else { break };
-            member.start = pos + 1;
-            pos = value;
-            let ahead = window(body, pos);
-            pos += match ahead as u8 {
-                b'"' => match near_string_end(block, quotes, pos) {
-                    Some(end) => end - pos,
-                    None => {
-                        has_moved = true;
-                        let found = self.scanner.string_end(block, quotes, pos + 1);
-                        (block, quotes) = (found.block, self.scanner.moved_quotes);
-                        let Some(end) = found.end else { break };
-                        end - pos
-                    }
-                },
-                b'0'..=b'9' => match short_integer(ahead) {
-                    Some(size) => size,
-                    None => break,
-                },
-                b't' if ahead as u32 == u32::from_le_bytes(*b"true") => 4,
-                b'n' if ahead as u32 == u32::from_le_bytes(*b"null") => 4,
-                b'f' if (ahead >> 8) as u32 == u32::from_le_bytes(*b"alse") => 5,
-                _ => break,
-            };
-            member.end = pos;
-        }
-        let is_whole = shape.names().len().checked_sub(1).is_some_and(|last| members[last].end == pos);
-        if !is_whole || peek(body, pos) != Some(b'}') {
-            if has_moved {
-                self.at = self.scanner.rewind(self.at);
-            }
-            return None;
-        }
-        pos += 1;
-        self.scanner.advance(&mut self.at, block, quotes, pos);
-        if shape.is_sorted {
-            return Some(JsonValue::new(JsonKind::Text, JsonSpan { start, end: pos }));
-        }
-        self.at.changes += 1;
-        Some(rewritten.add_members(body, &members, shape.sorted(), (pos - start) as usize))
-    }
-
-    #[inline(never)]
-    fn other_object(&mut self, depth: usize) -> Option<JsonValue> {
-        let (body, mut at) = (self.body, self.at);
-        let frame = JsonFrame { start: at.pos, changes: at.changes, first: self.top };
-        let mut last = JsonSpan { start: 0, end: 0 };
-        let (mut last_prefix, mut is_sorted, mut is_flat, mut has_only_scalars) = (0, true, true, true);
-        at.pos += 1;
-        skip_space::<NODES>(body, &mut at);
-        if peek(body, at.pos)? == b'}' {
-            at.pos += 1;
-            return self.close_object(at, frame, true, true);
-        }
-        loop {
-            if peek(body, at.pos)? != b'"' {
-                return None;
-            }
-            loop {
-                let name = self.string(&mut at)?;
-                let prefix = match sort::prefix_in(body, name) {
-                    Some(prefix) => prefix,
-                    None => sort::prefix(body, self.buffers.rewritten.text(), name),
-                };
-                if prefix <= last_prefix && is_sorted && !self.sorts_after(last, last_prefix, prefix, name) {
-                    if !NODES {
-                        return None;
-                    }
-                    is_sorted = false;
-                    at.changes += 1;
-                }
-                (last, last_prefix) = (name, prefix);
-                let ahead = after_colon::<NODES>(body, &mut at)?;
-                let value = self.value(body, &mut at, ahead, depth)?;
-                has_only_scalars &= !matches!(ahead as u8, b'{' | b'[');
-                if NODES {
-                    if let b'{' | b'[' = ahead as u8 {
-                        is_flat &= value.kind() == JsonKind::Text && (value.span().start as usize) < body.len();
-                    }
-                    self.push(JsonNode { prefix, name, value });
-                }
-                // The likely case first.
-                if chunk(body, at.pos) != Some(*b",\"") {
-                    break;
-                }
-                at.pos += 1;
-            }
-            if !has_more::<NODES>(body, &mut at, b'}')? {
-                if NODES && has_only_scalars {
-                    self.buffers.shapes.learn(depth, body, JsonSpan { start: frame.start, end: at.pos });
-                }
-                return self.close_object(at, frame, is_sorted, is_flat);
-            }
-        }
-    }
-
-    fn array(&mut self, depth: usize) -> Option<JsonValue> {
-        let (body, mut at) = (self.body, self.at);
-        let frame = JsonFrame { start: at.pos, changes: at.changes, first: self.top };
-        at.pos += 1;
-        skip_space::<NODES>(body, &mut at);
-        if peek(body, at.pos)? == b']' {
-            at.pos += 1;
-            return self.close_array(at, frame);
-        }
-        loop {
-            let ahead = window(body, at.pos);
-            let value = self.value(body, &mut at, ahead, depth)?;
-            if NODES {
-                self.item(frame.first, value);
-            }
-            if !has_more::<NODES>(body, &mut at, b']')? {
-                return self.close_array(at, frame);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn push(&mut self, node: JsonNode) {
-        if self.top == self.buffers.open.len() {
-            self.buffers.grow();
-        }
-        self.buffers.open[self.top] = node;
-        self.top += 1;
-    }
-
-    /// Whether a name sorts after the last one.
-    #[inline(never)]
-    fn sorts_after(&self, last: JsonSpan, last_prefix: u64, prefix: u64, name: JsonSpan) -> bool {
-        let inner = |name| strip_quotes(bytes(self.body, self.buffers.rewritten.text(), name));
-        last.end == 0 || prefix == last_prefix && inner(last) < inner(name)
-    }
-
-    /// Records an element. If only a comma separates it from its predecessor, one node covers both, which saves memory
-    /// for long arrays of numbers.
-    #[inline(always)]
-    fn item(&mut self, first: usize, value: JsonValue) {
-        if !self.every_node
-            && self.top > first
-            && value.kind() == JsonKind::Text
-            && let last = &mut self.buffers.open[self.top - 1].value
-            && last.kind() == JsonKind::Text
-            && last.span().end + 1 == value.span().start
-        {
-            let JsonSpan { start, .. } = last.span();
-            *last = JsonValue::new(JsonKind::Text, JsonSpan { start, end: value.span().end });
-            return;
-        }
-        self.push(JsonNode { prefix: 0, name: JsonSpan { start: 0, end: 0 }, value });
-    }
-
-    #[inline(always)]
-    fn close_array(&mut self, at: JsonCursor, frame: JsonFrame) -> Option<JsonValue> {
-        self.at = at;
-        if !NODES {
-            return Some(JsonValue::DROPPED);
-        }
-        let first = std::mem::replace(&mut self.top, frame.first);
-        if at.changes == frame.changes && !self.every_node {
-            return Some(JsonValue::new(JsonKind::Text, JsonSpan { start: frame.start, end: at.pos }));
-        }
-        Some(self.buffers.close(JsonKind::Array, frame.first..first))
-    }
-
-    /// Closes the innermost object, which ends at the position. `is_flat` if its values are
-    /// scalars and texts of the source. Returns `None`
-    /// if two members have the same name.
-    #[inline(always)]
-    fn close_object(&mut self, at: JsonCursor, frame: JsonFrame, is_sorted: bool, is_flat: bool) -> Option<JsonValue> {
-        self.at = at;
-        if !NODES {
-            return Some(JsonValue::DROPPED);
-        }
-        if at.changes == frame.changes && !self.every_node {
-            self.top = frame.first;
-            return Some(JsonValue::new(JsonKind::Text, JsonSpan { start: frame.start, end: at.pos }));
-        }
-        self.close_changed(frame, is_sorted, is_flat)
-    }
-
-    #[inline(never)]
-    fn close_changed(&mut self, frame: JsonFrame, is_sorted: bool, is_flat: bool) -> Option<JsonValue> {
-        let (body, members) = (self.body, frame.first..std::mem::replace(&mut self.top, frame.first));
-        let is_flat = is_flat && !self.every_node && body.len() <= MAX_FLATTENED_BYTES;
-        let flat_size = is_flat.then_some((self.at.pos - frame.start) as usize);
-        if is_sorted {
-            return Some(self.buffers.close_sorted(body, members, flat_size));
-        }
-        let is_plain = self.scanner.is_ascii && !self.buffers.rewritten.has_strings;
-        self.buffers.close_unsorted(body, members, flat_size, self.names, is_plain)
-    }
-
-    /// Reads the string at the position and returns its canonical text with its quotes.
-    #[inline(always)]
-    fn string(&mut self, at: &mut JsonCursor) -> Option<JsonSpan> {
-        let start = at.pos;
-        if at.plain_string(&mut self.scanner) {
-            return Some(JsonSpan { start, end: at.pos });
-        }
-        let (span, end) = self.string_with_escapes(at.pos)?;
-        if span.start != start {
-            if !NODES {
-                return None;
-            }
-            at.changes += 1;
-        }
-        *at = self.scanner.seek(*at, end);
-        Some(span)
-    }
-
-    /// The canonical text of a string, and its end in the source.
-    #[cold]
-    #[inline(never)]
-    fn string_with_escapes(&mut self, pos: u32) -> Option<(JsonSpan, u32)> {
-        let source = &self.body[pos as usize..];
-        let JsonBuffers { string, rewritten, .. } = &mut *self.buffers;
-        string.clear();
-        let size = text::rewrite(source, string)?;
-        let end = pos + size as u32;
-        let is_same = *string == source[..size];
-        let span = if is_same { JsonSpan { start: pos, end } } else { rewritten.add_string(self.body, string) };
-        Some((span, end))
+    pub(super) fn bytes(&self) -> usize {
+        self.members.capacity() * size_of::<JsonMember>() + self.string.capacity() + self.output.bytes()
     }
 }
 
-#[inline(always)]
-fn peek(body: &[u8], pos: u32) -> Option<u8> {
-    body.get(pos as usize).copied()
-}
-
-/// Skips the comma (returns `true`) or the end (`false`) after a value, and the space around it.
-#[inline(always)]
-fn has_more<const SPACE: bool>(body: &[u8], at: &mut JsonCursor, end: u8) -> Option<bool> {
-    skip_space::<SPACE>(body, at);
-    let byte = peek(body, at.pos)?;
-    at.pos += 1;
-    if byte == b',' {
-        skip_space::<SPACE>(body, at);
-        return Some(true);
-    }
-    (byte == end).then_some(false)
-}
-
-#[inline(always)]
-fn skip_space<const SPACE: bool>(body: &[u8], at: &mut JsonCursor) {
-    if SPACE && let Some(byte @ 0..=b' ') = peek(body, at.pos) {
-        at.changes += 1;
-        at.pos += u32::from(byte == b' ');
-        if let Some(0..=b' ') = peek(body, at.pos) {
-            at.pos = after_space(body, at.pos);
-        }
-    }
-}
-
-#[inline(never)]
-fn after_space(body: &[u8], mut pos: u32) -> u32 {
-    while let Some(b' ' | b'\n' | b'\r' | b'\t') = peek(body, pos) {
-        pos += 1;
-    }
-    pos
-}
-
-/// The next bytes, if there are so many.
-#[inline(always)]
-fn chunk<const N: usize>(body: &[u8], pos: u32) -> Option<[u8; N]> {
-    body.get(pos as usize..pos as usize + N)?.try_into().ok()
-}
-
-/// The next eight bytes, as a number whose low byte is the first. Zeros follow the end.
-#[inline(always)]
-fn window(body: &[u8], pos: u32) -> u64 {
-    match chunk(body, pos) {
-        Some(eight) => u64::from_le_bytes(eight),
-        None => last_window(body, pos),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn last_window(body: &[u8], pos: u32) -> u64 {
-    let rest = body.get(pos as usize..).unwrap_or_default();
-    rest.iter().take(8).rev().fold(0, |window, byte| window << 8 | u64::from(*byte))
-}
-
-/// Skips the colon after a name, and the space around it. Returns the next bytes, at least five.
-#[inline(always)]
-fn after_colon<const SPACE: bool>(body: &[u8], at: &mut JsonCursor) -> Option<u64> {
-    let mut ahead = window(body, at.pos);
-    if ahead as u8 != b':' {
-        skip_space::<SPACE>(body, at);
-        ahead = window(body, at.pos);
-        if !SPACE || ahead as u8 != b':' {
-            return None;
-        }
-    }
-    at.pos += 1;
-    ahead >>= 8;
-    if SPACE && ahead as u8 <= b' ' {
-        at.changes += 1;
-        if ahead as u8 == b' ' {
-            at.pos += 1;
-            ahead >>= 8;
-        }
-        if ahead as u8 <= b' ' {
-            at.pos = after_space(body, at.pos);
-            ahead = window(body, at.pos);
-        }
-    }
-    Some(ahead)
-}
-
-/// The length of the integer at the start of `ahead`, if it is shorter than that and a delimiter follows.
-#[inline(always)]
-fn short_integer(ahead: u64) -> Option<u32> {
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    // Digits become 0 to 9. Adding 0x76 carries all other values into the high bit, where those of non-ASCII are.
-    let values = ahead ^ (EACH * 0x30);
-    let others = (((values & (EACH * 0x7f)) + EACH * 0x76) | values) & (EACH * 0x80);
-    let bits = others.trailing_zeros() & !7;
-    let after = ahead.unbounded_shr(bits) as u8;
-    let has_extra_zero = ahead as u8 == b'0' && bits > 8;
-    (matches!(after, b',' | b'}' | b']') && !has_extra_zero).then_some(bits / 8)
-}
-
-/// The length of a number without its sign.
-#[inline(never)]
-fn long_number(body: &[u8], start: u32) -> Option<u32> {
-    let mut pos = after_digits(body, start)?;
-    if peek(body, start) == Some(b'0') && pos > start + 1 {
+/// Reads a document. Its blocks go to `blocks` as they are read, for as long as it is canonical.
+pub(super) fn read<'d>(
+    body: &'d [u8], names: NameEquality, buffers: &'d mut ReaderBuffers, blocks: Option<&mut HashStream>,
+) -> Option<CanonicalText<'d>> {
+    // Positions have 32 bits.
+    if body.len() >= 1 << 31 {
         return None;
     }
-    if peek(body, pos) == Some(b'.') {
-        pos = after_digits(body, pos + 1)?;
-    }
-    if let Some(b'e' | b'E') = peek(body, pos) {
-        let is_signed = matches!(peek(body, pos + 1), Some(b'+' | b'-'));
-        pos = after_digits(body, pos + 1 + u32::from(is_signed))?;
-    }
-    Some(pos - start)
+    buffers.output.clear();
+    buffers.shapes.raise_credit();
+    let hash_at = if blocks.is_some() { 64 } else { usize::MAX };
+    let edges = TextEdges::of(body);
+    let source = ChunkedText::new(body, &edges);
+    let mut reader = JsonReader { body, source, buffers, names, blocks, hash_at, members: 0, is_ascii: true };
+    let end = reader.document()?;
+    let is_utf8 = reader.is_ascii || std::str::from_utf8(body).is_ok();
+    is_utf8.then(|| buffers.output.finish(body, end as usize))
 }
 
-/// The end of one or more digits.
-fn after_digits(body: &[u8], start: u32) -> Option<u32> {
-    let mut pos = start;
-    while let Some(b'0'..=b'9') = peek(body, pos) {
-        pos += 1;
+struct JsonReader<'a, 'b> {
+    body: &'a [u8],
+    source: ChunkedText<'a>,
+    buffers: &'b mut ReaderBuffers,
+    names: NameEquality,
+    blocks: Option<&'b mut HashStream>,
+    /// The end of the next block that is hashed.
+    hash_at: usize,
+    /// The number of members in use.
+    members: usize,
+    /// Whether all strings so far are ASCII.
+    is_ascii: bool,
+}
+
+impl<'a> JsonReader<'a, '_> {
+    /// Returns the end of the document's value.
+    #[inline(never)]
+    fn document(&mut self) -> Option<u32> {
+        let source = self.source;
+        let (mut depth, mut close, mut last) = (0, 0, 0);
+        // A value follows the byte at this position.
+        let mut pos = u32::MAX;
+        let mut text = source.chunk(pos);
+        loop {
+            let start = pos.wrapping_add(1);
+            let mut end = start;
+            end += match text[1] {
+                b'"' => match plain_end(text) {
+                    end if text.get(end) == Some(&b'"') => end as u32,
+                    _ => self.long_string(start)?,
+                },
+                b'1'..=b'9' => digits(text),
+                b'{' if let Some(size) = self.known_object(start, depth) => size,
+                byte @ (b'{' | b'[') => {
+                    (self.buffers.frames[depth].last, self.buffers.frames[depth].is_flat) = (last, false);
+                    depth += 1;
+                    // In ASCII, each closing bracket is two after its opening one.
+                    (close, last) = (byte + 2, 0);
+                    let (at, first) = (self.buffers.output.position(start), self.members as u32);
+                    *self.buffers.frames.get_mut(depth)? =
+                        JsonFrame { last, source: start, start: at, first, close, is_sorted: true, is_flat: true };
+                    pos = start;
+                    text = source.chunk(pos);
+                    if text[1] <= b' ' {
+                        pos = self.skip_space(pos + 1) - 1;
+                        text = source.chunk(pos);
+                    }
+                    if text[1] != close {
+                        if byte == b'{' {
+                            (pos, text) = self.name(source, pos, text, depth, &mut last)?;
+                        }
+                        continue;
+                    }
+                    pos + 1 - start
+                }
+                b't' | b'f' | b'n' => literal(text)?,
+                b'-' | b'0' => number(self.body, start)?,
+                _ => {
+                    pos = self.skip_space(start).wrapping_sub(1);
+                    if pos.wrapping_add(1) == start {
+                        return None;
+                    }
+                    text = source.chunk(pos);
+                    continue;
+                }
+            };
+            loop {
+                text = source.chunk(end);
+                if text[0] == b',' {
+                    if end as usize >= self.hash_at {
+                        self.hash_blocks(end as usize);
+                    }
+                    pos = end;
+                    if close == b'}' {
+                        (pos, text) = self.name(source, pos, text, depth, &mut last)?;
+                    } else if close == 0 {
+                        return None;
+                    }
+                    break;
+                }
+                if text[0] == close && depth > 0 {
+                    end += 1;
+                    let JsonFrame { first, is_sorted, is_flat, .. } = self.buffers.frames[depth];
+                    if !is_sorted || is_flat && close == b'}' {
+                        self.close_object(depth, end)?;
+                    }
+                    self.members = first as usize;
+                    depth -= 1;
+                    JsonFrame { close, last, .. } = self.buffers.frames[depth];
+                } else {
+                    let value = end;
+                    end = self.after_value(start, value)?;
+                    if end == value {
+                        return (depth == 0).then_some(end);
+                    }
+                }
+            }
+        }
     }
-    (pos > start).then_some(pos)
+
+    /// Reads on after a value that neither a comma nor a closing bracket follows. Returns its end if nothing follows.
+    #[inline(never)]
+    fn after_value(&mut self, start: u32, end: u32) -> Option<u32> {
+        if end as usize == self.body.len() || self.source.after_space(end) as usize == self.body.len() {
+            return Some(end);
+        }
+        let next = self.skip_space(end);
+        if next > end {
+            return Some(next);
+        }
+        // A number of which only the first digits were read.
+        let number = start + number(self.body, start)?;
+        (number > end).then_some(number)
+    }
+
+    /// Reads the name after the byte at a position, and the colon, and records the member. Returns the position of the
+    /// colon and the chunk there.
+    #[inline(always)]
+    fn name(
+        &mut self, source: ChunkedText<'a>, mut pos: u32, mut text: &'a [u8; 16], depth: usize, last: &mut u64,
+    ) -> Option<(u32, &'a [u8; 16])> {
+        if text[1] != b'"' {
+            pos = self.skip_space(pos + 1) - 1;
+            text = source.chunk(pos);
+            if text[1] != b'"' {
+                return None;
+            }
+        }
+        let start = self.buffers.output.position(pos + 1);
+        let [_, _, first @ .., _, _, _, _, _, _] = *text;
+        let first = u64::from_le_bytes(first);
+        let (mut size, prefix);
+        let mut end = plain_end(text);
+        if text.get(end) == Some(&b'"') {
+            size = end as u32;
+            prefix = sort::prefix(first, end);
+            end += pos as usize + 1;
+        } else {
+            size = self.long_string(pos + 1)?;
+            end = (pos + 1 + size) as usize;
+            if self.buffers.output.ends_at(end as u32) {
+                // The name was rewritten.
+                JsonMember { prefix, size, .. } = self.buffers.output.last_name(start);
+            } else {
+                prefix = sort::prefix(first, size as usize);
+            }
+        }
+        if prefix <= *last && (prefix < *last || !self.sorts_last(depth, prefix, start, size)) {
+            self.buffers.frames[depth].is_sorted = false;
+            self.hash_at = usize::MAX;
+        }
+        *last = prefix;
+        if self.members >= self.buffers.members.len() {
+            self.grow();
+        }
+        if let Some(member) = self.buffers.members.get_mut(self.members) {
+            (member.prefix, member.start, member.size) = (prefix, start, size);
+        }
+        self.members += 1;
+        let mut end = end as u32;
+        text = source.chunk(end);
+        if text[0] != b':' {
+            end = self.skip_space(end);
+            text = source.chunk(end);
+            if text[0] != b':' {
+                return None;
+            }
+        }
+        Some((end, text))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        let members = &mut self.buffers.members;
+        members.resize(2 * members.len() + 32, JsonMember { prefix: 0, start: 0, size: 0 });
+    }
+
+    /// Whether a member whose prefix is not greater sorts after the last one of its object.
+    #[cold]
+    #[inline(never)]
+    fn sorts_last(&self, depth: usize, prefix: u64, start: u32, size: u32) -> bool {
+        let first = self.buffers.frames[depth].first as usize;
+        let Some(last) = self.buffers.members[first..self.members].last() else { return true };
+        let name = |member: &JsonMember| self.buffers.output.text_at(self.body, member.start, member.size);
+        sort::compare(last, &JsonMember { prefix, start, size }, name).is_lt()
+    }
+
+    /// Reads the object at a position, if it has a known shape.
+    #[inline(always)]
+    fn known_object(&mut self, pos: u32, depth: usize) -> Option<u32> {
+        if depth == MAX_JSON_DEPTH {
+            return None;
+        }
+        let ReaderBuffers { shapes, output, .. } = &mut *self.buffers;
+        let shape = shapes.probable(self.source.chunk(pos));
+        let mut values = [TextRange { start: 0, end: 0 }; MAX_FEW];
+        let end = shape.read(self.source, pos, &mut values)?;
+        if !shape.is_compact {
+            output.write_object(self.body, pos, end, shape.order().map(|i| (&shape.names[i], values[i])));
+        } else if !shape.is_sorted {
+            self.hash_at = usize::MAX;
+            let member =
+                |i: usize| TextRange { start: values[i].start - shape.names[i].size - pos, end: values[i].end - pos };
+            output.reorder(self.body, output.position(pos), end, shape.order().map(member));
+        }
+        shapes.raise_credit();
+        Some(end - pos)
+    }
+
+    /// Puts the members of an object in order if they are not, and learns its shape.
+    #[inline(never)]
+    fn close_object(&mut self, depth: usize, end: u32) -> Option<()> {
+        let ReaderBuffers { frames, members, output, shapes, .. } = &mut *self.buffers;
+        let JsonFrame { source, start, first, is_flat, is_sorted, .. } = frames[depth];
+        if is_flat {
+            shapes.learn(self.body, source as usize..end as usize);
+        }
+        let members = &members[first as usize..self.members];
+        if is_sorted { Some(()) } else { output.sort(self.body, start, members, end, self.names) }
+    }
+
+    /// Hashes the blocks before a position.
+    #[inline(never)]
+    fn hash_blocks(&mut self, pos: usize) {
+        let Some(stream) = self.blocks.as_mut().filter(|_| !self.buffers.output.has_changes()) else {
+            self.hash_at = usize::MAX;
+            return;
+        };
+        while let Some(block) = self.body[..pos].get(self.hash_at - 64..).and_then(|rest| rest.first_chunk()) {
+            stream.block(block);
+            self.hash_at += 64;
+        }
+    }
+
+    #[inline(never)]
+    fn skip_space(&mut self, pos: u32) -> u32 {
+        let end = self.source.after_space(pos);
+        if end > pos {
+            self.buffers.output.skip(self.body, pos as usize, end as usize);
+        }
+        end
+    }
+
+    /// The length of a string that is long, or has escapes or bytes that are not ASCII.
+    #[inline(never)]
+    fn long_string(&mut self, pos: u32) -> Option<u32> {
+        let mut end = pos + 1;
+        while (end as usize) < self.body.len() {
+            let chunk = self.source.chunk(end);
+            let specials = specials(chunk);
+            if specials == 0 {
+                end += 16;
+                continue;
+            }
+            end += specials.trailing_zeros();
+            match *self.body.get(end as usize)? {
+                b'"' => return Some(end + 1 - pos),
+                0x80.. => {
+                    self.is_ascii = false;
+                    end += 1;
+                }
+                _ => return self.rewrite_string(pos),
+            }
+        }
+        None
+    }
+
+    /// Reads a string with escapes.
+    #[cold]
+    #[inline(never)]
+    fn rewrite_string(&mut self, pos: u32) -> Option<u32> {
+        let ReaderBuffers { string, output, .. } = &mut *self.buffers;
+        string.clear();
+        let pos = pos as usize;
+        let source = &self.body[pos..];
+        let size = text::rewrite(source, string)?;
+        self.is_ascii = false;
+        if *string != source[..size] {
+            output.replace(self.body, pos, pos + size, string);
+        }
+        Some(size as u32)
+    }
 }

@@ -1,203 +1,224 @@
-//! Shapes: the names of objects that were read before.
+//! Shapes: the names of objects that were read before, and the space around them.
 //!
 //! The objects of an array mostly have the same names in the same order, and so do the requests of one client. An object
-//! of a known shape is read by comparing each name as a whole, and its members are already in order: that takes a third
-//! of the time.
+//! of a known shape is read by comparing each name as a whole, and the order of its members is known.
 //!
-//! Example: `{"sku":"a","price":1}` has the shape `{"sku":_,"price":_}`, whose sorted order is `price`, `sku`.
+//! Example: `{"sku": "a", "price": 1}` has the shape `{"sku": _, "price": _}`, whose sorted order is `price`, `sku`.
 
-use super::document::JsonSpan;
+use std::ops::Range;
 
-/// The maximum number of members of a shape.
-pub(super) const MAX_SHAPE_MEMBERS: usize = 16;
-/// The maximum length of a name with what surrounds it: `,"name":`.
-const MAX_NAME_BYTES: usize = 16;
-/// Objects from this depth on share their shapes with those of a lower depth.
-const SHAPE_DEPTHS: usize = 8;
-/// The maximum number of shapes that are learned from one document, so that documents without repetition stay cheap.
-const MAX_LEARNED: usize = 8;
+use super::{
+    output::TextRange,
+    sort::MAX_FEW,
+    token::{ChunkedText, digits, equal_bytes, literal, plain_end},
+    walk::JsonChildren,
+};
 
-/// The names of an object of scalars, in the order of the source, without any space.
+/// The number of shapes that are remembered.
+const SHAPES: usize = 16;
+/// The maximum of [`ObjectShapes::credit`].
+const MAX_CREDIT: u32 = 8;
+
+/// A short text.
+#[derive(Clone, Copy)]
+pub(super) struct ShapeText {
+    pub(super) bytes: [u8; 32],
+    pub(super) size: u32,
+    /// The bytes that do not belong to it, one bit for each.
+    others: u32,
+}
+
+impl ShapeText {
+    const EMPTY: Self = Self { bytes: [0; 32], size: 0, others: u32::MAX };
+
+    /// Returns `None` if it is too long.
+    fn new(text: &[u8]) -> Option<Self> {
+        let (mut bytes, size) = ([0; 32], text.len() as u32);
+        bytes.get_mut(..text.len())?.copy_from_slice(text);
+        Some(Self { bytes, size, others: u32::MAX.unbounded_shl(size) })
+    }
+
+    /// Whether a text has this one at a position.
+    #[inline(always)]
+    fn is_at(&self, source: ChunkedText<'_>, pos: u32) -> bool {
+        let (halves, _) = self.bytes.as_chunks();
+        (equal_bytes(source.chunk(pos), &halves[0]) | self.others) as u16 == u16::MAX
+            && (self.size <= 16
+                || (equal_bytes(source.chunk(pos + 16), &halves[1]) | self.others >> 16) as u16 == u16::MAX)
+    }
+}
+
+/// The names of an object of scalars, in the order of the source.
 #[derive(Clone, Copy)]
 pub(super) struct ObjectShape {
-    names: [ShapeName; MAX_SHAPE_MEMBERS],
+    /// What precedes each value: a brace or comma, the name, the colon and space.
+    before_values: [ShapeText; MAX_FEW],
+    /// The brace and the space before it.
+    after_values: ShapeText,
+    /// Each name and the colon, in canonical form.
+    pub(super) names: [ShapeText; MAX_FEW],
     /// The index of each member, in canonical order.
-    sorted: [u8; MAX_SHAPE_MEMBERS],
+    sorted: [u8; MAX_FEW],
     len: usize,
+    /// Whether the members are in order.
     pub(super) is_sorted: bool,
-}
-
-/// A name, with the byte before it and the colon after it.
-#[derive(Clone, Copy)]
-pub(super) struct ShapeName {
-    /// As numbers whose low byte is the first. Two, because the compiler compares one of 128 bits in a vector register,
-    /// which takes longer.
-    text: [u64; 2],
-    /// The bits that are compared.
-    mask: [u64; 2],
-    size: u32,
-}
-
-impl ShapeName {
-    fn new(text: &[u8]) -> Option<Self> {
-        let mut bytes = [0; MAX_NAME_BYTES];
-        bytes.get_mut(..text.len())?.copy_from_slice(text);
-        let mask = u128::MAX >> (8 * (MAX_NAME_BYTES - text.len()));
-        let mask = [mask as u64, (mask >> 64) as u64];
-        Some(Self { text: words(&bytes), mask, size: text.len() as u32 })
-    }
-
-    /// The end of this text, if the body has it at a position.
-    #[inline(always)]
-    pub(super) fn end_at(&self, body: &[u8], pos: u32) -> Option<u32> {
-        let found = body.get(pos as usize..pos as usize + MAX_NAME_BYTES)?.first_chunk()?;
-        let [low, high] = words(found);
-        (low & self.mask[0] == self.text[0] && high & self.mask[1] == self.text[1]).then(|| pos + self.size)
-    }
-}
-
-#[inline(always)]
-fn words(bytes: &[u8; MAX_NAME_BYTES]) -> [u64; 2] {
-    let (words, _) = bytes.as_chunks();
-    [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
+    /// Whether there is no space.
+    pub(super) is_compact: bool,
 }
 
 impl ObjectShape {
-    /// Of no object.
     const NONE: Self = Self {
-        names: [ShapeName { text: [0; 2], mask: [0; 2], size: 0 }; MAX_SHAPE_MEMBERS],
-        sorted: [0; MAX_SHAPE_MEMBERS],
+        before_values: [ShapeText::EMPTY; MAX_FEW],
+        after_values: ShapeText::EMPTY,
+        names: [ShapeText::EMPTY; MAX_FEW],
+        sorted: [0; MAX_FEW],
         len: 0,
         is_sorted: true,
+        is_compact: true,
     };
 
+    /// The index of each member, in canonical order.
     #[inline(always)]
-    pub(super) fn names(&self) -> &[ShapeName] {
-        &self.names[..self.len]
+    pub(super) fn order(&self) -> impl Iterator<Item = usize> {
+        self.sorted[..self.len].iter().map(|i| usize::from(*i) % MAX_FEW)
     }
 
-    #[inline(always)]
-    pub(super) fn sorted(&self) -> &[u8] {
-        &self.sorted[..self.len]
-    }
-
-    /// The shape of an object, which must be valid JSON. Returns `None` if it is too large, if it has space, escapes or
-    /// values that are no scalars, or if names are not ASCII or differ only in case.
-    fn of(object: &[u8]) -> Option<Self> {
+    /// The shape of an object of scalars in a valid text. Returns `None` if it is too large, or if names have escapes, are
+    /// not ASCII or differ only in case.
+    fn of(text: &[u8], object: Range<usize>) -> Option<Self> {
         let mut shape = Self::NONE;
-        let mut texts: [&[u8]; MAX_SHAPE_MEMBERS] = [b""; MAX_SHAPE_MEMBERS];
-        let mut pos = 0;
-        while object[pos] != b'}' {
-            let name_end = string_end(object, pos + 1)?;
-            if object[name_end] != b':' {
+        let mut names: [&[u8]; MAX_FEW] = [b""; MAX_FEW];
+        let mut end = object.start;
+        for member in JsonChildren::of(text, object.start)? {
+            let before = &text[end..member.value.start];
+            let name = &text[member.start..member.value.start];
+            let name = &name[..=name.iter().rposition(|byte| *byte == b'"')?];
+            if name.contains(&b'\\') || !name.is_ascii() {
                 return None;
             }
-            *shape.names.get_mut(shape.len)? = ShapeName::new(&object[pos..=name_end])?;
-            texts[shape.len] = &object[pos + 2..name_end - 1];
-            pos = match object[name_end + 1] {
-                b'"' => string_end(object, name_end + 1)?,
-                b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => {
-                    let rest = &object[name_end + 1..];
-                    name_end + 1 + rest.iter().position(|byte| matches!(byte, b',' | b'}' | 0..=b' '))?
-                }
-                _ => return None,
-            };
+            *shape.before_values.get_mut(shape.len)? = ShapeText::new(before)?;
+            shape.names[shape.len] = ShapeText::new(&[name, b":"].concat())?;
+            names[shape.len] = &name[1..name.len() - 1];
+            shape.is_compact &= before.len() == name.len() + 2;
             shape.len += 1;
-            if !matches!(object[pos], b',' | b'}') {
-                return None;
-            }
+            end = member.value.end;
         }
-        let texts = &texts[..shape.len];
-        let is_twin = |(i, name): (usize, &&[u8])| texts[..i].iter().any(|other| name.eq_ignore_ascii_case(other));
-        if texts.iter().enumerate().any(is_twin) || !texts.iter().all(|name| name.is_ascii()) {
+        shape.after_values = ShapeText::new(&text[end..object.end])?;
+        shape.is_compact &= end + 1 == object.end;
+        let names = &names[..shape.len];
+        let is_twin = |(i, name): (usize, &&[u8])| names[..i].iter().any(|other| name.eq_ignore_ascii_case(other));
+        if names.iter().enumerate().any(is_twin) {
             return None;
         }
         let order = &mut shape.sorted[..shape.len];
-        order.iter_mut().enumerate().for_each(|(i, place)| *place = i as u8);
-        shape.is_sorted = texts.is_sorted();
-        order.sort_unstable_by_key(|i| texts[usize::from(*i)]);
+        order.iter_mut().zip(0..).for_each(|(place, i)| *place = i);
+        order.sort_unstable_by_key(|i| names[usize::from(*i)]);
+        shape.is_sorted = names.is_sorted();
         Some(shape)
+    }
+
+    /// Reads the object at a position, if it has this shape, and returns its end. Stores where the values are.
+    #[inline(always)]
+    pub(super) fn read(&self, source: ChunkedText<'_>, pos: u32, values: &mut [TextRange; MAX_FEW]) -> Option<u32> {
+        let mut end = pos;
+        for (before, value) in self.before_values[..self.len].iter().zip(values) {
+            if !before.is_at(source, end) {
+                return None;
+            }
+            end += before.size;
+            value.start = end;
+            let text = source.chunk(end - 1);
+            end += match text[1] {
+                b'"' => match plain_end(text) {
+                    end if text.get(end) == Some(&b'"') => end as u32,
+                    _ => source.plain_string(end)?,
+                },
+                b'1'..=b'9' => match digits(text) {
+                    size if let Some(b',' | b'}') = text.get(size as usize + 1) => size,
+                    _ => source.number(end)?,
+                },
+                b'-' | b'0' => source.number(end)?,
+                _ => literal(text)?,
+            };
+            value.end = end;
+        }
+        (self.len > 0 && self.after_values.is_at(source, end)).then(|| end + self.after_values.size)
     }
 }
 
-/// The end of the string without escapes at a position.
-fn string_end(object: &[u8], pos: usize) -> Option<usize> {
-    let inner = object.get(pos..)?.strip_prefix(b"\"")?;
-    let end = inner.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
-    (inner[end] == b'"').then_some(pos + end + 2)
-}
-
-/// The shape of the last object of each depth.
+/// The shapes of the last objects of scalars.
 pub(super) struct ObjectShapes {
-    shapes: [ObjectShape; SHAPE_DEPTHS],
-    learned: usize,
+    shapes: [ObjectShape; SHAPES],
+    /// How many shapes may be learned. Documents and objects of a known shape raise it, so that documents without
+    /// repetition stay cheap.
+    credit: u32,
 }
 
 impl ObjectShapes {
     pub(super) const fn new() -> Self {
-        Self { shapes: [ObjectShape::NONE; SHAPE_DEPTHS], learned: 0 }
-    }
-
-    /// Starts with another document.
-    pub(super) fn start_document(&mut self) {
-        self.learned = 0;
+        Self { shapes: [ObjectShape::NONE; SHAPES], credit: MAX_CREDIT }
     }
 
     #[inline(always)]
-    pub(super) fn get(&self, depth: usize) -> &ObjectShape {
-        &self.shapes[depth % SHAPE_DEPTHS]
+    pub(super) fn raise_credit(&mut self) {
+        self.credit = (self.credit + 1).min(MAX_CREDIT);
     }
 
-    /// Expects the next object of this depth to be like this one.
-    #[inline]
-    pub(super) fn learn(&mut self, depth: usize, body: &[u8], object: JsonSpan) {
-        if self.learned < MAX_LEARNED {
-            self.replace(depth, &body[object.start as usize..object.end as usize]);
-        }
+    /// The shape that the object at the start of a chunk probably has, by the start of its first name.
+    #[inline(always)]
+    pub(super) fn probable(&self, chunk: &[u8; 16]) -> &ObjectShape {
+        &self.shapes[slot(chunk)]
     }
 
+    /// Expects the next object with this first name to be like this one, whose values are scalars.
     #[cold]
     #[inline(never)]
-    fn replace(&mut self, depth: usize, object: &[u8]) {
-        self.learned += 1;
-        if let Some(shape) = ObjectShape::of(object) {
-            self.shapes[depth % SHAPE_DEPTHS] = shape;
+    pub(super) fn learn(&mut self, text: &[u8], object: Range<usize>) {
+        let Some(credit) = self.credit.checked_sub(1) else { return };
+        self.credit = credit;
+        if let Some(chunk) = text[object.start..].first_chunk()
+            && let Some(shape) = ObjectShape::of(text, object)
+        {
+            self.shapes[slot(chunk)] = shape;
         }
     }
+}
+
+#[inline(always)]
+fn slot(chunk: &[u8; 16]) -> usize {
+    let [_, first @ .., _, _, _, _, _, _, _, _, _, _, _] = *chunk;
+    (u32::from_le_bytes(first).wrapping_mul(0x9e37_79b1) >> 28) as usize % SHAPES
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_shape_has_the_names_of_its_object_and_their_order() {
-        let shape = ObjectShape::of(br#"{"sku":"a,}","price":-1.5e3,"gift":false}"#).expect("a shape");
-        assert_eq!((shape.names().len(), shape.sorted(), shape.is_sorted), (3, &[2, 1, 0][..], false));
-        let body = br#"x{"sku":1,"price":2,"#;
-        assert_eq!(shape.names()[0].end_at(body, 1), Some(8));
-        assert_eq!(shape.names()[1].end_at(body, 1), None);
-        assert!(ObjectShape::of(br#"{"a":1,"b":null}"#).expect("a shape").is_sorted);
+    fn shape(object: &str) -> Option<ObjectShape> {
+        ObjectShape::of(object.as_bytes(), 0..object.len())
     }
 
     #[test]
-    fn only_plain_objects_of_scalars_have_a_shape() {
+    fn a_shape_has_the_names_of_its_object_and_their_order() {
+        let found = shape(r#"{"sku":"a,}","price":-1.5e3,"gift":false}"#).expect("a shape");
+        assert_eq!(found.order().collect::<Vec<_>>(), [2, 1, 0]);
+        assert!(found.is_compact && !found.is_sorted);
+        let spaced = shape("{\"a\": 1, \"b\" :null\n}").expect("a shape");
+        assert!(!spaced.is_compact && spaced.is_sorted);
+        assert!(!shape(r#"{"a":1 }"#).expect("a shape").is_compact);
+    }
+
+    #[test]
+    fn only_small_objects_with_plain_names_have_a_shape() {
         for object in [
-            r#"{ "a":1}"#,
-            r#"{"a" :1}"#,
-            r#"{"a": 1}"#,
-            r#"{"a":1 }"#,
-            r#"{"a":1, "b":2}"#,
-            r#"{"a":[1]}"#,
-            r#"{"a":{"b":1}}"#,
             r#"{"a\u0062":1}"#,
-            r#"{"a":"\n"}"#,
             r#"{"a":1,"A":2}"#,
             r#"{"é":1}"#,
-            r#"{"thirteen_byte":1}"#,
+            r#"{"a_name_of_thirty_bytes_is_long":1}"#,
+            r#"{"a":                             1}"#,
             r#"{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1,"g":1,"h":1,"i":1,"j":1,"k":1,"l":1,"m":1,"n":1,"o":1,"p":1,"q":1}"#,
         ] {
-            assert!(ObjectShape::of(object.as_bytes()).is_none(), "{object}");
+            assert!(shape(object).is_none(), "{object}");
         }
     }
 }

@@ -2,137 +2,113 @@
 //!
 //! Invariant: sorted members are strictly ascending, so no two have the same name.
 //!
-//! Sorting takes a considerable part of the time to read a document, and names are short. Each member therefore carries
-//! the first bytes of its name as a number, and most comparisons do not read the names.
+//! Names are short. Each member therefore carries the first bytes of its name as a number, and most comparisons do not
+//! read the names.
 //!
 //! Example: the prefixes of `"amount"` and `"currency"` differ, while those of `"customer"` and `"customer_id"` are
 //! equal.
 
 use std::cmp::Ordering;
 
-use super::{
-    NameEquality,
-    document::{JsonNode, JsonSpan, bytes, strip_quotes},
-};
+use super::NameEquality;
 
 /// The bits that distinguish the case of ASCII letters.
 const CASE: u64 = 0x2020_2020_2020_2020;
+/// The bits that bytes have if they are not ASCII.
+const NON_ASCII: u64 = 0x8080_8080_8080_8080;
 /// The maximum number of members that are sorted by counting.
-const MAX_COUNTING_SORT: usize = 16;
+pub(super) const MAX_FEW: usize = 16;
 
-/// The first eight bytes of a name as a number with the same order, see [`JsonNode::prefix`]. Short names are padded
-/// with zeros and sort first, because canonical text contains no zero byte.
-#[inline(never)]
-pub(super) fn prefix(body: &[u8], rewritten: &[u8], name: JsonSpan) -> u64 {
-    let name = strip_quotes(bytes(body, rewritten, name));
-    let size = name.len().min(8);
-    let mut eight = [0; 8];
-    eight[..size].copy_from_slice(&name[..size]);
-    u64::from_be_bytes(eight)
+/// A member of an object.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct JsonMember {
+    /// The first bytes of the name, see [`prefix`].
+    pub(super) prefix: u64,
+    /// The position of its name in the output.
+    pub(super) start: u32,
+    /// The length of its name with the quotes.
+    pub(super) size: u32,
 }
 
-/// The same, if eight bytes can be read from the body. The bytes after a short name are masked out, which is cheaper
-/// than not reading them.
+/// The first eight bytes of a name as a number with the same order. `first` is a number whose low byte is the first, and
+/// `size` is the length with the quotes. Short names are padded with zeros and sort first, because canonical text contains
+/// no zero byte.
 #[inline(always)]
-pub(super) fn prefix_in(body: &[u8], name: JsonSpan) -> Option<u64> {
+pub(super) fn prefix(first: u64, size: usize) -> u64 {
     /// For each size of a name, the bits that belong to it.
-    const SIZES: [u64; 9] = {
-        let mut masks = [u64::MAX; 9];
+    const SIZES: [u64; 16] = {
+        let mut masks = [u64::MAX; 16];
         let mut size = 0;
         while size < 8 {
-            masks[size] = !(u64::MAX >> (8 * size));
+            masks[size + 2] = !(u64::MAX >> (8 * size));
             size += 1;
         }
         masks
     };
-    let start = name.start as usize + 1;
-    let eight: [u8; 8] = body.get(start..start + 8)?.try_into().ok()?;
-    let size = (name.end - name.start - 2) as usize;
-    Some(u64::from_be_bytes(eight) & SIZES[size.min(8)])
+    first.swap_bytes() & SIZES.get(size).unwrap_or(&u64::MAX)
 }
 
-/// The orders of objects that were seen last. Objects in arrays mostly have the same names in the same order, and so do
-/// the requests of one client.
-pub(super) struct MemberOrders([MemberOrder; 8]);
-
-impl MemberOrders {
-    pub(super) const fn new() -> Self {
-        Self([const { MemberOrder { prefixes: [0; MAX_COUNTING_SORT], sorted: [0; MAX_COUNTING_SORT], len: 0 } }; 8])
-    }
-
-    /// The order of a few members: the index of each, sorted. Returns `None` for many, and if two names start alike
-    /// apart from the case of ASCII letters.
-    #[inline]
-    pub(super) fn of(&mut self, members: &[JsonNode]) -> Option<&[u8]> {
-        let seed = members.first()?.prefix ^ members.last()?.prefix.rotate_left(16) ^ members.len() as u64;
-        let order = &mut self.0[(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize];
-        if !order.is_of(members) && !order.find(members) {
-            return None;
-        }
-        order.sorted.get(..members.len())
-    }
+/// Compares the names of two members; `name` returns a name with its quotes.
+#[inline(always)]
+pub(super) fn compare<'t>(one: &JsonMember, other: &JsonMember, name: impl Fn(&JsonMember) -> &'t [u8]) -> Ordering {
+    let by_name = || strip_quotes(name(one)).cmp(strip_quotes(name(other)));
+    one.prefix.cmp(&other.prefix).then_with(by_name)
 }
 
-/// The order of a few members, by their prefixes.
-struct MemberOrder {
-    prefixes: [u64; MAX_COUNTING_SORT],
-    /// The index of each member in the order in which they are sorted.
-    sorted: [u8; MAX_COUNTING_SORT],
-    len: usize,
-}
-
-impl MemberOrder {
-    #[inline]
-    fn is_of(&self, members: &[JsonNode]) -> bool {
-        self.len == members.len() && self.prefixes.iter().zip(members).all(|(prefix, node)| *prefix == node.prefix)
-    }
-
-    /// Counting the predecessors of each member is faster than the unpredictable branches of a sort.
-    #[inline(never)]
-    fn find(&mut self, members: &[JsonNode]) -> bool {
-        self.len = 0;
-        if members.len() > MAX_COUNTING_SORT {
-            return false;
-        }
-        let mut places = [0_usize; MAX_COUNTING_SORT];
-        for (i, one) in members.iter().enumerate() {
-            for (other, other_place) in members[..i].iter().zip(&mut places) {
-                if other.prefix | CASE == one.prefix | CASE {
-                    return false;
-                }
-                *other_place += usize::from(other.prefix > one.prefix);
-            }
-            places[i] = members[..i].iter().map(|other| usize::from(other.prefix < one.prefix)).sum();
-        }
-        for (i, (one, place)) in members.iter().zip(places).enumerate() {
-            self.prefixes[i] = one.prefix;
-            self.sorted[place] = i as u8;
-        }
-        self.len = members.len();
-        true
-    }
+fn strip_quotes(text: &[u8]) -> &[u8] {
+    &text[1..text.len() - 1]
 }
 
 /// Sorts members. Returns `None` if two have equal names.
-#[inline(never)]
-pub(super) fn sort(body: &[u8], rewritten: &[u8], members: &mut [JsonNode], names: NameEquality) -> Option<()> {
-    if names == NameEquality::IgnoreCase && has_case_insensitive_duplicates(body, rewritten, members) {
+pub(super) fn order_many<'t>(
+    members: &[JsonMember], names: NameEquality, name: impl Fn(&JsonMember) -> &'t [u8],
+) -> Option<Vec<u32>> {
+    if names == NameEquality::IgnoreCase && has_case_insensitive_duplicates(members, &name) {
         return None;
     }
-    let order = |a: &JsonNode, b: &JsonNode| compare_names(body, rewritten, a, b);
-    members.sort_unstable_by(order);
-    members.is_sorted_by(|a, b| order(a, b).is_lt()).then_some(())
+    let mut indexes: Vec<_> = (0..members.len() as u32).collect();
+    let order = |a: &u32, b: &u32| compare(&members[*a as usize], &members[*b as usize], &name);
+    indexes.sort_unstable_by(order);
+    indexes.is_sorted_by(|a, b| order(a, b).is_lt()).then_some(indexes)
+}
+
+/// Sorts a few members by their prefixes. Returns `None` for many, and if the prefixes do not tell whether names are equal
+/// apart from case. Counting the predecessors of each member is faster than the unpredictable branches of a sort.
+#[inline(never)]
+pub(super) fn order_few(members: &[JsonMember]) -> Option<[u8; MAX_FEW]> {
+    if members.len() > MAX_FEW {
+        return None;
+    }
+    let (mut prefixes, mut places, mut sorted) = ([0; MAX_FEW], [0_u8; MAX_FEW], [0_u8; MAX_FEW]);
+    for (i, member) in members.iter().enumerate().take(MAX_FEW) {
+        let prefix = member.prefix;
+        if prefix & NON_ASCII != 0 {
+            return None;
+        }
+        for other in 0..i {
+            if prefixes[other] | CASE == prefix | CASE {
+                return None;
+            }
+            let is_after = prefixes[other] > prefix;
+            places[other] += u8::from(is_after);
+            places[i] += u8::from(!is_after);
+        }
+        prefixes[i] = prefix;
+    }
+    for (i, place) in places[..members.len()].iter().enumerate() {
+        sorted[usize::from(*place) % MAX_FEW] = i as u8;
+    }
+    Some(sorted)
 }
 
 /// Whether two members have names that differ only in case. False positives are harmless: the document is then compared
 /// as it was sent.
-fn has_case_insensitive_duplicates(body: &[u8], rewritten: &[u8], members: &[JsonNode]) -> bool {
-    let folded = |node: &JsonNode| folded_hash(strip_quotes(bytes(body, rewritten, node.name)));
-    let mut all: Vec<_> = members.iter().map(folded).collect();
+#[inline(never)]
+fn has_case_insensitive_duplicates<'t>(members: &[JsonMember], name: impl Fn(&JsonMember) -> &'t [u8]) -> bool {
+    let mut all: Vec<_> = members.iter().map(|member| folded_hash(strip_quotes(name(member)))).collect();
     all.sort_unstable();
     all.windows(2).any(|two| two[0] == two[1])
 }
-
 /// Hashes a name so that names that differ only in case are equal.
 fn folded_hash(name: &[u8]) -> u64 {
     if name.is_ascii() {
@@ -156,12 +132,4 @@ fn case_insensitive_hash(name: &[u8]) -> u64 {
     last[..rest.len()].copy_from_slice(rest);
     let hash = words.iter().fold(0xcbf2_9ce4_8422_2325 ^ name.len() as u64, |hash, word| mix(hash, *word));
     mix(hash, last)
-}
-
-#[inline(always)]
-fn compare_names(body: &[u8], rewritten: &[u8], a: &JsonNode, b: &JsonNode) -> Ordering {
-    a.prefix.cmp(&b.prefix).then_with(|| {
-        let name = |node: &JsonNode| strip_quotes(bytes(body, rewritten, node.name));
-        name(a).cmp(name(b))
-    })
 }
