@@ -212,6 +212,7 @@ impl Compactor {
             if !log.segment_pool.is_urgent() {
                 pause(BACKGROUND_IO_PAUSE);
             }
+            true
         };
         match log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace)) {
             Err(_) => {

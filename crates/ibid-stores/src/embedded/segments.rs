@@ -31,8 +31,6 @@ use super::{
 
 /// File name of a segment that is not ready yet.
 pub(super) const UNFINISHED_NAME: &str = "spare.tmp";
-/// Bytes of zeroes written at a time.
-const ZERO_FILL_CHUNK: usize = 256 << 10;
 
 /// Describes the complete contents of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,11 +219,11 @@ impl SegmentSet {
         }
     }
 
-    /// Prepares a segment: recycles one without live entries, or creates one. `fill` is called before each chunk of
-    /// zeroes; without it the file is only allocated. The last segment within `max_size` is reserved for the cold lane:
+    /// Prepares a segment: recycles one without live entries, or creates one. With `fill`, a new
+    /// file is filled with zeroes until that returns `false`; without it the file is only allocated. The last segment within `max_size` is reserved for the cold lane:
     /// otherwise a full store could not be compacted.
     pub(super) fn prepare_segment(
-        &self, lane: u8, so_far: LogPosition, fill: Option<&dyn Fn()>,
+        &self, lane: u8, so_far: LogPosition, fill: Option<&dyn Fn() -> bool>,
     ) -> Result<Arc<LogSegment>, SegmentError> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| io::Error::other(error.to_string()))?;
@@ -300,7 +298,7 @@ impl SegmentSet {
     }
 
     fn create_segment(
-        &self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn()>,
+        &self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn() -> bool>,
     ) -> Result<LogSegment, SegmentError> {
         let taken = self.used_bytes.fetch_add(header.size, Relaxed);
         let made = if taken + header.size + reserved > self.limits.max_size {
@@ -317,19 +315,11 @@ impl SegmentSet {
         made
     }
 
-    fn create_file(&self, header: SegmentHeader, fill: Option<&dyn Fn()>) -> io::Result<LogSegment> {
+    fn create_file(&self, header: SegmentHeader, fill: Option<&dyn Fn() -> bool>) -> io::Result<LogSegment> {
         let file = self.disk.create(UNFINISHED_NAME)?;
         file.allocate(header.size)?;
-        if let Some(pace) = fill {
-            let zeroes = vec![0; ZERO_FILL_CHUNK];
-            let mut at = 0;
-            while at < header.size {
-                let piece = (header.size - at).min(ZERO_FILL_CHUNK as u64);
-                file.write_at(&zeroes[..piece as usize], at)?;
-                file.sync_data()?;
-                at += piece;
-                pace();
-            }
+        if let Some(go_on) = fill {
+            file.fill_with_zeroes(header.size, go_on)?;
         }
         file.write_at(&header.encode(), 0)?;
         file.sync_data()?;
