@@ -189,7 +189,7 @@ impl Embedded {
         compactor.compact_before_start();
         let (position, opened) = (log.position(), Instant::now());
         let fill = || opened.elapsed() < MAX_FIRST_FILL_TIME;
-        let first = log.segments.prepare_segment(MAIN_LANE, position, Some(&fill));
+        let first = log.segments.prepare_segment(MAIN_LANE, &|| position, Some(&fill));
         let tail = match (first, recovered.segments.first()) {
             (Ok(segment), _) => LaneTail::new(MAIN_LANE, segment, position.sequence + 1),
             // Without free space the store serves replays, and accepts claims again once there is room.
