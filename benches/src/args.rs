@@ -9,7 +9,8 @@ ibid-bench: side-by-side benchmark; only ratios within a round count
   --rows NAME,...        rows whose name contains one of these (default: all but noise-300)
   --list                 print the rows and end
   --gateway-counts       instructions, clock readings and system calls of the gateway per request, and end
-  --half-load            latency at half of the throughput reached, beside the bare proxy, and end
+  --half-load            latency at half of the throughput reached, beside the bare proxy, and end; the throughput
+                         is measured for at most 3 s a round
   --rounds N             interleaved rounds (5); with fewer than 5, targets are shown but not judged
   --seconds S            measured time per contender and round (3)
   --settle S             unmeasured time before it, on the same connections (0.3)

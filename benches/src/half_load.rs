@@ -27,7 +27,10 @@ const GATEWAYS: [(&str, ContenderProgram, Duration); 2] = [
     ("embedded", ContenderProgram::IbidEmbedded, Duration::from_millis(2)),
 ];
 
-/// Measures and prints one line per gateway.
+/// How long a gateway is loaded fully in a round: that gives a rate, and a long run needs no longer.
+const MAX_FULL_LOAD_TIME: Duration = Duration::from_secs(3);
+
+/// Measures, tells of each run on standard error, and returns one line per gateway.
 ///
 /// # Errors
 /// A sentence for the user if a server cannot be started or answers wrongly.
@@ -39,47 +42,70 @@ pub async fn table(args: &BenchArgs) -> Result<String, String> {
          |---|---|---|---|---|---|---|---|---|---|\n",
     );
     for (name, program, may_add) in GATEWAYS {
+        let runs = HalfLoadRuns::measure(args, name, program, &app).await?;
+        runs.write_row(&mut out, name, may_add);
+    }
+    Ok(out)
+}
+
+/// The runs of one gateway, and those of the bare proxy at the same rate in the same rounds.
+struct HalfLoadRuns {
+    rate: f64,
+    gateway: Vec<LoadResult>,
+    proxy: Vec<LoadResult>,
+}
+
+impl HalfLoadRuns {
+    async fn measure(
+        args: &BenchArgs, name: &str, program: ContenderProgram, app: &ServerChild,
+    ) -> Result<Self, String> {
         let mut reached = Vec::new();
-        for _ in 0..args.rounds {
-            let mut load = PacedLoad::start(args, program, &app).await?;
-            reached.push(load.run(args, None).await?.per_second());
+        for round in 1..=args.rounds {
+            let mut load = PacedLoad::start(args, program, app).await?;
+            let run = load.run_for(args.measure.min(MAX_FULL_LOAD_TIME), None).await?;
+            eprintln!("{name}, full load, round {round} of {}: {:.0} requests/s", args.rounds, run.per_second());
+            reached.push(run.per_second());
         }
-        let rate = median(reached) / 2.0;
-        let (mut gateway, mut proxy) = (Vec::new(), Vec::new());
-        for _ in 0..args.rounds {
-            for (program, results) in [(program, &mut gateway), (ContenderProgram::Proxy, &mut proxy)] {
-                let mut load = PacedLoad::start(args, program, &app).await?;
-                results.push(load.run(args, Some(rate)).await?);
+        let mut runs = Self { rate: median(reached) / 2.0, gateway: Vec::new(), proxy: Vec::new() };
+        for round in 1..=args.rounds {
+            let turns = [(name, program, &mut runs.gateway), ("bare proxy", ContenderProgram::Proxy, &mut runs.proxy)];
+            for (name, program, results) in turns {
+                let mut load = PacedLoad::start(args, program, app).await?;
+                let run = load.run_for(args.measure, Some(runs.rate)).await?;
+                let (p99, longest) = (millis(&run, 0.99), millis(&run, 1.0));
+                eprintln!(
+                    "{name}, {:.0} requests/s, round {round} of {}: p99 {p99:.2} ms, longest {longest:.1} ms",
+                    runs.rate, args.rounds
+                );
+                results.push(run);
             }
         }
-        let millis = |results: &[LoadResult], share| {
-            median(results.iter().map(|run| run.latency.quantile(share).as_secs_f64() * 1e3).collect())
-        };
-        let longest = |results: &[LoadResult]| {
-            results.iter().map(|run| run.latency.quantile(1.0).as_secs_f64() * 1e3).fold(0.0, f64::max)
-        };
-        let added = median(
-            gateway
-                .iter()
-                .zip(&proxy)
-                .map(|(gateway, proxy)| {
-                    (gateway.latency.quantile(0.99).as_secs_f64() - proxy.latency.quantile(0.99).as_secs_f64()) * 1e3
-                })
-                .collect(),
-        );
+        Ok(runs)
+    }
+
+    fn write_row(&self, out: &mut String, name: &str, may_add: Duration) {
+        let typical = |runs: &[LoadResult], share| median(runs.iter().map(|run| millis(run, share)).collect());
+        let longest = |runs: &[LoadResult]| runs.iter().map(|run| millis(run, 1.0)).fold(0.0, f64::max);
+        let rounds = self.gateway.iter().zip(&self.proxy);
+        let added = median(rounds.map(|(gateway, proxy)| millis(gateway, 0.99) - millis(proxy, 0.99)).collect());
         let _ = writeln!(
             out,
-            "| {name} | {rate:.0} | {:.2} ms | {:.2} ms | {:.2} ms | {added:.2} ms | {:.1} ms | {:.1} ms | {:.1} ms | {:.0} ms |",
-            millis(&gateway, 0.5),
-            millis(&gateway, 0.99),
-            millis(&proxy, 0.99),
+            "| {name} | {:.0} | {:.2} ms | {:.2} ms | {:.2} ms | {added:.2} ms | {:.1} ms | {:.1} ms | {:.1} ms | {:.0} ms |",
+            self.rate,
+            typical(&self.gateway, 0.5),
+            typical(&self.gateway, 0.99),
+            typical(&self.proxy, 0.99),
             may_add.as_secs_f64() * 1e3,
-            longest(&gateway),
-            longest(&proxy),
+            longest(&self.gateway),
+            longest(&self.proxy),
             MAX_PAUSE.as_secs_f64() * 1e3,
         );
     }
-    Ok(out)
+}
+
+/// A quantile of a run's latency in milliseconds.
+fn millis(run: &LoadResult, share: f64) -> f64 {
+    run.latency.quantile(share).as_secs_f64() * 1e3
 }
 
 fn median(mut figures: Vec<f64>) -> f64 {
@@ -111,10 +137,6 @@ impl PacedLoad {
         let mut started = Self { server, load };
         started.run_for(args.warm_up, None).await?;
         Ok(started)
-    }
-
-    async fn run(&mut self, args: &BenchArgs, rate: Option<f64>) -> Result<LoadResult, String> {
-        self.run_for(args.measure, rate).await
     }
 
     /// Loads the server at a rate per second, or as fast as it answers.

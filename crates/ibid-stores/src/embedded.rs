@@ -32,7 +32,7 @@ use std::{
     path::Path,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ibid::store::{
@@ -83,6 +83,9 @@ mod writer;
 
 /// Maximum number of overdue claims named in the log message at start.
 const MAX_OVERDUE_LISTED: usize = 20;
+
+/// Maximum time that opening spends on filling the first segment. A sync of what is not filled takes longer.
+const MAX_FIRST_FILL_TIME: Duration = Duration::from_millis(50);
 
 /// The failures that acknowledged writes survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -184,8 +187,10 @@ impl Embedded {
         let quotas = QuotaCounters::open(log.clone(), disk, recovered.opened_at);
         let mut compactor = Compactor::new(log.clone(), &recovered);
         compactor.compact_before_start();
-        let position = log.position();
-        let tail = match (log.segments.prepare_segment(MAIN_LANE, position, None), recovered.segments.first()) {
+        let (position, opened) = (log.position(), Instant::now());
+        let fill = || opened.elapsed() < MAX_FIRST_FILL_TIME;
+        let first = log.segments.prepare_segment(MAIN_LANE, &|| position, Some(&fill));
+        let tail = match (first, recovered.segments.first()) {
             (Ok(segment), _) => LaneTail::new(MAIN_LANE, segment, position.sequence + 1),
             // Without free space the store serves replays, and accepts claims again once there is room.
             (Err(_), Some(any)) => LaneTail::full(MAIN_LANE, any.clone()),

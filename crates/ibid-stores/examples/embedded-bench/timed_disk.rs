@@ -91,9 +91,7 @@ impl DiskFile for TimedFile {
         self.file.read_cached_at(into, at)
     }
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        if bytes[0] != 0 {
-            self.usage.written.fetch_add(bytes.len() as u64, Relaxed);
-        }
+        self.usage.written.fetch_add(bytes.len() as u64, Relaxed);
         self.file.write_at(bytes, at)
     }
     fn sync_data(&self) -> io::Result<()> {
@@ -104,5 +102,8 @@ impl DiskFile for TimedFile {
     }
     fn allocate(&self, length: u64) -> io::Result<()> {
         self.file.allocate(length)
+    }
+    fn fill_with_zeroes(&self, length: u64, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        self.file.fill_with_zeroes(length, go_on)
     }
 }

@@ -212,12 +212,13 @@ impl Compactor {
             if !log.segment_pool.is_urgent() {
                 pause(BACKGROUND_IO_PAUSE);
             }
+            true
         };
-        match log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace)) {
+        match log.segments.prepare_segment(MAIN_LANE, &|| log.position(), Some(&pace)) {
             Err(_) => {
                 // Removing dead entries may free a segment.
                 while log.index.sweep(log.clock.latest(), MAX_SWEEP_BATCH, |slot| log.segments.remove_slot(slot)).1 {}
-                log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace))
+                log.segments.prepare_segment(MAIN_LANE, &|| log.position(), Some(&pace))
             }
             made => made,
         }
@@ -304,7 +305,7 @@ impl Compactor {
 
     fn append_moved(&mut self, batch: &mut Vec<u8>, moved: &[(IndexSlot, usize)]) -> Result<(), SegmentError> {
         if self.cold_segment.as_ref().is_none_or(|lane| !lane.has_room_for(batch.len())) {
-            let segment = self.log.segments.prepare_segment(COLD_LANE, self.log.position(), None)?;
+            let segment = self.log.segments.prepare_segment(COLD_LANE, &|| self.log.position(), None)?;
             self.seal_cold_segment();
             segment.proves_end_of.store(mem::take(&mut self.unsealed_segment), SeqCst);
             self.cold_segment = Some(LaneTail::new(COLD_LANE, segment, self.sequence));

@@ -17,7 +17,7 @@ use std::{
 use rustix::{fs::FallocateFlags, io::Errno};
 #[cfg(target_os = "linux")]
 use rustix::{
-    fs::fstatfs,
+    fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatfs},
     io::{ReadWriteFlags, preadv2},
 };
 
@@ -26,6 +26,12 @@ use crate::ProcessLock;
 /// The type of a file system that keeps its files in memory, in `statfs`.
 #[cfg(target_os = "linux")]
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Bytes of zeroes written at a time.
+const ZERO_FILL_CHUNK: usize = 512 << 10;
+/// Alignment in memory that satisfies every disk which is written past the page cache.
+#[cfg(target_os = "linux")]
+const DIRECT_ALIGNMENT: usize = 4096;
 
 /// A directory of files.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -62,6 +68,23 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// Reserves space, so that writing up to `length` cannot fail for a full disk, where the file system supports it.
     fn allocate(&self, length: u64) -> io::Result<()>;
+    /// Fills the file up to `length` with durable zeroes, piece by piece. `go_on` is called after each piece; once it
+    /// returns `false`, the rest stays as it is.
+    fn fill_with_zeroes(&self, length: u64, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        fill(self, length, &vec![0; ZERO_FILL_CHUNK], go_on)
+    }
+}
+
+fn fill(file: &(impl DiskFile + ?Sized), length: u64, zeroes: &[u8], go_on: &dyn Fn() -> bool) -> io::Result<()> {
+    for at in (0..length).step_by(zeroes.len()) {
+        let piece = (length - at).min(zeroes.len() as u64);
+        file.write_at(&zeroes[..piece as usize], at)?;
+        file.sync_data()?;
+        if !go_on() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// A directory of the operating system. Created files and directories are accessible to their owner only.
@@ -158,5 +181,51 @@ impl DiskFile for File {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.set_len(length),
             allocated => Ok(allocated?),
         }
+    }
+
+    /// Past the page cache: a fifth of the CPU time, and no other data is pushed out of it.
+    #[cfg(target_os = "linux")]
+    fn fill_with_zeroes(&self, length: u64, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        let buffer = vec![0; ZERO_FILL_CHUNK + DIRECT_ALIGNMENT];
+        let begin = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);
+        let zeroes = &buffer[begin..begin + ZERO_FILL_CHUNK];
+        let flags = fcntl_getfl(self)?;
+        let filled = match fcntl_setfl(self, flags | OFlags::DIRECT) {
+            Ok(()) => fill(self, length, zeroes, go_on),
+            Err(error) => Err(error.into()),
+        };
+        fcntl_setfl(self, flags)?;
+        match filled {
+            // The file system has no such writes.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => fill(self, length, zeroes, go_on),
+            filled => filled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_filled_piece_by_piece_and_then_written_at_any_offset() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Directory::open(folder.path()).unwrap().create("file").unwrap();
+        let length = 2 * ZERO_FILL_CHUNK as u64 + 4096;
+        let pieces = Cell::new(0);
+        let count_up_to = |most: usize| {
+            pieces.set(pieces.get() + 1);
+            pieces.get() < most
+        };
+        file.fill_with_zeroes(length, &|| count_up_to(1)).unwrap();
+        assert_eq!((pieces.take(), file.length().unwrap()), (1, ZERO_FILL_CHUNK as u64));
+        file.fill_with_zeroes(length, &|| count_up_to(usize::MAX)).unwrap();
+        assert_eq!((pieces.take(), file.length().unwrap()), (3, length));
+        file.write_at(b"batch", 4099).unwrap();
+        let mut read = [1; 7];
+        file.read_at(&mut read, 4098).unwrap();
+        assert_eq!(&read, b"\0batch\0");
     }
 }

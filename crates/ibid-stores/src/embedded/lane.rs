@@ -10,6 +10,9 @@ use super::{
     segments::{LogPosition, LogSegment, SegmentEnd, seal_segment},
 };
 
+/// Unit in bytes that the kernel caches.
+const PAGE_LEN: u64 = 4096;
+
 #[derive(Debug)]
 pub(super) struct LaneTail {
     pub(super) segment: Arc<LogSegment>,
@@ -52,6 +55,7 @@ impl LaneTail {
     }
 
     /// Writes and syncs a batch, whose header is not filled in yet. `spans` are the offset and length of each entry.
+    /// Zeroes up to the end of the page follow it, because the kernel reads a page that is written in part.
     pub(super) fn write_batch(
         &self, batch: &mut Vec<u8>, spans: impl ExactSizeIterator<Item = (usize, usize)>, at: LogPosition, synced: bool,
     ) -> Result<(), BatchWriteError> {
@@ -64,7 +68,8 @@ impl LaneTail {
         let payload = (length - BATCH_HEADER_LEN) as u32;
         BatchHeader { length: payload, count, sequence, clock, highest_fence, lane, is_seal: false }
             .write_header(batch, salt);
-        batch.resize(pad_to_sector(length), 0);
+        let end = (self.offset + pad_to_sector(length) as u64).next_multiple_of(PAGE_LEN);
+        batch.resize((end.min(self.segment.header.size) - self.offset) as usize, 0);
         let written = self.segment.file.write_at(batch, self.offset);
         batch.truncate(length);
         written.map_err(|error| BatchWriteError::not_written(format!("the disk refused to write: {error}")))?;

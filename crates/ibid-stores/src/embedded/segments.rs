@@ -9,7 +9,7 @@
 
 use std::{
     collections::HashMap,
-    io,
+    io, mem,
     sync::{
         Arc, OnceLock,
         atomic::{
@@ -31,8 +31,6 @@ use super::{
 
 /// File name of a segment that is not ready yet.
 pub(super) const UNFINISHED_NAME: &str = "spare.tmp";
-/// Bytes of zeroes written at a time.
-const ZERO_FILL_CHUNK: usize = 256 << 10;
 
 /// Describes the complete contents of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,27 +219,42 @@ impl SegmentSet {
         }
     }
 
-    /// Prepares a segment: recycles one without live entries, or creates one. `fill` is called before each chunk of
-    /// zeroes; without it the file is only allocated. The last segment within `max_size` is reserved for the cold lane:
-    /// otherwise a full store could not be compacted.
+    /// Prepares a segment: recycles one without live entries, or creates one. With `fill`, a new file is filled with
+    /// zeroes until that returns `false`; without it the file is only allocated. The last segment within `max_size` is
+    /// reserved for the cold lane: otherwise a full store could not be compacted.
     pub(super) fn prepare_segment(
-        &self, lane: u8, so_far: LogPosition, fill: Option<&dyn Fn()>,
+        &self, lane: u8, so_far: &dyn Fn() -> LogPosition, fill: Option<&dyn Fn() -> bool>,
     ) -> Result<Arc<LogSegment>, SegmentError> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| io::Error::other(error.to_string()))?;
-        let LogPosition { sequence, clock, highest_fence: fence_floor } = so_far;
-        let (store, id, size) = (self.store_id, self.next_id.fetch_add(1, SeqCst), self.limits.segment_size);
         let salt = u64::from_le_bytes(salt);
-        let header = SegmentHeader { store, id, size, salt, sequence, clock, fence_floor };
+        let mut removable = Vec::new();
         while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
-            // If removal fails, the next start finds the segment dead, too.
-            let _ = self.remove_file(&dead);
+            removable.push(dead);
         }
-        let segment = match self.take_recyclable(|segment| self.is_reusable(segment)) {
-            Some(dead) => self.recycle(&dead, header)?,
-            None => self.create_segment(header, if lane == COLD_LANE { 0 } else { header.size }, fill)?,
+        let recyclable = self.take_recyclable(|segment| self.is_reusable(segment));
+        // The header proves that the store was open when the contents of these segments died. A claim that they end
+        // would otherwise seem to have expired while the store was closed, if its own segment is still there.
+        let LogPosition { sequence, clock, highest_fence: fence_floor } = so_far();
+        let (store, id, size) = (self.store_id, self.next_id.fetch_add(1, SeqCst), self.limits.segment_size);
+        let header = SegmentHeader { store, id, size, salt, sequence, clock, fence_floor };
+        let reserved = if lane == COLD_LANE { 0 } else { header.size };
+        let remove_all = |dead: Vec<Arc<LogSegment>>| {
+            // If removal fails, the next start finds the segment dead, too.
+            dead.iter().for_each(|dead| drop(self.remove_file(dead)));
         };
-        let segment = Arc::new(segment);
+        let segment = match recyclable {
+            Some(dead) => self.recycle(&dead, header),
+            None => self.create_segment(header, reserved, fill).or_else(|full| {
+                if removable.is_empty() {
+                    return Err(full);
+                }
+                remove_all(mem::take(&mut removable));
+                self.create_segment(header, reserved, fill)
+            }),
+        };
+        remove_all(removable);
+        let segment = Arc::new(segment?);
         self.by_id.write().insert(header.id, segment.clone());
         Ok(segment)
     }
@@ -300,7 +313,7 @@ impl SegmentSet {
     }
 
     fn create_segment(
-        &self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn()>,
+        &self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn() -> bool>,
     ) -> Result<LogSegment, SegmentError> {
         let taken = self.used_bytes.fetch_add(header.size, Relaxed);
         let made = if taken + header.size + reserved > self.limits.max_size {
@@ -317,19 +330,11 @@ impl SegmentSet {
         made
     }
 
-    fn create_file(&self, header: SegmentHeader, fill: Option<&dyn Fn()>) -> io::Result<LogSegment> {
+    fn create_file(&self, header: SegmentHeader, fill: Option<&dyn Fn() -> bool>) -> io::Result<LogSegment> {
         let file = self.disk.create(UNFINISHED_NAME)?;
         file.allocate(header.size)?;
-        if let Some(pace) = fill {
-            let zeroes = vec![0; ZERO_FILL_CHUNK];
-            let mut at = 0;
-            while at < header.size {
-                let piece = (header.size - at).min(ZERO_FILL_CHUNK as u64);
-                file.write_at(&zeroes[..piece as usize], at)?;
-                file.sync_data()?;
-                at += piece;
-                pace();
-            }
+        if let Some(go_on) = fill {
+            file.fill_with_zeroes(header.size, go_on)?;
         }
         file.write_at(&header.encode(), 0)?;
         file.sync_data()?;

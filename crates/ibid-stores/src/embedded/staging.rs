@@ -5,13 +5,18 @@
 //! within a batch see each other. A call never depends on the batch that is being written, which may still fail: it
 //! waits for that batch first. Nothing under the lock waits for the disk.
 
-use std::{collections::HashMap, mem, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ibid::store::{
     Address, AddressHashBuilder, ErrorKind, Fence, StoreError,
     transitions::{EntryDecision, StoredEntry},
 };
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
     completion::{BatchCompletion, BatchResult},
@@ -24,6 +29,8 @@ use super::{
 
 /// Approximate maximum bytes of a batch.
 const MAX_BATCH_BYTES: usize = 4 << 20;
+/// Number of concurrent callers from which on the writer waits for more of them before it writes.
+const MIN_GATHERED_CALLERS: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct Staging {
@@ -42,7 +49,10 @@ struct StagingState {
     /// Version of the last entry.
     version: u64,
     tail: TailSpace,
-    is_writer_waiting: bool,
+    /// Number of recently concurrent callers: the peak, which decays with each batch.
+    callers: usize,
+    /// Number of staged entries at which the writer is notified, if it waits.
+    notify_at: Option<usize>,
     is_closed: bool,
 }
 
@@ -172,7 +182,7 @@ impl SharedLog {
         state.stage(LogEntry::new(changed, before), supersedes)?;
         state.highest_fence = state.highest_fence.max(fence);
         let completion = state.batch.completion.clone();
-        if mem::take(&mut state.is_writer_waiting) {
+        if state.should_notify() {
             drop(state);
             self.staging.changed.notify_one();
         }
@@ -189,24 +199,27 @@ impl Staging {
     }
 
     /// Returns the next batch to write, once there is one, and stages further calls in `spare`. Waits for at most
-    /// `limit`.
-    pub(super) fn take(&self, spare: &mut Option<StagedBatch>, limit: Option<Duration>) -> WriterTask {
+    /// `limit` for the first call, then for at most `gather_limit` for as many as there were recently.
+    pub(super) fn take(
+        &self, spare: &mut Option<StagedBatch>, limit: Option<Duration>, gather_limit: Duration,
+    ) -> WriterTask {
         let mut state = self.state.lock();
+        let deadline = limit.map(|limit| Instant::now() + limit);
         while state.batch.spans.is_empty() {
             if state.is_closed {
                 return WriterTask::Exit;
             }
-            state.is_writer_waiting = true;
-            let timed_out = match limit {
-                Some(limit) => self.changed.wait_for(&mut state, limit).timed_out(),
-                None => {
-                    self.changed.wait(&mut state);
-                    false
-                }
-            };
-            state.is_writer_waiting = false;
-            if timed_out && state.batch.spans.is_empty() && !state.is_closed {
+            if !self.wait_for_entries(&mut state, 1, deadline) {
                 return WriterTask::Idle;
+            }
+        }
+        let callers = state.callers;
+        if callers >= MIN_GATHERED_CALLERS && !gather_limit.is_zero() {
+            let deadline = Some(Instant::now() + gather_limit);
+            while state.batch.spans.len() < callers && !state.is_closed && !state.batch.is_full(state.tail) {
+                if !self.wait_for_entries(&mut state, callers, deadline) {
+                    break;
+                }
             }
         }
         let next = spare.take().unwrap_or_default();
@@ -218,9 +231,27 @@ impl Staging {
         WriterTask::Write(batch)
     }
 
+    /// Waits until so many entries are staged, or for another notification. Returns `false` at the deadline.
+    fn wait_for_entries(
+        &self, state: &mut MutexGuard<'_, StagingState>, number: usize, until: Option<Instant>,
+    ) -> bool {
+        state.notify_at = Some(number);
+        let in_time = match until {
+            Some(until) => !self.changed.wait_until(state, until).timed_out(),
+            None => {
+                self.changed.wait(state);
+                true
+            }
+        };
+        state.notify_at = None;
+        in_time
+    }
+
     /// Ends the batch that was taken: its entries are in the index, or its callers will be refused.
     pub(super) fn retire(&self, tail: TailSpace) {
         let mut state = self.state.lock();
+        let callers = state.batch.spans.len() + state.in_flight.as_ref().map_or(0, |batch| batch.entries.len());
+        state.callers = callers.max(state.callers - state.callers.div_ceil(8));
         (state.in_flight, state.tail) = (None, tail);
     }
 
@@ -259,6 +290,12 @@ impl StagingState {
         self.version += 1;
         self.batch.push(self.version, supersedes, entry);
         Ok(())
+    }
+
+    /// Whether the writer waits for what is staged now.
+    fn should_notify(&mut self) -> bool {
+        let (staged, is_full) = (self.batch.spans.len(), self.batch.is_full(self.tail));
+        self.notify_at.take_if(|number| staged >= *number || is_full).is_some()
     }
 
     fn wait_for_in_flight<T>(&self) -> Option<Submission<T>> {
@@ -319,5 +356,81 @@ impl StagedBatch {
 
     pub(super) fn is_full(&self, tail: TailSpace) -> bool {
         self.bytes.len() >= MAX_BATCH_BYTES.min(tail.capacity() / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use bytes::Bytes;
+    use ibid::store::{ClaimRequest, ClaimToken, Fingerprint, Tags, transitions};
+
+    use super::*;
+
+    /// Longer than any test may take: the writer must not wait for it.
+    const FOREVER: Duration = Duration::from_secs(600);
+
+    fn staging() -> Staging {
+        let staging = Staging::default();
+        staging.set_tail(TailSpace { segment_size: 1 << 20, offset: FIRST_BATCH_OFFSET });
+        staging
+    }
+
+    fn stage(staging: &Staging, nth: usize) {
+        let ask = ClaimRequest {
+            address: Address([nth as u8; 32]),
+            token: ClaimToken([1; 16]),
+            fingerprint: Fingerprint::NONE,
+            tags: Tags::new("", "", "", ""),
+            label: Bytes::new(),
+            lease: Duration::from_secs(1),
+            ttl: Duration::from_secs(1),
+            take_over: None,
+        };
+        let (_, claimed) = transitions::claim(None, &Arc::new(ask), Fence(1), 1);
+        let mut state = staging.state.lock();
+        state.stage(LogEntry::new(claimed.unwrap(), None), None).unwrap();
+        if state.should_notify() {
+            staging.changed.notify_one();
+        }
+    }
+
+    fn take(staging: &Staging) -> StagedBatch {
+        match staging.take(&mut None, None, FOREVER) {
+            WriterTask::Write(batch) => batch,
+            WriterTask::Idle | WriterTask::Exit => panic!("something is staged"),
+        }
+    }
+
+    #[test]
+    fn the_writer_waits_for_as_many_callers_as_there_were() {
+        let staging = staging();
+        (0..MIN_GATHERED_CALLERS - 3).for_each(|nth| stage(&staging, nth));
+        assert_eq!(take(&staging).spans.len(), MIN_GATHERED_CALLERS - 3, "before, there was nobody");
+        (0..3).for_each(|nth| stage(&staging, 100 + nth));
+        let tail = staging.state.lock().tail;
+        staging.retire(tail);
+        let batch = thread::scope(|scope| {
+            let writer = scope.spawn(|| take(&staging));
+            (3..MIN_GATHERED_CALLERS).for_each(|nth| stage(&staging, 100 + nth));
+            writer.join().unwrap()
+        });
+        assert_eq!(batch.spans.len(), MIN_GATHERED_CALLERS);
+    }
+
+    #[test]
+    fn the_writer_waits_neither_for_few_callers_nor_when_the_store_closes() {
+        let staging = staging();
+        staging.state.lock().callers = MIN_GATHERED_CALLERS - 1;
+        stage(&staging, 0);
+        assert_eq!(take(&staging).spans.len(), 1);
+        staging.state.lock().callers = MIN_GATHERED_CALLERS;
+        stage(&staging, 1);
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| take(&staging));
+            staging.close();
+            assert_eq!(writer.join().unwrap().spans.len(), 1);
+        });
     }
 }

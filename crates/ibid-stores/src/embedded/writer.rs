@@ -1,5 +1,6 @@
 //! The only thread that writes calls to the log. It takes the batch that callers have staged, writes it, syncs once,
-//! makes its entries visible, and wakes the callers.
+//! makes its entries visible, and wakes the callers. With many concurrent callers, it waits a moment for those that it
+//! has just woken: a write, a sync and the wake-ups cost the same for a large batch as for a small one.
 //!
 //! Invariants: no caller gets an answer that depends on a batch before the batch is durable. A failed batch leaves no
 //! trace in memory. A file whose sync failed is never written or synced again.
@@ -27,6 +28,8 @@ use super::{
 
 /// How long a caller that is woken for its thread may leave the others of that thread asleep.
 const MAX_WAKE_DELAY: Duration = Duration::from_millis(20);
+/// Maximum time that the writer waits for further callers before it writes a batch.
+const MAX_GATHER_TIME: Duration = Duration::from_millis(1);
 
 pub(super) struct LogWriter {
     log: Arc<SharedLog>,
@@ -85,15 +88,20 @@ impl LogWriter {
         let log = self.log.clone();
         let _exit = WriterExitGuard(&log.staging);
         let mut spare = None;
+        // As long as the last batch took: waiting at most doubles the time of a call.
+        let mut gather_limit = Duration::ZERO;
         loop {
             self.wake_left_behind();
             let limit = (!self.undelivered.is_empty()).then_some(MAX_WAKE_DELAY);
-            match log.staging.take(&mut spare, limit) {
+            match log.staging.take(&mut spare, limit, gather_limit) {
                 WriterTask::Write(mut batch) => {
+                    let began = Instant::now();
                     let result = self.commit(&mut batch);
                     log.staging.retire(self.tail_space());
                     batch.completion.finish(result);
-                    self.undelivered.push_back((Instant::now(), batch.completion.clone()));
+                    let ended = Instant::now();
+                    gather_limit = (ended - began).min(MAX_GATHER_TIME);
+                    self.undelivered.push_back((ended, batch.completion.clone()));
                     batch.clear();
                     spare = Some(batch);
                 }
