@@ -170,6 +170,8 @@ pub enum SqlValue<'a> {
     Byteas(&'a [&'a [u8]]),
     Texts(&'a [&'a str]),
     Bigints(&'a [i64]),
+    /// A value of a composite type. Only in the SQL of [`call_sql`].
+    Row(&'a [Self]),
 }
 
 impl SqlValue<'_> {
@@ -186,6 +188,7 @@ impl SqlValue<'_> {
             Self::Byteas(values) => write_list("bytea", values, sql, |value, sql| write_bytea(value, sql)),
             Self::Texts(values) => write_list("text", values, sql, |value, sql| write_text(value, sql)),
             Self::Bigints(values) => write_list("bigint", values, sql, |value, sql| *sql += &format!("({value})")),
+            Self::Row(values) => write_row(values, sql),
             Self::Bytea(None) => *sql += "NULL::bytea",
             Self::Text(None) => *sql += "NULL::text",
             Self::Bigint(None) => *sql += "NULL::bigint",
@@ -203,16 +206,57 @@ fn write_bytea(value: &[u8], sql: &mut String) {
     *sql += "'";
 }
 
-/// Text of characters that mean nothing to the server is written as it is, any other by its bytes.
+/// Text of [plain](is_plain_byte) characters is written as it is, any other by its bytes.
 fn write_text(value: &str, sql: &mut String) {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b" -_./:@".contains(&byte);
-    if value.bytes().all(is_plain) {
+    if value.bytes().all(is_plain_byte) {
         *sql += &format!("text '{value}'");
     } else {
         *sql += "convert_from(";
         write_bytea(value.as_bytes(), sql);
         *sql += ", 'UTF8')";
     }
+}
+
+/// One constant for many columns: the server reads it much faster than a constant each. Whatever is not
+/// [plain](is_plain_byte) is written by its bytes, and a quote or backslash of a value is doubled.
+fn write_row(values: &[SqlValue<'_>], sql: &mut String) {
+    *sql += "E'(";
+    for (nth, value) in values.iter().enumerate() {
+        *sql += if nth == 0 { "" } else { "," };
+        match *value {
+            SqlValue::Bytea(Some(value)) => {
+                *sql += r"\\\\x";
+                HEXLOWER.encode_append(value, sql);
+            }
+            SqlValue::Text(Some(value)) => write_row_text(value, sql),
+            SqlValue::Bigint(Some(value)) => *sql += &value.to_string(),
+            SqlValue::Integer(Some(value)) => *sql += &value.to_string(),
+            SqlValue::Smallint(Some(value)) => *sql += &value.to_string(),
+            SqlValue::Boolean(Some(value)) => *sql += if value { "t" } else { "f" },
+            SqlValue::Byteas(_) | SqlValue::Texts(_) | SqlValue::Bigints(_) | SqlValue::Row(_) => {
+                unreachable!("a row has neither lists nor rows in it")
+            }
+            _ => {} // NULL
+        }
+    }
+    *sql += ")'";
+}
+
+fn write_row_text(value: &str, sql: &mut String) {
+    sql.push('"');
+    for byte in value.bytes() {
+        match byte {
+            b'"' | b'\\' => *sql += &format!(r"\x{byte:02x}\x{byte:02x}"),
+            byte if is_plain_byte(byte) => sql.push(char::from(byte)),
+            byte => *sql += &format!(r"\x{byte:02x}"),
+        }
+    }
+    sql.push('"');
+}
+
+/// Whether a character means nothing to the server in any string.
+fn is_plain_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b" -_./:@".contains(&byte)
 }
 
 fn write_list<T>(of: &str, values: &[T], sql: &mut String, write: impl Fn(&T, &mut String)) {
@@ -388,5 +432,19 @@ mod tests {
             ARRAY[bytea E'\\x61', bytea E'\\x62']::bytea[])";
         let expected: String = expected.split("\\\n").map(str::trim_start).collect();
         assert_eq!(call_sql("f", &values), expected);
+    }
+
+    #[test]
+    fn a_row_is_one_constant_in_which_nothing_ends_the_string_or_the_column() {
+        let values = [
+            SqlValue::Bytea(Some(b"\0'")),
+            SqlValue::Text(Some("")),
+            SqlValue::Text(Some("it's \"a\\b\", \u{e9}")),
+            SqlValue::Bigint(Some(-5)),
+            SqlValue::Smallint(None),
+            SqlValue::Boolean(Some(true)),
+        ];
+        let expected = r#"SELECT ibid.f(E'(\\\\x0027,"","it\x27s \x22\x22a\x5c\x5cb\x22\x22\x2c \xc3\xa9",-5,,t)')"#;
+        assert_eq!(call_sql("f", &[SqlValue::Row(&values)]), expected);
     }
 }

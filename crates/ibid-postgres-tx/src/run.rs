@@ -344,8 +344,10 @@ impl<P: TxPool> TxRun<'_, P> {
             Err(ended) => return roll_back(tx, ended).await,
         };
         let mut values = self.request_values();
-        values.extend(completed_values(&complete));
-        let ended = commit(tx, call_sql("_run_finish", &values), response).await;
+        let [failed, record, answer @ ..] = completed_values(&complete);
+        values.push(failed);
+        values.extend(answer);
+        let ended = commit(tx, call_sql("_run_finish", &[SqlValue::Row(&values), record]), response).await;
         if matches!(&ended, Err(TxError::RolledBack(fault)) if fault.code.as_deref() == Some("IB003")) {
             drop(with_statement_timeout("a claim", connection.query_outside(LOST_SQL, &self.request_values())).await);
         }

@@ -1,7 +1,7 @@
 //! The PostgreSQL store: shared by many gateways. The database's clock and transactions decide.
 //!
-//! Each address is one row in `ibid.idempotency_keys`. Calls that gather are one statement, and so one transaction:
-//! claims one INSERT, completions one UPDATE (`statements`). What those leave, because something else is there, is decided
+//! Each address is one row in `ibid.idempotency_keys`. Calls that gather are one statement, and so one transaction: an INSERT
+//! for the claims, and an UPDATE for the completions (`statements`). What those leave, because something else is there, is decided
 //! by PL/pgSQL functions beside the data (`postgres/migrations/`), row by row. A claim that finds a completed answer
 //! writes nothing.
 //!
@@ -73,8 +73,7 @@ const SWEEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// A store on PostgreSQL that many processes share.
 pub struct Postgres {
     pool: Arc<PostgresPool>,
-    claim_batcher: Arc<Batcher>,
-    settle_batcher: Arc<Batcher>,
+    batcher: Arc<Batcher>,
     waiters: Arc<PostgresWaiters>,
     /// Background tasks. They end when the store is dropped.
     _background: JoinSet<()>,
@@ -104,13 +103,7 @@ impl Postgres {
         let mut background = JoinSet::new();
         background.spawn(waiters.clone().run_poller(awaited));
         background.spawn(waiters.clone().run_listener());
-        Ok(Self {
-            claim_batcher: Batcher::new(pool.clone()),
-            settle_batcher: Batcher::new(pool.clone()),
-            waiters,
-            _background: background,
-            pool,
-        })
+        Ok(Self { batcher: Batcher::new(pool.clone()), waiters, _background: background, pool })
     }
 
     /// Returns the current generation of copies in a front store. Older copies must not be trusted.
@@ -138,17 +131,17 @@ fn first_row(found: &[Row]) -> Result<&Row, StoreError> {
 
 impl Store for Postgres {
     fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
-        let call = self.claim_batcher.call(Lease::unseen(ask), RowOperation::Claim);
+        let call = self.batcher.call(Lease::unseen(ask), RowOperation::Claim);
         StoreFuture::boxed(async move { call.await?.into_claim_outcome() })
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
-        let call = self.settle_batcher.call(lease.clone(), RowOperation::Extend(hold));
+        let call = self.batcher.call(lease.clone(), RowOperation::Extend(hold));
         StoreFuture::boxed(async move { call.await?.into_settle_outcome() })
     }
 
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        let call = self.settle_batcher.call(lease.clone(), RowOperation::Settle(end.clone()));
+        let call = self.batcher.call(lease.clone(), RowOperation::Settle(end.clone()));
         StoreFuture::boxed(async move { call.await?.into_settle_outcome() })
     }
 

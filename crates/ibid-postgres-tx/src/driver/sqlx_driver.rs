@@ -39,6 +39,7 @@ async fn query_rows(
             SqlValue::Byteas(values) => query.bind(values),
             SqlValue::Texts(values) => query.bind(values),
             SqlValue::Bigints(values) => query.bind(values),
+            SqlValue::Row(_) => unreachable!("a row is no parameter"),
         };
     }
     let rows = query.fetch_all(connection).await.map_err(driver_error)?;

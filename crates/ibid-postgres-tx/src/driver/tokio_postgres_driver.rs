@@ -140,6 +140,7 @@ fn typed_param<'a>(value: &'a SqlValue<'a>) -> (&'a (dyn ToSql + Sync), Type) {
         SqlValue::Byteas(values) => (values, Type::BYTEA_ARRAY),
         SqlValue::Texts(values) => (values, Type::TEXT_ARRAY),
         SqlValue::Bigints(values) => (values, Type::INT8_ARRAY),
+        SqlValue::Row(_) => unreachable!("a row is no parameter"),
     }
 }
 

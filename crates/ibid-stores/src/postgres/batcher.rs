@@ -1,8 +1,9 @@
 //! Batches the calls of many callers into one statement.
 //!
 //! A call is sent at once if no batch is under way. Otherwise calls gather until a batch returns, and another batch is sent
-//! beside it only for many of them or if it takes long: each statement costs the server as much as ten rows. Claims and completions are one set-based statement per batch; what it leaves goes on to the functions that
-//! decide row by row, and so do releases, parks and extensions.
+//! beside it only for many of them or if it takes long: each statement costs the server as much as ten rows. The claims and
+//! completions of a batch are one set-based statement, and so one transaction and one flush; what it leaves goes on to the
+//! functions that decide row by row, and so do releases, parks and extensions.
 //!
 //! Invariants: every job is answered exactly once; a job that queued until its deadline is near is not sent; a batch is
 //! sorted by address, so that batches do not deadlock; a batch that the server rolled back is sent again one job at a time,
@@ -15,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::{
     rows::{ClaimedRow, CompleteColumns, LeaseColumns, SettlementColumns},
+    statements::CLAIM_PARAMS,
     *,
 };
 
@@ -44,6 +46,10 @@ struct BatchQueue {
 }
 
 type JobOutcome = Result<RowOutcome, StoreError>;
+/// `None` for a job that a statement left.
+type JobOutcomes = Vec<Option<JobOutcome>>;
+
+const APPLIED: JobOutcome = Ok(RowOutcome { settle_code: 0, outcome: None });
 
 #[derive(Debug)]
 struct BatchJob {
@@ -94,7 +100,11 @@ impl Batcher {
                 batch
             };
             let (together, special): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_set_based);
-            let sent = async { tokio::join!(self.send_together(together), self.send_one_by_one(special)) };
+            let (claims, settlements) = special.into_iter().partition(BatchJob::is_claim);
+            let sent = async {
+                let special = async { tokio::join!(self.send_one_by_one(claims), self.send_one_by_one(settlements)) };
+                tokio::join!(self.send_together(together), special)
+            };
             tokio::pin!(sent);
             if timeout(MAX_GATHER_TIME, sent.as_mut()).await.is_err() {
                 self.change_queue(|queue| queue.prompt_count -= 1);
@@ -104,36 +114,34 @@ impl Batcher {
         }
     }
 
-    /// Sends claims, or completions, as one statement, and what it leaves row by row.
+    /// Sends claims and completions as one statement, and what it leaves row by row.
     async fn send_together(self: &Arc<Self>, batch: Vec<BatchJob>) {
-        if batch.is_empty() {
-            return;
-        }
-        let sent = match batch[0].operation {
-            RowOperation::Claim => self.claim_together(&batch).await,
-            _ => self.complete_together(&batch).await,
+        let (claims, completions): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_claim);
+        let sent = match (claims.is_empty(), completions.is_empty()) {
+            (true, true) => return,
+            (true, false) => self.complete_together(&completions).await.map(|outcomes| (Vec::new(), outcomes)),
+            _ => self.claim_together(&claims, &completions).await,
         };
         match sent {
-            Ok(outcomes) => {
-                let mut special = Vec::new();
-                for (job, outcome) in batch.into_iter().zip(outcomes) {
-                    match outcome {
-                        Some(outcome) => drop(job.reply.send(outcome)),
-                        None => special.push(job),
-                    }
-                }
-                self.send_one_by_one(special).await;
+            Ok((claimed, completed)) => {
+                let claims = self.send_one_by_one(reply_and_keep_left(claims, claimed));
+                let completions = self.send_one_by_one(reply_and_keep_left(completions, completed));
+                tokio::join!(claims, completions);
             }
             // A server that accepts no writes can still replay.
             Err(failed) if failed.was_rolled_back || failed.error.kind == ErrorKind::Rejected => {
-                for job in batch {
+                for job in claims.into_iter().chain(completions) {
                     self.send_one_by_one(vec![job]).await;
                 }
             }
-            Err(failed) => fail_all(batch, &failed.error),
+            Err(failed) => {
+                fail_all(claims, &failed.error);
+                fail_all(completions, &failed.error);
+            }
         }
     }
 
+    /// Sends claims, or settlements.
     async fn send_one_by_one(self: &Arc<Self>, batch: Vec<BatchJob>) {
         if batch.is_empty() {
             return;
@@ -176,46 +184,55 @@ impl Batcher {
     }
 
     /// Returns the outcomes in the order of the jobs; `None` for those that the statement left, or that cannot be read.
-    async fn complete_together(&self, batch: &[BatchJob]) -> Result<Vec<Option<JobOutcome>>, CallFailure> {
-        let mut outcomes: Vec<Option<JobOutcome>> = batch.iter().map(|_| None).collect();
-        let mut columns = CompleteColumns::default();
-        for job in batch {
-            if let RowOperation::Settle(end) = &job.operation {
-                columns.push((&job.lease, SettlementParams::new(end)));
-            }
-        }
-        for row in self.pool.call(Statement::Complete, &columns.params(), deadline_of(batch)).await? {
+    async fn complete_together(&self, batch: &[BatchJob]) -> Result<JobOutcomes, CallFailure> {
+        let mut outcomes = no_outcomes(batch);
+        let columns = complete_columns(batch);
+        for row in self.pool.call(Statement::Complete, &columns.params(), deadline_of(batch.iter())).await? {
             if let Some(outcome) = rows::nth_at(&row).ok().and_then(|nth| outcomes.get_mut(nth)) {
-                *outcome = Some(Ok(RowOutcome { settle_code: 0, outcome: None }));
+                *outcome = Some(APPLIED);
             }
         }
         Ok(outcomes)
     }
 
-    /// As [`complete_together`](Self::complete_together), for claims.
-    async fn claim_together(&self, batch: &[BatchJob]) -> Result<Vec<Option<JobOutcome>>, CallFailure> {
-        let mut outcomes: Vec<Option<JobOutcome>> = batch.iter().map(|_| None).collect();
+    /// As [`complete_together`](Self::complete_together), for claims, and for the completions that go with them.
+    async fn claim_together(
+        &self, claims: &[BatchJob], completions: &[BatchJob],
+    ) -> Result<(JobOutcomes, JobOutcomes), CallFailure> {
+        let (mut claimed, mut completed) = (no_outcomes(claims), no_outcomes(completions));
         let mut leases = LeaseColumns::default();
-        batch.iter().for_each(|job| leases.push(&job.lease));
-        let params = &leases.params()[..Statement::Claim.param_types().len()];
-        for row in &self.pool.call(Statement::Claim, params, deadline_of(batch)).await? {
+        claims.iter().for_each(|job| leases.push(&job.lease));
+        let (mut params, columns) = (leases.params(), complete_columns(completions));
+        params.truncate(CLAIM_PARAMS);
+        let mut statement = Statement::Claim;
+        if !completions.is_empty() {
+            params.extend(columns.params());
+            statement = Statement::ClaimAndComplete;
+        }
+        let deadline = deadline_of(claims.iter().chain(completions));
+        for row in &self.pool.call(statement, &params, deadline).await? {
             let mut answer = |nth: usize, found| {
-                if let Some(outcome) = outcomes.get_mut(nth) {
+                if let Some(outcome) = claimed.get_mut(nth) {
                     *outcome = Some(Ok(RowOutcome { settle_code: -1, outcome: Some(found) }));
                 }
             };
             match rows::read_claimed(row) {
-                Ok(ClaimedRow::Completed(nth, completed)) => answer(nth, ClaimOutcome::Completed(completed)),
+                Ok(ClaimedRow::Completed(nth, found)) => answer(nth, ClaimOutcome::Completed(found)),
                 Ok(ClaimedRow::New(token, fence)) => {
                     // The same call may be there twice.
-                    for (nth, job) in batch.iter().enumerate().filter(|(_, job)| job.lease.request.token.0 == *token) {
+                    for (nth, job) in claims.iter().enumerate().filter(|(_, job)| job.lease.request.token.0 == *token) {
                         answer(nth, ClaimOutcome::Granted(Lease { fence, attempt: 1, ..job.lease.clone() }));
+                    }
+                }
+                Ok(ClaimedRow::Settled(nth)) => {
+                    if let Some(outcome) = completed.get_mut(nth) {
+                        *outcome = Some(APPLIED);
                     }
                 }
                 Err(_) => {}
             }
         }
-        Ok(outcomes)
+        Ok((claimed, completed))
     }
 
     /// Returns the outcomes in the order of the jobs.
@@ -234,7 +251,7 @@ impl Batcher {
         let mut params = leases.params();
         params.extend(settlements.params());
         params.truncate(statement.param_types().len());
-        let sent = self.pool.call(statement, &params, deadline_of(batch)).await?;
+        let sent = self.pool.call(statement, &params, deadline_of(batch.iter())).await?;
         let missing = || Err(store_error(ErrorKind::Corrupt, "a row of a batch was not answered"));
         let mut answers: Vec<_> = batch.iter().map(|_| missing()).collect();
         for row in &sent {
@@ -247,8 +264,34 @@ impl Batcher {
     }
 }
 
-fn deadline_of(batch: &[BatchJob]) -> Instant {
-    batch.iter().map(|job| job.deadline).min().expect("no batch is empty")
+fn no_outcomes(batch: &[BatchJob]) -> JobOutcomes {
+    batch.iter().map(|_| None).collect()
+}
+
+fn complete_columns(batch: &[BatchJob]) -> CompleteColumns<'_> {
+    let mut columns = CompleteColumns::default();
+    for job in batch {
+        if let RowOperation::Settle(end) = &job.operation {
+            columns.push((&job.lease, SettlementParams::new(end)));
+        }
+    }
+    columns
+}
+
+/// Replies to the jobs that have an outcome, and returns the others.
+fn reply_and_keep_left(batch: Vec<BatchJob>, outcomes: JobOutcomes) -> Vec<BatchJob> {
+    let mut left = Vec::new();
+    for (job, outcome) in batch.into_iter().zip(outcomes) {
+        match outcome {
+            Some(outcome) => drop(job.reply.send(outcome)),
+            None => left.push(job),
+        }
+    }
+    left
+}
+
+fn deadline_of<'a>(batch: impl Iterator<Item = &'a BatchJob>) -> Instant {
+    batch.map(|job| job.deadline).min().expect("no batch is empty")
 }
 
 fn fail_all(batch: Vec<BatchJob>, error: &StoreError) {
@@ -258,6 +301,10 @@ fn fail_all(batch: Vec<BatchJob>, error: &StoreError) {
 }
 
 impl BatchJob {
+    fn is_claim(&self) -> bool {
+        matches!(self.operation, RowOperation::Claim)
+    }
+
     /// Whether almost every such job needs no more than the set-based statement.
     fn is_set_based(&self) -> bool {
         match &self.operation {

@@ -160,16 +160,20 @@ impl<'a> SettlementParams<'a> {
     }
 }
 
-/// A row of `Statement::Claim`: the token of a new row with its fence, or the number of a completed one.
+/// A row of `Statement::Claim` or `ClaimAndComplete`: the token of a new row with its fence, the number of a claim that finds
+/// an answer, or the number of a completion that was applied.
 pub(super) enum ClaimedRow<'a> {
     New(&'a [u8], Fence),
     Completed(usize, CompletedEntry),
+    Settled(usize),
 }
 
 pub(super) fn read_claimed(row: &Row) -> Result<ClaimedRow<'_>, StoreError> {
-    if column::<Option<i32>>(row, 0)?.is_none() {
-        return Ok(ClaimedRow::New(column(row, 1)?, fence_at(row, 2)?));
-    }
+    let nth = match column::<Option<i32>>(row, 0)? {
+        None => return Ok(ClaimedRow::New(column(row, 1)?, fence_at(row, 2)?)),
+        Some(nth) if nth < 0 => return Ok(ClaimedRow::Settled(index_of(nth.saturating_neg())?)),
+        Some(nth) => index_of(nth)?,
+    };
     let completed = CompletedEntry {
         fence: fence_at(row, 2)?,
         attempt: attempt_at(row, 3)?,
@@ -178,12 +182,15 @@ pub(super) fn read_claimed(row: &Row) -> Result<ClaimedRow<'_>, StoreError> {
         record: column::<Blob>(row, 8)?.0,
         expires_in: duration_at(row, 6)?,
     };
-    Ok(ClaimedRow::Completed(nth_at(row)?, completed))
+    Ok(ClaimedRow::Completed(nth, completed))
 }
 
 /// The number of a row of a batch, which counts from 1 in the first column.
 pub(super) fn nth_at(row: &Row) -> Result<usize, StoreError> {
-    let nth: i32 = column(row, 0)?;
+    index_of(column(row, 0)?)
+}
+
+fn index_of(nth: i32) -> Result<usize, StoreError> {
     usize::try_from(nth - 1).map_err(|_| corrupt_row(format!("a row of a batch has the number {nth}")))
 }
 

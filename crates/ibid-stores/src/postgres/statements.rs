@@ -1,7 +1,8 @@
 //! The frequent statements: prepared once per connection, or sent with their parameter types each time.
 //!
-//! Almost every call is one of a batch in [`Statement::Claim`] or [`Statement::Complete`]: plain SQL over arrays, always by
-//! the primary key, in the order of the addresses. Those leave what is special to the functions of the schema.
+//! Almost every call is one of a batch in [`Statement::Claim`], [`Statement::Complete`], or both at once: plain SQL over
+//! arrays, always by the primary key, in the order of the addresses. Those leave what is special to the functions of the
+//! schema.
 
 use std::sync::LazyLock;
 
@@ -13,6 +14,7 @@ use super::rows::{COMPLETE_TYPES, LEASE_TYPES, SETTLEMENT_TYPES};
 pub(super) enum Statement {
     Claim,
     Complete,
+    ClaimAndComplete,
     ClaimOneByOne,
     SettleOneByOne,
     Get,
@@ -21,9 +23,10 @@ pub(super) enum Statement {
     Sweep,
 }
 
-pub(super) const ALL_STATEMENTS: [Statement; 8] = [
+pub(super) const ALL_STATEMENTS: [Statement; 9] = [
     Statement::Claim,
     Statement::Complete,
+    Statement::ClaimAndComplete,
     Statement::ClaimOneByOne,
     Statement::SettleOneByOne,
     Statement::Get,
@@ -64,8 +67,15 @@ SELECT a.nth::integer, NULL, a.found, a.found_attempt, a.found_version, a.found_
     (extract(epoch FROM a.expires_at - statement_timestamp()) * 1000000)::bigint, a.failed, a.record
 FROM asked a WHERE a.is_completed";
 
-/// Completes claims that run, and that nobody waits for. Returns their numbers.
-const COMPLETE_SQL: &str = "UPDATE ibid.idempotency_keys k SET
+/// Number of parameters of [`CLAIM_SQL`]. A claim has no fence and no attempt yet, and one that takes over finds a row.
+pub(super) const CLAIM_PARAMS: usize = 13;
+
+/// Completes claims that run, and that nobody waits for. Returns their numbers. `before`: the number of parameters before its
+/// own.
+fn complete_sql(before: usize) -> String {
+    let params: Vec<String> = (1..=COMPLETE_TYPES.len()).map(|nth| format!("${}", before + nth)).collect();
+    format!(
+        "UPDATE ibid.idempotency_keys k SET
     state = CASE WHEN u.failed THEN 'failed' ELSE 'done' END, record = u.record, status = u.status,
     requested_at = timestamptz 'epoch' + u.requested_ms * interval '1 millisecond',
     completed_at = timestamptz 'epoch' + u.completed_ms * interval '1 millisecond',
@@ -74,22 +84,35 @@ const COMPLETE_SQL: &str = "UPDATE ibid.idempotency_keys k SET
     sweep_at = CASE WHEN statement_timestamp() + (u.keep + u.keep / 8) * interval '1 microsecond' < k.sweep_at
         THEN statement_timestamp() + u.keep * interval '1 microsecond' ELSE k.sweep_at END
 FROM set_config('lock_timeout', '50ms', true),
-    unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY
+    unnest({}) WITH ORDINALITY
         AS u(address, token, fence, failed, record, status, requested_ms, completed_ms, took, keep, nth)
 WHERE k.address = u.address AND k.token = u.token AND k.fence = u.fence AND k.state = 'processing'
     AND k.expires_at > statement_timestamp() AND k.spent IS NULL AND NOT k.waited
-RETURNING u.nth::integer";
+RETURNING u.nth::integer",
+        params.join(", ")
+    )
+}
+
+/// Both at once, in one transaction and so with one flush. A completed claim is a row with its number negated. Neither sees
+/// what the other does: a claim of an address that is completed here is left.
+fn claim_and_complete_sql() -> String {
+    let claim = CLAIM_SQL.replacen("WITH", &format!("WITH ended AS ({}),", complete_sql(CLAIM_PARAMS)), 1);
+    format!("{claim}\nUNION ALL\nSELECT -e.nth, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ended e")
+}
 
 /// Text and parameter types, in the order of [`ALL_STATEMENTS`].
-static STATEMENTS: LazyLock<[(String, Vec<Type>); 8]> = LazyLock::new(|| {
+static STATEMENTS: LazyLock<[(String, Vec<Type>); 9]> = LazyLock::new(|| {
     ALL_STATEMENTS.map(|statement| {
         let one = format!("1, {}", answer_columns("a"));
         let many = format!("a.nth, {}", answer_columns("a.answer"));
         let arrays = |types: &[Type]| types.iter().map(array_of).collect();
         let (types, columns, function): (Vec<Type>, _, _) = match statement {
-            // A claim has no fence and no attempt yet, and one that takes over finds a row.
-            Statement::Claim => return (CLAIM_SQL.into(), arrays(&LEASE_TYPES[..13])),
-            Statement::Complete => return (COMPLETE_SQL.into(), arrays(COMPLETE_TYPES)),
+            Statement::Claim => return (CLAIM_SQL.into(), arrays(&LEASE_TYPES[..CLAIM_PARAMS])),
+            Statement::Complete => return (complete_sql(0), arrays(COMPLETE_TYPES)),
+            Statement::ClaimAndComplete => {
+                let types = [&LEASE_TYPES[..CLAIM_PARAMS], COMPLETE_TYPES].concat();
+                return (claim_and_complete_sql(), arrays(&types));
+            }
             Statement::ClaimOneByOne => (arrays(&LEASE_TYPES[..14]), many, "_claim_many"),
             Statement::SettleOneByOne => (arrays(&[LEASE_TYPES, SETTLEMENT_TYPES].concat()), many, "_settle_many"),
             Statement::Get => (vec![Type::BYTEA], one, "_get"),

@@ -11,10 +11,12 @@ DROP FUNCTION ibid._run_complete(bytea, bytea, bigint, boolean, boolean, bytea, 
 DROP FUNCTION ibid._run_claim(bytea, bytea, smallint, bytea, text, text, text, text, text, bigint, bigint, bigint, bigint);
 DROP FUNCTION ibid._run_look(bytea, bytea, bigint);
 DROP FUNCTION ibid._run_lost(bytea, bytea, smallint, bytea, text, text, text, text, text, bigint, bigint);
-DROP FUNCTION ibid._run_finish(bytea, bytea, smallint, bytea, text, text, text, text, text, bigint, bigint, boolean, bytea, integer, bigint, bigint, bigint);
+DROP FUNCTION ibid._run_finish(ibid._finished_run, bytea);
+DROP TYPE ibid._finished_run;
 DROP FUNCTION ibid._run_begin(bytea, bytea, bigint, boolean);
 DROP FUNCTION ibid._check_run(bytea);
-DROP FUNCTION ibid._mark_run(bytea, bigint);
+DROP FUNCTION ibid._limit_idle(bigint);
+DROP FUNCTION ibid._run_mark(bytea);
 DROP FUNCTION ibid._tx_complete(bytea, bytea, bigint, boolean, bytea, integer, jsonb, bytea, bigint, bigint, bigint, bigint, boolean);
 DROP FUNCTION ibid._tx_claim(ibid.idempotency_keys, bigint);
 DROP FUNCTION ibid._ask(bytea, bytea, smallint, bytea, text, text, text, text, text, bigint, bigint);

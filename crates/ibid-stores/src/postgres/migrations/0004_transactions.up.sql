@@ -255,26 +255,30 @@ BEGIN
     PERFORM ibid._put(r, true);
 END $$;
 
--- The transaction runs this claim from here on. `idle_ms`: after so much silence inside the transaction the server ends it,
--- and with it the lock; a caller whose machine is gone would otherwise keep its key until TCP gives up.
-CREATE FUNCTION ibid._mark_run(token bytea, idle_ms bigint) RETURNS void
+-- What marks a run: its token and its transaction. As the setting ibid.run it stays for the session if the transaction is
+-- committed, and is gone if it is rolled back.
+CREATE FUNCTION ibid._run_mark(token bytea) RETURNS text LANGUAGE sql VOLATILE
+AS $$ SELECT encode(token, 'hex') || ':' || pg_current_xact_id()::text $$;
+
+-- After so much silence inside the transaction the server ends it, and with it the lock; a caller whose machine is gone would
+-- otherwise keep its key until TCP gives up.
+CREATE FUNCTION ibid._limit_idle(idle_ms bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     -- As people write it: '0', '90s', '2min'.
     idle text := current_setting('idle_in_transaction_session_timeout');
 BEGIN
-    -- The first ends with this transaction. The second stays if it is committed.
-    PERFORM set_config('ibid.run', encode(token, 'hex'), true), set_config('ibid.last_run', encode(token, 'hex'), false);
     IF idle = '0' OR extract(epoch FROM idle::interval) * 1000 > idle_ms THEN
-        PERFORM set_config('idle_in_transaction_session_timeout', least(idle_ms, 2147483647)::text, true);
+        RETURN set_config('idle_in_transaction_session_timeout', least(idle_ms, 2147483647)::text, true);
     END IF;
+    RETURN idle;
 END $$;
 
 -- Raises unless this is the transaction in which the claim was made.
 CREATE FUNCTION ibid._check_run(token bytea) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('ibid.run', true) IS DISTINCT FROM encode(token, 'hex') THEN
+    IF current_setting('ibid.run', true) IS DISTINCT FROM ibid._run_mark(token) THEN
         RAISE EXCEPTION 'the transaction of the claim was ended before its answer was recorded' USING ERRCODE = 'IB003',
             HINT = 'neither COMMIT nor ROLLBACK inside: the transaction is ended by who began it';
     END IF;
@@ -282,15 +286,20 @@ END $$;
 
 -- Begins a run of run_tx where nothing is there, which is by far the most frequent case. It writes nothing: the row is made
 -- by _run_finish, in the same transaction. Otherwise it is false, or raises IB005 for drivers that cannot read the result of
--- a statement that travels with BEGIN. (Neither of the two sets anything for itself: that costs more than all they do.)
+-- a statement that travels with BEGIN. (Neither of the two sets anything for itself: that costs more than all they do. An
+-- assignment is evaluated at once, where PERFORM would start the executor.)
 CREATE FUNCTION ibid._run_begin(at_address bytea, token bytea, idle_ms bigint, raises boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
+DECLARE
+    found_address bytea;
+    setting text;
 BEGIN
     -- The lock first: who held it has committed by then, and only a later look sees that.
     IF pg_try_advisory_xact_lock(ibid._lock(at_address)) THEN
-        PERFORM FROM ibid.idempotency_keys k WHERE k.address = at_address;
-        IF NOT FOUND THEN
-            PERFORM ibid._mark_run(token, idle_ms);
+        SELECT k.address INTO found_address FROM ibid.idempotency_keys k WHERE k.address = at_address;
+        IF found_address IS NULL THEN
+            setting := set_config('ibid.run', ibid._run_mark(token), false);
+            setting := ibid._limit_idle(idle_ms);
             RETURN true;
         END IF;
     END IF;
@@ -300,28 +309,47 @@ BEGIN
     RETURN false;
 END $$;
 
+-- A run and what is said of its answer, as run_tx writes them: one constant, because each argument of a call takes the server
+-- longer to analyse and plan than to store.
+CREATE TYPE ibid._finished_run AS (
+    address      bytea,
+    token        bytea,
+    version      smallint,
+    fingerprint  bytea,
+    tenant       text,
+    user_id      text,
+    endpoint     text,
+    key          text,
+    key_hash     text,
+    hold_us      bigint,
+    keep_us      bigint,
+    failed       boolean,
+    status       integer,
+    requested_ms bigint,
+    completed_ms bigint,
+    took_us      bigint
+);
+
 -- The row of a run of _run_begin, with its answer. Raises if a gateway has made one meanwhile.
-CREATE FUNCTION ibid._run_finish(
-    address bytea, token bytea, version smallint, fingerprint bytea, tenant text, user_id text, endpoint text, key text,
-    key_hash text, hold_us bigint, keep_us bigint, failed boolean, record bytea, status integer, requested_ms bigint,
-    completed_ms bigint, took_us bigint) RETURNS void
+CREATE FUNCTION ibid._run_finish(r ibid._finished_run, record bytea) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     at timestamptz := clock_timestamp();
-    ends timestamptz := at + keep_us * interval '1 microsecond';
-    fence bigint := (extract(epoch FROM at) * 1000000)::bigint;
+    ends timestamptz := at + r.keep_us * interval '1 microsecond';
+    clock bigint := (extract(epoch FROM at) * 1000000)::bigint;
 BEGIN
-    PERFORM ibid._check_run(token);
-    SELECT greatest(fence, m.fence_high + 1) INTO fence FROM ibid.meta m;
+    IF current_setting('ibid.run', true) IS DISTINCT FROM ibid._run_mark(r.token) THEN
+        PERFORM ibid._check_run(r.token);
+    END IF;
     INSERT INTO ibid.idempotency_keys (
         address, state, tenant, user_id, endpoint, key, key_hash, label, attempt, fence, token, fingerprint_version,
         fingerprint, claimed_at, lease_until, expires_at, sweep_at, hold_us, keep_us, record, status, requested_at,
         completed_at, took)
-    VALUES (address, CASE WHEN failed THEN 'failed' ELSE 'done' END, left(tenant, 1024), left(user_id, 1024),
-        left(endpoint, 1024), left(key, 1024), key_hash, '', 1, fence, token, version, fingerprint, at,
-        at + hold_us * interval '1 microsecond', ends, ends, hold_us, keep_us, record, status,
-        timestamptz 'epoch' + requested_ms * interval '1 millisecond',
-        timestamptz 'epoch' + completed_ms * interval '1 millisecond', took_us * interval '1 microsecond')
+    VALUES (r.address, CASE WHEN r.failed THEN 'failed' ELSE 'done' END, r.tenant, r.user_id, r.endpoint, r.key, r.key_hash,
+        '', 1, greatest(clock, (SELECT m.fence_high + 1 FROM ibid.meta m)), r.token, r.version, r.fingerprint, at,
+        at + r.hold_us * interval '1 microsecond', ends, ends, r.hold_us, r.keep_us, _run_finish.record, r.status,
+        timestamptz 'epoch' + r.requested_ms * interval '1 millisecond',
+        timestamptz 'epoch' + r.completed_ms * interval '1 millisecond', r.took_us * interval '1 microsecond')
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'a gateway has claimed this key while the transaction ran' USING
@@ -336,7 +364,7 @@ CREATE FUNCTION ibid._run_lost(
     key_hash text, hold_us bigint, keep_us bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF current_setting('ibid.last_run', true) = encode(token, 'hex') THEN
+    IF split_part(current_setting('ibid.run', true), ':', 1) = encode(token, 'hex') THEN
         PERFORM ibid._tx_claim(
             ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, key_hash, hold_us, keep_us),
             NULL);
@@ -376,7 +404,7 @@ BEGIN
     answer := claimed.answer;
     is_ours := false;
     IF answer.found = 1 THEN
-        PERFORM ibid._mark_run(token, idle_ms);
+        PERFORM set_config('ibid.run', ibid._run_mark(token), false), ibid._limit_idle(idle_ms);
     END IF;
 END $$;
 

@@ -51,6 +51,29 @@ async fn claims_and_ends_that_gather_are_one_statement() {
 }
 
 #[tokio::test]
+async fn claims_and_ends_of_one_batch_are_one_transaction() {
+    let (server, name, store) = fresh().await;
+    let [ended, new] = [(); 2].map(|()| (0..100).map(|_| claim_request()).collect::<Vec<_>>());
+    let rivals: Vec<_> = ended.iter().map(|ask| competing_request(ask)).collect();
+    let leases = join_all(ended.iter().map(|ask| claim_granted(&store, ask))).await;
+    let end = complete(b"done");
+    let each = leases.iter().zip(&new).zip(&rivals).map(|((lease, new), rival)| async {
+        let (held, _lease, found) =
+            tokio::join!(store.settle(lease, &end), claim_granted(&store, new), store.claim(rival));
+        assert_eq!(held.unwrap(), SettleOutcome::Applied);
+        // Whichever of the two came first.
+        assert!(matches!(found.unwrap(), ClaimOutcome::Completed(_) | ClaimOutcome::InProgress(_)));
+    });
+    join_all(each).await;
+    let states = "SELECT state, count(*) FROM ibid.idempotency_keys GROUP BY state ORDER BY state";
+    assert_eq!(server.sql(&name, states), "done|100\nprocessing|100");
+    // Rows of one transaction carry its number.
+    let mixed = "SELECT count(*) > 0 FROM (SELECT FROM ibid.idempotency_keys GROUP BY xmin::text \
+        HAVING bool_or(state = 'done') AND bool_or(state = 'processing')) k";
+    assert_eq!(server.sql(&name, mixed), "t");
+}
+
+#[tokio::test]
 async fn rivals_in_one_batch_are_settled_by_it() {
     let (_, _, store) = fresh().await;
     let first = claim_request();
