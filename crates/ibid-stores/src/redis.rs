@@ -63,6 +63,9 @@ mod routing;
 mod scripts;
 mod sentinel;
 mod server;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod topology;
 mod url;
 mod waiters;

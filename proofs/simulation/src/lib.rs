@@ -9,6 +9,8 @@
 //!
 //! The store is the contract's reference implementation, and the judge is the checker of histories.
 
+pub mod backend;
 pub mod network;
 pub mod random;
+pub mod redis;
 pub mod world;
