@@ -31,7 +31,7 @@ const CALLER: &str = "simulation";
 /// How long clients wait for an answer before they hang up.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longer than every lease, timeout and repeated message.
-const REST: Duration = Duration::from_secs(300);
+const REST: Duration = Duration::from_secs(100);
 /// How long clients use the same keys.
 const KEY_SECONDS: u64 = 4;
 /// So many of a thousand faults are crashes of a gateway.
