@@ -63,9 +63,6 @@ mod routing;
 mod scripts;
 mod sentinel;
 mod server;
-#[cfg(feature = "simulation")]
-#[doc(hidden)]
-pub mod simulation;
 mod topology;
 mod url;
 mod waiters;

@@ -114,6 +114,19 @@ impl SimulatedStore {
         state.contents = state.replica.clone();
     }
 
+    /// Whether new claims are refused.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.lock().is_full
+    }
+
+    /// Reads and changes the contents in one step. The number is the next fence.
+    pub(crate) fn transact<T>(&self, run: impl FnOnce(&mut ReferenceStore, &mut u64) -> T) -> T {
+        let mut state = self.state.lock();
+        state.advance();
+        let SimulatedStoreState { contents, next_fence, .. } = &mut *state;
+        run(contents, next_fence)
+    }
+
     fn apply(&self, call: &StoreCall) -> StoreReply {
         let mut state = self.state.lock();
         state.advance();

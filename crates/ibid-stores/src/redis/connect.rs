@@ -81,7 +81,7 @@ impl RedisConnector {
         };
         let names = self.key_names.clone();
         #[cfg(feature = "simulation")]
-        if let Some(connecting) = simulation::connect(&host.name) {
+        if let Some(connecting) = crate::simulation::connect(&host.name) {
             let stream = connecting.await.map_err(|error| error.to_string())?;
             return self.greet(RedisConnection::start(host, stream, names, on_invalidate), purpose).await;
         }

@@ -307,7 +307,7 @@ impl ConnectionState {
 /// Microseconds since the system was started, or in a simulation since that was.
 pub(super) fn boot_micros() -> u64 {
     #[cfg(feature = "simulation")]
-    if let Some(simulated) = simulation::now_micros() {
+    if let Some(simulated) = crate::simulation::now_micros() {
         return simulated;
     }
     system_micros()

@@ -2,21 +2,26 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{io::DuplexStream, sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     database::{BrokenRule, CommandContext, KeyAccess, RedisDatabase, write_flags},
     resp::{ServerReply, invalidation},
     scripts::run_script,
+    session,
 };
-use crate::random::SeededRandom;
+use crate::{
+    random::SeededRandom,
+    tcp::{ServerCondition, SimulatedServer},
+};
 
 /// What the server's clock shows at the start, in microseconds.
 const CLOCK_START: u64 = 1_750_000_000_000_000;
@@ -63,17 +68,6 @@ struct RedisServerState {
     /// What the replica does not have yet: how many writes, when it arrives, and the keys then.
     on_the_way: VecDeque<(u64, Instant, RedisDatabase)>,
     replication_stalled_until: Option<Instant>,
-}
-
-/// What is wrong with the server.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ServerCondition {
-    /// It accepts no connection.
-    pub is_down: bool,
-    /// It has no memory left.
-    pub is_full: bool,
-    /// It thinks that it is a replica.
-    pub is_read_only: bool,
 }
 
 #[derive(Debug)]
@@ -226,6 +220,18 @@ impl SimulatedRedis {
         let last = state.on_the_way.back().map_or(stalled, |(_, at, _)| stalled.max(*at));
         let arrives_at = last.max(now + self.random.millis(MAX_REPLICATION_MS));
         state.on_the_way.push_back((state.writes, arrives_at, state.database.clone()));
+    }
+}
+
+impl SimulatedServer for SimulatedRedis {
+    fn is_up(&self) -> bool {
+        !self.condition().is_down
+    }
+
+    fn serve(
+        self: Arc<Self>, stream: DuplexStream, connection: CancellationToken,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(session::serve(self, stream, connection))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The network between one gateway and the server: TCP connections that are slow, stall, and are cut at any byte.
+//! The network between one gateway and a server: TCP connections that are slow, stall, and are cut at any byte.
 //!
 //! TCP neither loses, repeats nor reorders bytes within a connection. So what can happen to a message is: it arrives late,
 //! in pieces, in part, or not at all; and its sender learns that late, or never.
@@ -6,10 +6,14 @@
 use std::{
     future::pending,
     io,
-    sync::{Arc, atomic::AtomicU64, atomic::Ordering::SeqCst},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
 };
 
-use ibid_stores::redis::simulation::SimulatedConnecting;
+use ibid_stores::simulation::SimulatedConnecting;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf, duplex, split},
@@ -18,7 +22,6 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{server::SimulatedRedis, session};
 use crate::random::SeededRandom;
 
 /// What the system buffers of a connection in each direction.
@@ -41,6 +44,28 @@ pub struct LinkCondition {
     pub in_pieces: bool,
 }
 
+/// What is wrong with a server.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ServerCondition {
+    /// It accepts no connection.
+    pub is_down: bool,
+    /// It has no memory left.
+    pub is_full: bool,
+    /// It thinks that it is a replica.
+    pub is_read_only: bool,
+}
+
+/// What is at the other end.
+pub trait SimulatedServer: std::fmt::Debug + Send + Sync {
+    /// Whether it accepts connections now.
+    fn is_up(&self) -> bool;
+
+    /// Serves a connection until it ends.
+    fn serve(
+        self: Arc<Self>, stream: DuplexStream, connection: CancellationToken,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TransferDirection {
     Calls,
@@ -49,8 +74,8 @@ enum TransferDirection {
 
 /// The way of one gateway to the server.
 #[derive(Debug)]
-pub struct RedisLink {
-    server: Arc<SimulatedRedis>,
+pub struct TcpLink {
+    server: Arc<dyn SimulatedServer>,
     random: Arc<SeededRandom>,
     condition: Mutex<LinkCondition>,
     /// Tells that the condition has changed. A `watch` channel would wake its receivers in any order.
@@ -60,19 +85,21 @@ pub struct RedisLink {
     death: CancellationToken,
     /// The gateway crashes when so many more pieces were sent or received.
     pieces_left: AtomicU64,
+    has_server_panicked: AtomicBool,
 }
 
-impl RedisLink {
+impl TcpLink {
     /// Creates a link that works.
-    pub fn new(server: &Arc<SimulatedRedis>, random: &Arc<SeededRandom>) -> Self {
+    pub fn new(server: Arc<dyn SimulatedServer>, random: &Arc<SeededRandom>) -> Self {
         Self {
-            server: Arc::clone(server),
+            server,
             random: Arc::clone(random),
             condition: Mutex::default(),
             changed: Notify::new(),
             connections: Mutex::default(),
             death: CancellationToken::new(),
             pieces_left: AtomicU64::new(u64::MAX),
+            has_server_panicked: AtomicBool::new(false),
         }
     }
 
@@ -101,6 +128,11 @@ impl RedisLink {
         self.death.is_cancelled()
     }
 
+    /// Whether the server got something that it does not know.
+    pub fn has_server_panicked(&self) -> bool {
+        self.has_server_panicked.load(SeqCst)
+    }
+
     /// Opens a connection.
     pub fn connect(self: &Arc<Self>) -> SimulatedConnecting {
         let link = Arc::clone(self);
@@ -110,7 +142,7 @@ impl RedisLink {
             }
             link.until_it_flows(TransferDirection::Calls).await;
             sleep(link.random.millis(MAX_DELAY_MS)).await;
-            if link.condition.lock().is_cut || link.server.condition().is_down {
+            if link.condition.lock().is_cut || !link.server.is_up() {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
             let connection = CancellationToken::new();
@@ -118,7 +150,12 @@ impl RedisLink {
             let (client, client_end) = duplex(SOCKET_BUFFER);
             let (server, server_end) = duplex(SOCKET_BUFFER);
             let ((from_client, to_client), (from_server, to_server)) = (split(client_end), split(server_end));
-            tokio::spawn(session::serve(Arc::clone(&link.server), server, connection.clone()));
+            let served = tokio::spawn(Arc::clone(&link.server).serve(server, connection.clone()));
+            let observer = Arc::clone(&link);
+            tokio::spawn(async move {
+                let has_panicked = served.await.is_err_and(|error| error.is_panic());
+                observer.has_server_panicked.fetch_or(has_panicked, SeqCst);
+            });
             let calls =
                 Arc::clone(&link).transfer(TransferDirection::Calls, from_client, to_server, connection.clone());
             tokio::spawn(calls);

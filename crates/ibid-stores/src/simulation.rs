@@ -1,7 +1,8 @@
-//! Lets a simulation replace the network and the clock of this client, on the threads where it asks for that.
+//! Lets a simulation replace the network and the clock of the Redis and PostgreSQL clients, on the threads where it asks
+//! for that.
 //!
-//! Only what is beneath the client changes: `open_socket` takes its byte stream from here instead of from TCP, and
-//! [`boot_micros`](super::connection::boot_micros) reads tokio's clock, which a simulation pauses.
+//! Only what is beneath the clients changes: they take the byte streams of their connections from here instead of from
+//! TCP, and the Redis client's `boot_micros` reads tokio's clock, which a simulation pauses.
 
 use std::{cell::RefCell, io, pin::Pin, sync::Arc};
 
@@ -15,25 +16,25 @@ pub type SimulatedConnecting = Pin<Box<dyn Future<Output = io::Result<DuplexStre
 /// Opens a connection to the host of this name.
 pub type SimulatedConnect = Arc<dyn Fn(&str) -> SimulatedConnecting + Send + Sync>;
 
-thread_local!(static SIMULATION: RefCell<Option<RedisSimulation>> = const { RefCell::new(None) });
+thread_local!(static SIMULATION: RefCell<Option<ThreadSimulation>> = const { RefCell::new(None) });
 
-struct RedisSimulation {
+struct ThreadSimulation {
     connect: SimulatedConnect,
     started_at: Instant,
 }
 
-/// Makes this function open every connection that a Redis store opens on this thread from now on.
+/// Makes this function open every connection that a store opens on this thread from now on.
 pub fn simulate_connections(connect: SimulatedConnect) {
-    SIMULATION.set(Some(RedisSimulation { connect, started_at: Instant::now() }));
+    SIMULATION.set(Some(ThreadSimulation { connect, started_at: Instant::now() }));
 }
 
 /// Starts to connect, if this thread simulates.
-pub(super) fn connect(host: &str) -> Option<SimulatedConnecting> {
+pub(crate) fn connect(host: &str) -> Option<SimulatedConnecting> {
     SIMULATION.with_borrow(|simulation| simulation.as_ref().map(|simulation| (simulation.connect)(host)))
 }
 
 /// The simulated time, if this thread simulates.
-pub(super) fn now_micros() -> Option<u64> {
+pub(crate) fn now_micros() -> Option<u64> {
     SIMULATION.with_borrow(|simulation| {
         simulation.as_ref().map(|simulation| START_MICROS + simulation.started_at.elapsed().as_micros() as u64)
     })
