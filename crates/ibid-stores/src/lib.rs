@@ -19,6 +19,9 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "seal")]
 pub mod seal;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 pub mod tiered;
 
 #[cfg(any(feature = "redis", feature = "postgres"))]

@@ -41,14 +41,63 @@ struct SimulatedStoreState {
     replica: ReferenceStore,
     /// When the contents were last brought up to time.
     at: Instant,
+    clock: StoreClock,
+    /// New claims are refused.
+    is_full: bool,
     next_fence: u64,
+}
+
+/// How the store's clock differs from that of the gateways.
+#[derive(Debug, Clone, Copy)]
+struct StoreClock {
+    /// How far it goes in a second, in milliseconds.
+    millis_per_second: u32,
+    stands_still: bool,
 }
 
 impl SimulatedStore {
     /// Creates an empty store.
     pub fn new() -> Self {
         let (contents, replica) = Default::default();
-        Self { state: Mutex::new(SimulatedStoreState { contents, replica, at: Instant::now(), next_fence: 1 }) }
+        let clock = StoreClock { millis_per_second: 1000, stands_still: false };
+        let (at, is_full, next_fence) = (Instant::now(), false, 1);
+        Self { state: Mutex::new(SimulatedStoreState { contents, replica, at, clock, is_full, next_fence }) }
+    }
+
+    /// Makes the store refuse new claims, or accept them again.
+    pub fn set_full(&self, is_full: bool) {
+        self.state.lock().is_full = is_full;
+    }
+
+    /// Makes the clock go faster or slower: 1000 is as fast as that of the gateways.
+    pub fn set_clock_rate(&self, millis_per_second: u32) {
+        let mut state = self.state.lock();
+        state.advance();
+        state.clock.millis_per_second = millis_per_second;
+    }
+
+    /// Steps the clock forwards.
+    pub fn step_clock(&self, by: Duration) {
+        let mut state = self.state.lock();
+        state.advance();
+        state.contents.advance(by);
+        state.replica.advance(by);
+    }
+
+    /// Sets the clock back: it stands still from now on, so everything lasts longer.
+    pub fn stop_clock(&self) {
+        let mut state = self.state.lock();
+        state.advance();
+        state.clock.stands_still = true;
+    }
+
+    /// The clock goes on. What was claimed meanwhile expires at once, as it does if a clock that was set back is corrected.
+    pub fn correct_clock(&self, by: Duration) {
+        let mut state = self.state.lock();
+        state.advance();
+        state.clock.stands_still = false;
+        drop(state);
+        self.step_clock(by);
     }
 
     /// Brings the replica up to date.
@@ -65,14 +114,34 @@ impl SimulatedStore {
         state.contents = state.replica.clone();
     }
 
+    /// Whether new claims are refused.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.lock().is_full
+    }
+
+    /// Reads and changes the contents in one step. The number is the next fence.
+    pub(crate) fn transact<T>(&self, run: impl FnOnce(&mut ReferenceStore, &mut u64) -> T) -> T {
+        let mut state = self.state.lock();
+        state.advance();
+        let SimulatedStoreState { contents, next_fence, .. } = &mut *state;
+        run(contents, next_fence)
+    }
+
     fn apply(&self, call: &StoreCall) -> StoreReply {
         let mut state = self.state.lock();
         state.advance();
         match call {
             StoreCall::Claim(request) => {
                 let fence = Fence(state.next_fence);
+                let before = state.is_full.then(|| state.contents.clone());
                 let outcome = state.contents.claim(request, fence);
-                state.next_fence += u64::from(matches!(&outcome, ClaimOutcome::Granted(lease) if lease.fence == fence));
+                if matches!(&outcome, ClaimOutcome::Granted(lease) if lease.fence == fence) {
+                    if let Some(before) = before {
+                        state.contents = before;
+                        return StoreReply::Full;
+                    }
+                    state.next_fence += 1;
+                }
                 StoreReply::Claim(outcome)
             }
             StoreCall::Extend(lease, by) => StoreReply::Settle(state.contents.extend(lease, *by)),
@@ -91,7 +160,8 @@ impl Default for SimulatedStore {
 impl SimulatedStoreState {
     fn advance(&mut self) {
         let now = Instant::now();
-        let passed = now - self.at;
+        let rate = if self.clock.stands_still { 0 } else { self.clock.millis_per_second };
+        let passed = (now - self.at) * rate / 1000;
         self.at = now;
         self.contents.advance(passed);
         self.replica.advance(passed);
@@ -111,6 +181,7 @@ enum StoreReply {
     Claim(ClaimOutcome),
     Settle(SettleOutcome),
     Get(Option<ClaimOutcome>),
+    Full,
 }
 
 /// What can happen to a message, each so often in a thousand times.
@@ -166,7 +237,7 @@ impl SimulatedLink {
     }
 
     /// Never returns if the gateway has crashed.
-    pub async fn wait_if_dead(&self) {
+    async fn wait_if_dead(&self) {
         if self.is_dead.load(SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -199,7 +270,10 @@ impl SimulatedLink {
             }
             Ok(Ok(reply)) => {
                 sleep(self.random.millis(20)).await;
-                Ok(reply)
+                match reply {
+                    StoreReply::Full => fail(ErrorKind::Rejected, "is full"),
+                    reply => Ok(reply),
+                }
             }
             _ => fail(ErrorKind::Ambiguous, "did not answer"),
         }

@@ -24,10 +24,7 @@ impl PostgresConnection {
         place: &PostgresUrl, certificates: &ReloadingTlsConfig, limit: Duration,
     ) -> Result<(Self, PostgresFindings, JoinHandle<()>), (ErrorKind, String)> {
         let opening = async {
-            let connecting = place.config.connect(tls::connector(certificates).await).await;
-            let (client, connection) = connecting.map_err(|error| error::connect_error(&error))?;
-            // When the connection ends, each call on it gets its own error.
-            let driver = tokio::spawn(async move { drop(connection.await) });
+            let (client, driver) = Self::connect(place, certificates).await?;
             let task = driver.abort_handle();
             let (in_flight, is_discarded) = Default::default();
             let link = Self { client, prepared: None, in_flight, is_discarded, task };
@@ -37,6 +34,23 @@ impl PostgresConnection {
             Ok(opened) => opened,
             Err(_) => Err((ErrorKind::NotApplied, format!("{place} did not answer within {limit:?}"))),
         }
+    }
+
+    /// Connects, and starts to drive the connection. When it ends, each call on it gets its own error.
+    async fn connect(
+        place: &PostgresUrl, certificates: &ReloadingTlsConfig,
+    ) -> Result<(Client, JoinHandle<()>), (ErrorKind, String)> {
+        let failed = |error: Error| error::connect_error(&error);
+        #[cfg(feature = "simulation")]
+        if let Some(connecting) = place.host_name().and_then(crate::simulation::connect) {
+            let stream = connecting.await.map_err(|error| (ErrorKind::NotApplied, error.to_string()))?;
+            let opened = place.config.connect_raw(stream, tokio_postgres::NoTls).await;
+            let (client, connection) = opened.map_err(failed)?;
+            return Ok((client, tokio::spawn(async move { drop(connection.await) })));
+        }
+        let connecting = place.config.connect(tls::connector(certificates).await).await;
+        let (client, connection) = connecting.map_err(failed)?;
+        Ok((client, tokio::spawn(async move { drop(connection.await) })))
     }
 
     async fn set_up(mut self, place: &PostgresUrl) -> Result<(Self, PostgresFindings), (ErrorKind, String)> {

@@ -93,6 +93,15 @@ impl PostgresUrl {
         let tls = PostgresTls { verify, paths: TlsPaths { ca: root.map(Into::into), client_cert: own } };
         Ok(Self { config, tls, unnamed_statements, pool_size, redacted: redact(rest) })
     }
+
+    /// The name of the first host, for a simulation.
+    #[cfg(feature = "simulation")]
+    pub(super) fn host_name(&self) -> Option<&str> {
+        match self.config.get_hosts() {
+            [tokio_postgres::config::Host::Tcp(name), ..] => Some(name),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for PostgresUrl {

@@ -74,14 +74,19 @@ impl RedisConnector {
     }
 
     async fn open_socket(&self, host: &RedisHost, purpose: &ConnectionUse) -> Result<RedisConnection, String> {
-        let tcp = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(|error| error.to_string())?;
-        configure_socket(&tcp).map_err(|error| error.to_string())?;
         let on_invalidate = match purpose {
             ConnectionUse::Calls => self.answer_cache.clone().map(|answers| self.forget_invalidated(answers)),
             ConnectionUse::Waiters(on_invalidate) => Some(on_invalidate.clone()),
             ConnectionUse::Sentinel { .. } => None,
         };
         let names = self.key_names.clone();
+        #[cfg(feature = "simulation")]
+        if let Some(connecting) = crate::simulation::connect(&host.name) {
+            let stream = connecting.await.map_err(|error| error.to_string())?;
+            return self.greet(RedisConnection::start(host, stream, names, on_invalidate), purpose).await;
+        }
+        let tcp = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(|error| error.to_string())?;
+        configure_socket(&tcp).map_err(|error| error.to_string())?;
         let connection = match &self.tls {
             None => RedisConnection::start(host, tcp, names, on_invalidate),
             Some(tls) => {

@@ -304,16 +304,25 @@ impl ConnectionState {
     }
 }
 
-/// Microseconds since the system was started, also while it was suspended.
-#[cfg(target_os = "linux")]
+/// Microseconds since the system was started, or in a simulation since that was.
 pub(super) fn boot_micros() -> u64 {
+    #[cfg(feature = "simulation")]
+    if let Some(simulated) = crate::simulation::now_micros() {
+        return simulated;
+    }
+    system_micros()
+}
+
+/// Counts also while the system is suspended.
+#[cfg(target_os = "linux")]
+fn system_micros() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_nsec.unsigned_abs() / 1000
 }
 
-/// Microseconds since an arbitrary point in time.
+/// Counts from an arbitrary point in time.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn boot_micros() -> u64 {
+fn system_micros() -> u64 {
     static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
     START.elapsed().as_micros() as u64 + MAX_UNWRITTEN_MICROS
 }
