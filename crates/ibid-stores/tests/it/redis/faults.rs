@@ -246,7 +246,8 @@ async fn claims_of_a_process_that_is_gone_are_indexed_by_others() {
     };
     let counts = store.admin().counts().await.unwrap();
     assert_eq!((counts.processing, counts.unknown), (1, 0), "a listing reads the lists of all");
-    assert_eq!(lists().len(), 2, "one list, and the registry: {:?}", lists());
+    // The two claims may fall into two seconds.
+    assert!((2..=3).contains(&lists().len()), "a list for each second, and the registry: {:?}", lists());
     // As if it had been gone for a minute.
     let registry = lists().into_iter().find(|key| key.ends_with(":claims")).unwrap();
     let name = server.cli(&["ZRANGE", &registry, "0", "-1"]);
