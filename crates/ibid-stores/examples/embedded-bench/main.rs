@@ -59,6 +59,7 @@ fn main() {
 
 /// Puts records in, many at a time, and says what they take up.
 fn fill_store(path: &Path, records: u64) {
+    // Beyond those of the rounds. A client has 24 bits in an address.
     const CLIENTS: u64 = 1024;
     let runtime = runtime();
     let memory = resident_bytes();
@@ -69,7 +70,7 @@ fn fill_store(path: &Path, records: u64) {
             let store = store.clone();
             runtime.spawn(async move {
                 for nth in 0..records / CLIENTS {
-                    claim_and_complete(&store, client | 1 << 20, nth, &mut Vec::new()).await;
+                    claim_and_complete(&store, client | 1 << 23, nth, &mut Vec::new()).await;
                 }
             })
         })
@@ -307,7 +308,10 @@ impl ProcessUsage {
 async fn claim_and_complete(store: &Embedded, client: u64, nth: u64, times: &mut Vec<Duration>) {
     let ask = Arc::new(ask(client, nth));
     let asked = Instant::now();
-    let Ok(ClaimOutcome::Granted(lease)) = store.claim(&ask).await else { panic!("a fresh key is granted") };
+    let lease = match store.claim(&ask).await {
+        Ok(ClaimOutcome::Granted(lease)) => lease,
+        other => panic!("a fresh key is granted, but it was {other:?}"),
+    };
     times.push(asked.elapsed());
     let (record, outline, keep) = (Bytes::from_static(&[0x5a; 400]), RecordSummary::default(), ask.ttl);
     let end = Settlement::Complete { failed: false, record, summary: outline, ttl: keep };
