@@ -46,10 +46,12 @@ impl Body for ClientBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let Self { body, is_http2 } = self.get_mut();
-        // HTTP/2 needs every wake-up: taking a part enlarges windows.
-        IS_TAKING.set(!*is_http2);
-        let polled = Pin::new(&mut *body).poll_frame(cx);
-        IS_TAKING.set(false);
+        let polled = {
+            // HTTP/2 needs every wake-up: taking a part enlarges windows.
+            IS_TAKING.set(!*is_http2);
+            let _taken = TakingGuard;
+            Pin::new(&mut *body).poll_frame(cx)
+        };
         if let Some(waker) = HELD_BACK.take()
             && !body.is_end_stream()
         {
@@ -64,6 +66,15 @@ impl Body for ClientBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// Ends the taking of a part, also if it panics: the server catches that, and goes on with this thread.
+struct TakingGuard;
+
+impl Drop for TakingGuard {
+    fn drop(&mut self) {
+        IS_TAKING.set(false);
     }
 }
 
