@@ -2,8 +2,9 @@
 //! last arrived, or when the next one of a fixed rate is due ([`LoadGenerator::run_at_rate`]).
 //!
 //! It shares the machine's two cores with the servers it measures, so it does as little as it can: request bytes are
-//! made once and patched in place, a request costs one write, one read and one look at the clock, and everything runs
-//! on the caller's thread. Requests in flight when time is up are waited for, so a run leaves nothing behind.
+//! made once and patched in place, a request costs one write, one read and one look at the clock. It has a thread per core:
+//! with one thread it would be the limit of every server that answers faster than it can ask. Requests in flight when
+//! time is up are waited for, so a run leaves nothing behind.
 //!
 //! ```no_run
 //! # use ibid_bench::load::{LoadGenerator, LoadKeys, LoadPlan, LoadProtocol, StopCondition};
@@ -33,12 +34,14 @@ use self::{
     exchange_api::ExchangeLoadConnection,
     grpc::GrpcLoadConnection,
     http1::{Http1LoadConnection, INITIAL_BUFFER_BYTES, read_response},
+    threads::LoadThreads,
 };
 use crate::{cpu, histogram::LatencyHistogram};
 
 mod exchange_api;
 mod grpc;
 mod http1;
+mod threads;
 
 pub use self::exchange_api::ApiLoad;
 
@@ -141,6 +144,7 @@ impl LoadResult {
 /// Open connections to one server.
 #[derive(Debug)]
 pub struct LoadGenerator {
+    threads: LoadThreads,
     connections: Vec<LoadConnection>,
     keys: LoadKeys,
     expect: u16,
@@ -152,23 +156,13 @@ impl LoadGenerator {
     /// # Errors
     /// If one of them cannot be opened.
     pub async fn connect(plan: &LoadPlan) -> io::Result<Self> {
+        let threads = LoadThreads::start()?;
         let mut connections = Vec::with_capacity(plan.connections);
-        for index in 0..plan.connections as u64 {
-            let line = match (&plan.api, plan.protocol) {
-                (Some(api), _) => {
-                    ProtocolConnection::ExchangeApi(ExchangeLoadConnection::connect(api, plan, index).await?)
-                }
-                (None, LoadProtocol::Http1) => {
-                    ProtocolConnection::Http1(Http1LoadConnection::new(connect(plan.addr).await?, plan))
-                }
-                (None, LoadProtocol::Grpc) => {
-                    let stream = connect(plan.addr).await?;
-                    ProtocolConnection::Grpc(Box::new(GrpcLoadConnection::connect(stream, plan).await?))
-                }
-            };
-            connections.push(LoadConnection { protocol: line, serials: KeySerials::of(plan.keys, index) });
+        for index in 0..plan.connections {
+            let connecting = threads.runtime(index).spawn(LoadConnection::connect(plan.clone(), index));
+            connections.push(connecting.await.map_err(io::Error::other)??);
         }
-        Ok(Self { connections, keys: plan.keys, expect: plan.protocol.expected() })
+        Ok(Self { threads, connections, keys: plan.keys, expect: plan.protocol.expected() })
     }
 
     /// Sends every fixed key once, one after the other, or a few unique ones; says what went wrong, if anything.
@@ -224,7 +218,8 @@ impl LoadGenerator {
         };
         let mut tasks = JoinSet::new();
         for connection in self.connections.drain(..) {
-            tasks.spawn(connection.drive(share, until, pacer.clone(), self.expect));
+            let runtime = self.threads.runtime(connection.index);
+            tasks.spawn_on(connection.drive(share, until, pacer.clone(), self.expect), runtime);
         }
         let mut outcome = LoadResult::default();
         let all = async {
@@ -284,6 +279,8 @@ impl KeySerials {
 
 #[derive(Debug)]
 struct LoadConnection {
+    /// Which connection of its generator this is.
+    index: usize,
     protocol: ProtocolConnection,
     serials: KeySerials,
 }
@@ -296,6 +293,23 @@ enum ProtocolConnection {
 }
 
 impl LoadConnection {
+    async fn connect(plan: LoadPlan, index: usize) -> io::Result<Self> {
+        let serial = index as u64;
+        let protocol = match (&plan.api, plan.protocol) {
+            (Some(api), _) => {
+                ProtocolConnection::ExchangeApi(ExchangeLoadConnection::connect(api, &plan, serial).await?)
+            }
+            (None, LoadProtocol::Http1) => {
+                ProtocolConnection::Http1(Http1LoadConnection::new(connect(plan.addr).await?, &plan))
+            }
+            (None, LoadProtocol::Grpc) => {
+                let stream = connect(plan.addr).await?;
+                ProtocolConnection::Grpc(Box::new(GrpcLoadConnection::connect(stream, &plan).await?))
+            }
+        };
+        Ok(Self { index, protocol, serials: KeySerials::of(plan.keys, serial) })
+    }
+
     /// Sends up to `requests`, none after `until`, and hands the connection back for the next run.
     async fn drive(
         mut self, requests: u64, until: Instant, pacer: Option<Arc<Pacer>>, expect: u16,

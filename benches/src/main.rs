@@ -41,7 +41,7 @@ fn run() -> Result<ExitCode, String> {
         rows::BENCHMARKS.iter().flat_map(|scene| scene.rows).for_each(|row| println!("{}", row.name));
         return Ok(ExitCode::SUCCESS);
     }
-    // One thread for everything: the generator must leave the other core to the servers.
+    // The load generator has threads of its own.
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     if args.gateway_counts {
         print!("{}", runtime.block_on(until_terminated(gateway_counts::table(&args)))?);

@@ -34,7 +34,7 @@ const PAUSE_BETWEEN_RUNS: Duration = Duration::from_millis(50);
 const SERVE_ARGS: &[&str] =
     &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", "off", "--preset", "ietf"];
 /// Its routes, where it is to protect one gRPC method and let the others pass.
-const GRPC_ROUTES: &str = "grpc_unknown = \"pass\"\n[[route]]\nmatch = \"grpc bench.Orders/Guarded\"\n";
+const GRPC_ROUTES: &str = "grpc_unknown = \"pass\"\n[[route]]\nmatch = \"grpc bench.Orders/Covered\"\n";
 const MEMORY_STORE_ARGS: &[&str] = &["--store", "memory:"];
 const QUIET_LOG_ARGS: &[&str] = &["--log-level", "warn"];
 

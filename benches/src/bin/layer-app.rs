@@ -1,5 +1,6 @@
 //! The axum app of the layer rows: the same handler on `/plain` and, behind the layer with the memory store and the
-//! `ietf` policy, on `/guarded`. For gRPC, served by tonic, they are `/bench.Orders/Plain` and `/bench.Orders/Guarded`.
+//! `ietf` policy, on `/guarded`. For gRPC, served by tonic, they are `/bench.Orders/Plain` and `/bench.Orders/Guarded`;
+//! `/bench.Orders/Covered` is a second plain method, for a gateway to cover.
 //!
 //! `layer-app [--listen 127.0.0.1:0] [--answer 300] [--threads 0]`; prints `listening ADDR`.
 //! `GET /count` answers how many times the handler ran.
@@ -52,7 +53,10 @@ fn without_nagle(listener: TcpListener) -> impl axum::serve::Listener<Addr = std
 }
 
 fn plain() -> Router<Arc<CountingApp>> {
-    Router::new().route("/plain", post(create)).route("/bench.Orders/Plain", post(calls::create))
+    Router::new()
+        .route("/plain", post(create))
+        .route("/bench.Orders/Plain", post(calls::create))
+        .route("/bench.Orders/Covered", post(calls::create))
 }
 
 /// The same handler under the layer.

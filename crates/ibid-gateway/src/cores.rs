@@ -19,7 +19,10 @@ use tokio::{
     runtime::{Builder, Handle},
     task::AbortHandle,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 
 /// The cores of this process.
 pub struct Cores {
@@ -62,7 +65,8 @@ impl Cores {
     /// Returns the error of the operating system.
     pub fn start() -> io::Result<Self> {
         let exit = CancellationToken::new();
-        let cores = (0..count()).map(|index| Core::start(index, exit.clone())).collect::<io::Result<_>>()?;
+        let start = |index| Core::start(format!("ibid-core-{index}"), index, exit.clone());
+        let cores = (0..count()).map(start).collect::<io::Result<_>>()?;
         Ok(Self { cores, tasks: TaskTracker::new(), running: Mutex::default(), exit })
     }
 
@@ -110,16 +114,40 @@ impl Drop for Cores {
 }
 
 impl Core {
-    fn start(index: usize, exit: CancellationToken) -> io::Result<Self> {
+    fn start(name: String, index: usize, exit: CancellationToken) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().event_interval(EVENT_INTERVAL).build()?;
         let handle = runtime.handle().clone();
         // The core logs to the subscriber of the thread that starts it.
         let log = tracing::dispatcher::get_default(Clone::clone);
-        let thread = thread::Builder::new().name(format!("ibid-core-{index}")).spawn(move || {
+        let thread = thread::Builder::new().name(name).spawn(move || {
             INDEX.set(index);
             tracing::dispatcher::with_default(&log, || runtime.block_on(exit.cancelled()));
         })?;
         Ok(Self { runtime: handle, tasks: Arc::default(), thread })
+    }
+}
+
+/// A thread with a runtime of its own, on which the store is opened. The tasks of the store then run on it. They serve all
+/// cores, and wake each other without a system call. The thread ends when this is dropped.
+pub struct StoreThread {
+    runtime: Handle,
+    _exit: DropGuard,
+}
+
+impl StoreThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Returns the error of the operating system.
+    pub fn start() -> io::Result<Self> {
+        let exit = CancellationToken::new();
+        let runtime = Core::start("ibid-store".into(), 0, exit.clone())?.runtime;
+        Ok(Self { runtime, _exit: exit.drop_guard() })
+    }
+
+    /// Runs work on the thread, and with it the tasks that it starts.
+    pub async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        self.runtime.spawn(work).await.expect("the thread runs, and the work does not panic")
     }
 }
 
@@ -128,6 +156,14 @@ mod tests {
     use std::{sync::mpsc, time::Duration};
 
     use super::*;
+
+    #[tokio::test]
+    async fn tasks_of_the_store_run_on_its_thread() {
+        let store = StoreThread::start().unwrap();
+        let name = async { thread::current().name().map(str::to_owned) };
+        let found = store.run(async { tokio::spawn(name).await.unwrap() }).await;
+        assert_eq!(found.as_deref(), Some("ibid-store"));
+    }
 
     #[tokio::test]
     async fn tasks_are_spread_evenly_and_end_with_their_core() {

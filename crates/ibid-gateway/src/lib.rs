@@ -15,6 +15,7 @@ pub mod contract_page;
 pub mod cores;
 pub mod ext_proc;
 pub(crate) mod format;
+mod gathered_socket;
 pub mod jwt;
 mod listener;
 pub mod logs;

@@ -56,6 +56,8 @@ pub struct RouteTable {
     unary_paths: Vec<String>,
     /// Every header that some policy reads a key from.
     key_headers: Vec<HeaderName>,
+    /// The format of refusals that no policy covers, if it is the same for every path.
+    common_refusals: Option<RefusalFormat>,
     /// Handles gRPC calls to unknown methods that no route names. `None`: they pass through.
     pub(crate) unknown_call_guard: Option<Arc<Guard>>,
 }
@@ -126,6 +128,14 @@ impl RouteEntry {
     }
 }
 
+/// Returns the format that all routes have. Paths that no route matches have the default one.
+fn common_refusals(routes: &[RouteEntry]) -> Option<RefusalFormat> {
+    let format = routes.first().map(|route| route.policy.refusals).unwrap_or_default();
+    let matches_every_path = format == RefusalFormat::default() || routes.iter().any(RouteEntry::matches_unknown_paths);
+    let is_common = routes.iter().all(|route| route.policy.refusals == format);
+    (is_common && matches_every_path).then_some(format)
+}
+
 fn expect_valid(policy: Policy) -> CheckedPolicy {
     policy.checked().expect("checked with its configuration")
 }
@@ -148,7 +158,9 @@ impl RouteTable {
             }
         }
         let (unary_methods, unary_paths) = (UnaryMethods::default(), Vec::new());
-        Self { routes, unary_methods, unary_paths, key_headers, unknown_call_guard: None }.with_unknown_calls(None)
+        let common_refusals = common_refusals(&routes);
+        let table = Self { routes, unary_methods, unary_paths, key_headers, common_refusals, unknown_call_guard: None };
+        table.with_unknown_calls(None)
     }
 
     pub fn with_unary_methods(self, unary: UnaryMethods) -> Self {
@@ -232,10 +244,9 @@ impl RouteTable {
     /// Returns the format of refusals for a path if no policy applies: that of the first route whose pattern matches
     /// the path, whatever its methods.
     pub fn refusal_shape(&self, path: &str) -> RefusalFormat {
-        if self.iter().all(|route| route.policy.refusals == RefusalFormat::default()) {
-            return RefusalFormat::default();
-        }
-        self.find_by_path(path).map(|route| route.policy.refusals).unwrap_or_default()
+        // Usually known: every request asks.
+        self.common_refusals
+            .unwrap_or_else(|| self.find_by_path(path).map(|route| route.policy.refusals).unwrap_or_default())
     }
 
     /// Returns how long the catalog behind this path remembers keys, if it is the path of an Iceberg catalog's
@@ -325,6 +336,34 @@ mod tests {
         assert_eq!(name(Method::DELETE, "/z"), Some("DELETE /:x"));
         assert_eq!(name(Method::GET, "/a/b"), None);
         assert_eq!(name(Method::POST, "/a"), None);
+    }
+
+    #[test]
+    fn refusals_of_uncovered_requests_have_the_format_of_the_first_route_for_the_path() {
+        let policy = |refusals| {
+            let mut policy = Policy::ietf();
+            policy.refusals = refusals;
+            policy
+        };
+        let entry = |text: &str, refusals| RouteEntry::new(&text.parse().unwrap(), policy(refusals), "ietf");
+        let iceberg = || entry("POST /catalog/*", RefusalFormat::Iceberg);
+        let rest = |refusals| RouteEntry::for_all_paths(policy(refusals), "ietf");
+        let default = RefusalFormat::default();
+        for (routes, common, inside, outside) in [
+            (vec![entry("POST /a", default)], Some(default), default, default),
+            (vec![iceberg()], None, RefusalFormat::Iceberg, default),
+            (vec![iceberg(), rest(default)], None, RefusalFormat::Iceberg, default),
+            (
+                vec![iceberg(), rest(RefusalFormat::Iceberg)],
+                Some(RefusalFormat::Iceberg),
+                RefusalFormat::Iceberg,
+                RefusalFormat::Iceberg,
+            ),
+        ] {
+            let table = RouteTable::new(routes);
+            let shapes = (table.refusal_shape("/catalog/x"), table.refusal_shape("/b"));
+            assert_eq!((table.common_refusals, shapes), (common, (inside, outside)));
+        }
     }
 
     /// The names of the routes that may apply to a POST. The first one governs it.

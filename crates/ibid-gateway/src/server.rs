@@ -29,6 +29,7 @@ use tokio::{
 
 use self::{
     client_body::{ClientBody, ConnectionPoller, EventWaker},
+    client_socket::ClientSocket,
     connection_activity::{ConnectionActivity, StreamExecutor, WriteProgress},
     request::ClientConnection,
 };
@@ -42,6 +43,7 @@ use crate::{
 };
 
 pub mod client_body;
+mod client_socket;
 mod connection_activity;
 pub mod interim;
 mod request;
@@ -184,6 +186,7 @@ impl ServerState {
             ClientConnection::handle(&connection, request.map(|body| ClientBody::new(body, version)))
         });
         let builder = connection_builder(&self.limits);
+        let (socket, http2) = ClientSocket::new(socket);
         let socket = interim::InterimSocket { io: socket, interim, activity: traffic.clone() };
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(socket), answer));
         let (mut stopping, mut poller, mut waker) = (false, ConnectionPoller::default(), None);
@@ -191,7 +194,11 @@ impl ServerState {
         poll_fn(|cx| {
             loop {
                 // Poll the connection first: the events check the progress that it made.
-                if let Poll::Ready(result) = poller.poll(connection.as_mut(), cx) {
+                let polled = poller.poll(connection.as_mut(), cx);
+                if let Some(socket) = http2.get() {
+                    socket.poll_send(cx);
+                }
+                if let Poll::Ready(result) = polled {
                     let _ = result.inspect_err(|why| tracing::debug!(%peer, %why, "connection ended"));
                     return Poll::Ready(());
                 }

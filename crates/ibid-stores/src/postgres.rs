@@ -9,6 +9,7 @@
 //! url         parses URLs        pool, connection  connections      batcher  many calls as one statement
 //! statements  prepared SQL       rows              column mapping   error    classifies failures
 //! waiters     waits for holders  checks            server settings  migrate  the schema
+//! batch_queue calls that gather  replies           wakes callers
 //! ```
 //!
 //! An unreachable server is not an error at opening: calls fail as not applied until it is reachable.
@@ -55,12 +56,14 @@ use crate::{
 pub use self::migrate::{MigrateAction, MigrateOptions, migrate, migrate_with};
 
 mod admin;
+mod batch_queue;
 mod batcher;
 mod checks;
 mod connection;
 mod error;
 mod migrate;
 mod pool;
+mod replies;
 mod rows;
 mod statements;
 mod tls;

@@ -277,10 +277,9 @@ impl Engine {
     pub(crate) async fn begin_at<C: Claimant>(
         &self, now: Instant, policy: &Terms, ask: Arc<ClaimRequest>, claimant: &mut C,
     ) -> BeginOutcome {
-        let own = ask.fingerprint;
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             if let Some(refusal) =
-                mismatch(policy, &own, &finished.fingerprint, |version| claimant.fingerprint(version))
+                mismatch(policy, &ask.fingerprint, &finished.fingerprint, |version| claimant.fingerprint(version))
             {
                 return BeginOutcome::Refused(refusal);
             }
@@ -293,19 +292,15 @@ impl Engine {
         }
         match self.claim(&ask, now).await {
             (Ok(ClaimOutcome::Granted(lease)), granted_at, _) => {
-                self.start_granted(policy, lease, now, granted_at).await
+                match self.try_start_run(policy, lease, now, granted_at) {
+                    Ok(run) => BeginOutcome::Run(run),
+                    Err(run) => Box::pin(self.start_run(policy, run)).await,
+                }
             }
-            (Ok(ClaimOutcome::Completed(finished)), ..) if finished.fingerprint == own => {
+            (Ok(ClaimOutcome::Completed(finished)), ..) if finished.fingerprint == ask.fingerprint => {
                 BeginOutcome::Replay(finished, StoredAs::Recorded)
             }
             attempt => Box::pin(self.decide_claim(policy, ask, now, attempt, claimant)).await,
-        }
-    }
-
-    async fn start_granted(&self, policy: &Terms, lease: Lease, sent: Instant, granted_at: Instant) -> BeginOutcome {
-        match self.try_start_run(policy, lease, sent, granted_at) {
-            Ok(run) => BeginOutcome::Run(run),
-            Err(run) => Box::pin(self.start_run(policy, run)).await,
         }
     }
 
@@ -342,7 +337,12 @@ impl Engine {
                 return BeginOutcome::Refused(refusal);
             }
             match claim {
-                ClaimOutcome::Granted(lease) => return self.start_granted(policy, lease, sent, granted_at).await,
+                ClaimOutcome::Granted(lease) => {
+                    return match self.try_start_run(policy, lease, sent, granted_at) {
+                        Ok(run) => BeginOutcome::Run(run),
+                        Err(run) => Box::pin(self.start_run(policy, run)).await,
+                    };
+                }
                 ClaimOutcome::Completed(finished) => return BeginOutcome::Replay(finished, StoredAs::Recorded),
                 ClaimOutcome::InProgress(holder) => {
                     let left = time_left(&mut patience, policy, claimant);
@@ -456,12 +456,13 @@ impl Engine {
         let (mut asked, mut sent, mut doubtful) = (0, now, false);
         let (answer, ended) = loop {
             asked += 1;
-            let mut call = call_at(sent, || self.store.claim(ask));
-            let (answer, ended) = match call.take_ready() {
-                Some(answer) => (answer, self.measured(sent)),
-                None => ((&mut call).await, Instant::now()),
-            };
-            self.observer.on_store_call(StoreCall::Claim, ended - sent);
+            let call = call_at(sent, || self.store.claim(ask));
+            let is_decided = call.is_ready();
+            let answer = call.await;
+            let ended = if is_decided { self.measured(sent) } else { Instant::now() };
+            if self.is_observed {
+                self.observer.on_store_call(StoreCall::Claim, ended - sent);
+            }
             let Err(error) = &answer else { break (answer, ended) };
             self.report_store_failure("claim", error);
             doubtful |= error.kind == ErrorKind::Ambiguous;
@@ -508,7 +509,9 @@ impl Engine {
             return None;
         }
         let found = call_at(sent, || self.store.find_completed(at)).filter(|found| found.fingerprint == *own)?;
-        self.observer.on_store_call(StoreCall::Claim, self.measured(sent) - sent);
+        if self.is_observed {
+            self.observer.on_store_call(StoreCall::Claim, sent.elapsed());
+        }
         Some(found)
     }
 

@@ -17,8 +17,8 @@
 use http::{HeaderMap, HeaderName, Method, Uri, header};
 
 pub use self::json::{JsonNumbers, JsonPointer, JsonPointerError};
-pub(crate) use self::stream::HashStream;
 use self::{media::MediaType, stream::checksum};
+pub(crate) use self::{memo::FingerprintMemo, stream::HashStream};
 use crate::{
     policy::{FingerprintPart, Policy},
     sent_names::SentNames,
@@ -29,6 +29,7 @@ pub(crate) mod form;
 mod intent;
 pub(crate) mod json;
 mod media;
+mod memo;
 mod multipart;
 mod stream;
 
@@ -139,7 +140,8 @@ impl Fingerprint {
     pub fn of_version(
         version: u8, policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8],
     ) -> Option<Self> {
-        let input = FingerprintInput { method, uri, headers, sent: SentNames::of(headers), body, trailers: None };
+        let found = FoundHeaders::of(headers, &SentNames::of(headers));
+        let input = FingerprintInput { method, uri, headers, found, body, trailers: None };
         input.fingerprint(version, policy).map(|(fingerprint, _)| fingerprint)
     }
 
@@ -167,8 +169,8 @@ pub(crate) struct FingerprintInput<'a> {
     pub(crate) method: &'a Method,
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
-    /// The names of `headers`.
-    pub(crate) sent: SentNames,
+    /// What `headers` say about the body's type, and which headers count.
+    pub(crate) found: FoundHeaders<'a>,
     pub(crate) body: &'a [u8],
     pub(crate) trailers: Option<&'a HeaderMap>,
 }
@@ -177,12 +179,12 @@ impl FingerprintInput<'_> {
     /// Computes the fingerprint by the rules of a version, and the digests of its parts. Returns `None` if the version
     /// is unknown.
     pub(crate) fn fingerprint(&self, version: u8, policy: &Policy) -> Option<(Fingerprint, PartDigests)> {
-        self.with_body(version, policy, |printing, found| self.hash_body(printing, policy, found))
+        self.with_body(version, policy, |printing| self.hash_body(printing, policy))
     }
 
     /// Computes the fingerprint with a protocol-specific way to hash the body.
     pub(crate) fn with_body(
-        &self, version: u8, policy: &Policy, body: impl Fn(&mut FingerprintHasher, &FoundHeaders<'_>),
+        &self, version: u8, policy: &Policy, body: impl Fn(&mut FingerprintHasher),
     ) -> Option<(Fingerprint, PartDigests)> {
         if policy.fingerprint.is_empty() {
             return Some((Fingerprint::NONE, PartDigests::default()));
@@ -190,11 +192,10 @@ impl FingerprintInput<'_> {
         if ![Fingerprint::VERSION, BYTES_VERSION].contains(&version) {
             return None;
         }
-        let found = FoundHeaders::of(self.headers, &self.sent);
         let mut printing = FingerprintHasher::new();
         for part in &policy.fingerprint {
             match part {
-                FingerprintPart::Body => body(&mut printing, &found),
+                FingerprintPart::Body => body(&mut printing),
                 FingerprintPart::Raw => printing.framed(b'R', self.body),
                 _ => continue,
             }
@@ -203,14 +204,14 @@ impl FingerprintInput<'_> {
             break;
         }
         for part in &policy.fingerprint {
-            self.hash_part(&mut printing, part, &found);
+            self.hash_part(&mut printing, part);
         }
         Some((Fingerprint { version, digest: printing.stream.finish() }, printing.parts))
     }
 
     #[inline(always)]
-    fn hash_part(&self, printing: &mut FingerprintHasher, part: &FingerprintPart, found: &FoundHeaders<'_>) {
-        let headers = self.headers;
+    fn hash_part(&self, printing: &mut FingerprintHasher, part: &FingerprintPart) {
+        let (headers, found) = (self.headers, &self.found);
         match part {
             FingerprintPart::Method => {
                 printing.current_part = 0;
@@ -235,7 +236,7 @@ impl FingerprintInput<'_> {
             }
             FingerprintPart::Type => {
                 printing.current_part = HEADERS_PART;
-                self.hash_type(printing, found);
+                self.hash_type(printing);
             }
             FingerprintPart::Header(name) => {
                 printing.current_part = HEADERS_PART;
@@ -252,13 +253,13 @@ impl FingerprintInput<'_> {
         }
     }
 
-    fn hash_type(&self, printing: &mut FingerprintHasher, found: &FoundHeaders<'_>) {
-        match found.content_type {
-            Some(_) if found.is_plain_json => printing.tag(b'Y'),
+    fn hash_type(&self, printing: &mut FingerprintHasher) {
+        match self.found.content_type {
+            Some(_) if self.found.is_plain_json => printing.tag(b'Y'),
             None => {}
             Some(_) => self.hash_other_types(printing),
         }
-        if found.content_coding {
+        if self.found.content_coding {
             self.content_codings().for_each(|coding| printing.framed(b'c', coding));
         }
     }
@@ -274,7 +275,8 @@ impl FingerprintInput<'_> {
         }
     }
 
-    fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy, found: &FoundHeaders<'_>) {
+    fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy) {
+        let found = &self.found;
         if found.is_plain_json && !found.content_coding {
             if !self.hash_json(printing, policy) {
                 printing.raw_body(self.body);
@@ -373,7 +375,7 @@ fn content_type_format(content_type: &[u8]) -> BodyFormat {
 }
 
 /// What the headers say.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct FoundHeaders<'a> {
     content_type: Option<&'a [u8]>,
     several_types: bool,
@@ -385,7 +387,8 @@ pub(crate) struct FoundHeaders<'a> {
 }
 
 impl<'a> FoundHeaders<'a> {
-    fn of(headers: &'a HeaderMap, sent: &SentNames) -> Self {
+    /// `sent` has the names of `headers`.
+    pub(crate) fn of(headers: &'a HeaderMap, sent: &SentNames) -> Self {
         const METHOD_OVERRIDES: SentNames =
             SentNames::listed(&["x-http-method-override", "x-http-method", "x-method-override"]);
         const PRECONDITIONS: SentNames =

@@ -49,6 +49,7 @@ pub(crate) use self::{
 pub use crate::protocol::Protocol;
 use crate::{
     engine::{CompletedAnswer, Engine},
+    fingerprint::FingerprintMemo,
     journal::Journal,
     json_rpc::ToolLists,
     key::KeySource,
@@ -137,6 +138,7 @@ struct LayerState {
     late_answers: call_app::LateAnswerLimiter,
     tool_lists: ToolLists,
     shared_key_detector: Arc<shared_key_detector::SharedKeyDetector>,
+    fingerprint_memo: FingerprintMemo<Route>,
 }
 
 /// Finds the policy of a request.
@@ -369,6 +371,7 @@ impl IbidBuilder {
             late_answers,
             tool_lists,
             shared_key_detector,
+            fingerprint_memo: FingerprintMemo::default(),
         };
         Ibid { shared: Arc::new(shared) }
     }

@@ -209,7 +209,7 @@ impl ProtocolRules for JsonRpcRules {
     fn fingerprint(
         &self, version: u8, policy: &Policy, input: &FingerprintInput<'_>,
     ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
-        Ok(input.with_body(version, policy, |printing, _| {
+        Ok(input.with_body(version, policy, |printing| {
             input.hash_json_values(printing, policy, &*COMPARED_MEMBERS);
         }))
     }
@@ -402,8 +402,8 @@ mod tests {
         let print = |body: &str| {
             let (parts, ()) = http::Request::post("/mcp").body(()).unwrap().into_parts();
             let Parts { method, uri, headers, .. } = &parts;
-            let sent = crate::sent_names::SentNames::of(headers);
-            let input = FingerprintInput { method, uri, headers, sent, body: body.as_bytes(), trailers: None };
+            let found = crate::fingerprint::FoundHeaders::of(headers, &crate::sent_names::SentNames::of(headers));
+            let input = FingerprintInput { method, uri, headers, found, body: body.as_bytes(), trailers: None };
             JsonRpcRules.fingerprint(Fingerprint::VERSION, &Policy::mcp(), &input).unwrap().unwrap().0
         };
         let first = print(

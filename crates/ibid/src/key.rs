@@ -236,7 +236,7 @@ impl OperationId {
 
     /// The hex digits.
     pub fn hex(&self) -> [u8; 32] {
-        *HexDigits::<32>::of(&self.0).as_str().as_bytes().first_chunk().expect("32 digits")
+        HexDigits::<32>::of(&self.0).digits
     }
 }
 
@@ -318,7 +318,7 @@ pub fn mask(key: &str) -> String {
 pub(crate) struct MaskedKey {
     /// Eight characters of at most four bytes, and four asterisks.
     text: [u8; 36],
-    length: usize,
+    length: u8,
 }
 
 impl MaskedKey {
@@ -340,12 +340,12 @@ impl MaskedKey {
     }
 
     fn push(&mut self, part: &str) {
-        self.text[self.length..][..part.len()].copy_from_slice(part.as_bytes());
-        self.length += part.len();
+        self.text[usize::from(self.length)..][..part.len()].copy_from_slice(part.as_bytes());
+        self.length += part.len() as u8;
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.text[..self.length]
+        &self.text[..usize::from(self.length)]
     }
 
     pub(crate) fn as_str(&self) -> &str {

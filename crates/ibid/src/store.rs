@@ -356,12 +356,9 @@ impl<'a, T> StoreFuture<'a, T> {
 }
 
 impl<T> StoreFuture<'_, T> {
-    /// Takes the result of a call that was decided at once.
-    pub(crate) fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
-        match &mut self.0 {
-            StoreFutureKind::Ready(answer) => answer.take(),
-            StoreFutureKind::Boxed(_) => None,
-        }
+    /// Whether the call was decided at once.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.0, StoreFutureKind::Ready(_))
     }
 }
 

@@ -85,7 +85,8 @@ impl<'a> Node<'a> {
         Some(node)
     }
 
-    /// Writes the document with the members of every object in reverse. The first string that is no name takes the addition.
+    /// Writes the document with the members of every object in reverse, unless two of their names differ only in case: the
+    /// order of those counts. The first string that is no name takes the addition.
     fn write(&self, out: &mut Vec<u8>, addition: &mut Option<u8>) {
         match self {
             Node::Scalar(text) => match text.strip_suffix(b"\"").filter(|_| addition.is_some()) {
@@ -106,7 +107,11 @@ impl<'a> Node<'a> {
             }
             Node::Object(members) => {
                 out.push(b'{');
-                for (nth, (name, value)) in members.iter().rev().enumerate() {
+                let mut members: Vec<_> = members.iter().collect();
+                if !differ_only_in_case(&members) {
+                    members.reverse();
+                }
+                for (nth, (name, value)) in members.into_iter().enumerate() {
                     out.extend((nth > 0).then_some(b','));
                     out.extend_from_slice(name);
                     out.push(b':');
@@ -116,6 +121,18 @@ impl<'a> Node<'a> {
             }
         }
     }
+}
+
+/// Whether two names of an object are the same without regard to case.
+fn differ_only_in_case(members: &[&(&[u8], Node<'_>)]) -> bool {
+    let fold = |name: &[u8]| match serde_json::from_slice::<String>(name) {
+        Ok(name) => name.to_uppercase().to_lowercase(),
+        // Half of a surrogate pair, which has no case.
+        Err(_) => String::from_utf8_lossy(name).to_lowercase(),
+    };
+    let mut names: Vec<_> = members.iter().map(|(name, _)| fold(name)).collect();
+    names.sort_unstable();
+    names.windows(2).any(|two| two[0] == two[1])
 }
 
 fn skip_space(mut text: &[u8]) -> &[u8] {

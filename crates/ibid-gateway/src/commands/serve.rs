@@ -24,6 +24,7 @@ use crate::{
     admin::AdminServer,
     api::ApiServer,
     config::{ApiListen, Env, GatewaySettings, SealSettings, ServeArgs},
+    cores::StoreThread,
     ext_proc::ExtProcServer,
     logs,
     metrics::MetricsObserver,
@@ -42,7 +43,10 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), CommandError> {
         let settings = reflection::load_methods(settings, &args, env).await?;
         let watched = MetricsObserver::new(logs::LogObserver::default());
         let url = &settings.store.url;
-        let store = settings.store.store_config().with_sealer(settings.sealing()).open(watched.clone()).await;
+        let config = settings.store.store_config().with_sealer(settings.sealing());
+        let store_thread = StoreThread::start().map_err(|why| CommandError::Conflict(why.to_string()))?;
+        let observer = watched.clone();
+        let store = store_thread.run(async move { config.open(observer).await }).await;
         let store = store.map_err(|why| CommandError::Conflict(format!("the store {url} cannot be opened: {why}")))?;
         let gateway = RunningGateway::start(settings, args, store, watched).await.map_err(CommandError::Conflict)?;
         let stopped = stop_signals()?;

@@ -130,6 +130,11 @@ impl ConnectionActivity {
         }
     }
 
+    /// Whether the connection has begun as HTTP/2 does.
+    pub(super) fn is_http2(&self) -> bool {
+        self.preface_bytes.load(Relaxed) == HTTP2_PREFACE.len()
+    }
+
     /// Whether a head has begun and not ended.
     pub(super) fn has_partial_head(&self) -> bool {
         self.partial_head.is_set()

@@ -21,7 +21,7 @@ use http::{HeaderMap, StatusCode, header};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::connection_activity::ConnectionActivity;
+use super::{client_socket::ClientSocket, connection_activity::ConnectionActivity};
 
 /// Maximum bytes of pending interim responses. Further ones are dropped.
 const MAX_PENDING_BYTES: usize = 64 << 10;
@@ -96,7 +96,7 @@ fn is_hop_by_hop(name: &header::HeaderName) -> bool {
 
 /// The socket below hyper.
 pub(super) struct InterimSocket<S> {
-    pub(super) io: S,
+    pub(super) io: ClientSocket<S>,
     pub(super) interim: Arc<InterimResponses>,
     pub(super) activity: Arc<ConnectionActivity>,
 }
@@ -130,11 +130,14 @@ impl<S: AsyncWrite + Unpin> InterimSocket<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for InterimSocket<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for InterimSocket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (this, before) = (self.get_mut(), buf.filled().len());
         ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
         this.activity.record_read(&buf.filled()[before..]);
+        if this.activity.is_http2() {
+            this.io.gather_writes();
+        }
         Poll::Ready(Ok(()))
     }
 }

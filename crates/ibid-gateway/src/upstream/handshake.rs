@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::BodyError;
+use crate::gathered_socket::GatheredSocket;
 
 /// Runs an HTTP/2 connection in its own task.
 ///
@@ -32,7 +33,7 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BodyError>,
 {
-    let catch = CapturingExecutor::default();
+    let (catch, gathered) = (CapturingExecutor::default(), GatheredSocket::new(io));
     let (sender, connection) = http2::Builder::new(catch.clone())
         .timer(TokioTimer::new())
         .initial_stream_window_size(1024 * 1024)
@@ -41,7 +42,7 @@ where
         .keep_alive_interval(pings.then_some(Duration::from_secs(20)))
         .keep_alive_timeout(Duration::from_secs(10))
         .keep_alive_while_idle(true)
-        .handshake(TokioIo::new(io))
+        .handshake(TokioIo::new(gathered.clone()))
         .await?;
     let mut socket = catch.take_task();
     let mut dispatch = Some(Box::pin(connection));
@@ -54,6 +55,8 @@ where
         if socket.as_mut().is_some_and(|s| s.as_mut().poll(cx).is_ready()) {
             socket = None;
         }
+        // All requests of this turn are one write.
+        gathered.poll_send(cx);
         if dispatch.is_none() && socket.is_none() { Poll::Ready(()) } else { Poll::Pending }
     }));
     Ok(sender)

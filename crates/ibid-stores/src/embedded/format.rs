@@ -60,6 +60,10 @@ pub enum Corruption {
     InvalidField,
 }
 
+/// The maximum of a valid time in microseconds, sequence number, version or fence. No store gets there, and what is added
+/// to one does not overflow.
+pub(super) const MAX_COUNTER: u64 = u64::MAX / 4;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     pub(super) store: [u8; 16],
@@ -112,7 +116,10 @@ impl SegmentHeader {
         let id = rest.get_u32_le();
         rest.advance(4);
         let [size, salt, sequence, clock, fence_floor] = [(); 5].map(|()| rest.get_u64_le());
-        Ok(Self { store, id, size, salt, sequence, clock, fence_floor })
+        let header = Self { store, id, size, salt, sequence, clock, fence_floor };
+        // Positions in a segment have 32 bits.
+        let is_valid = size <= u32::MAX.into() && [sequence, clock, fence_floor].iter().all(|n| *n <= MAX_COUNTER);
+        if is_valid { Ok(header) } else { Err(Corruption::InvalidField) }
     }
 }
 
@@ -156,7 +163,8 @@ impl BatchHeader {
         let [sequence, clock, highest_fence] = [(); 3].map(|()| rest.get_u64_le());
         let (lane, is_seal) = (rest.get_u8(), rest.get_u8() == 1);
         let header = Self { length, count, sequence, clock, highest_fence, lane, is_seal };
-        if lane > COLD_LANE { Err(Corruption::InvalidField) } else { Ok(header) }
+        let is_valid = lane <= COLD_LANE && [sequence, clock, highest_fence].iter().all(|n| *n <= MAX_COUNTER);
+        if is_valid { Ok(header) } else { Err(Corruption::InvalidField) }
     }
 
     /// Checks `batch`, from its first byte to the end of its payload, against the checksum.
@@ -196,6 +204,8 @@ mod tests {
             flipped[at] ^= 0x10;
             assert!(SegmentHeader::decode(&flipped).is_err(), "byte {at} may not change unnoticed");
         }
+        let late = SegmentHeader { clock: MAX_COUNTER + 1, ..header };
+        assert_eq!(SegmentHeader::decode(&late.encode()), Err(Corruption::InvalidField));
     }
 
     #[test]
@@ -216,6 +226,9 @@ mod tests {
         assert_eq!((read, read.padded_len()), (header, SECTOR_LEN as u64));
         assert_eq!(read.verify(&batch, 42), Ok(()));
         assert_eq!(read.verify(&batch, 43), Err(Corruption::Checksum));
+        let mut late = batch.clone();
+        BatchHeader { clock: MAX_COUNTER + 1, ..header }.write_header(&mut late, 42);
+        assert_eq!(BatchHeader::peek(&late), Err(Corruption::InvalidField));
         *batch.last_mut().unwrap() ^= 1;
         assert_eq!(read.verify(&batch, 42), Err(Corruption::Checksum));
     }

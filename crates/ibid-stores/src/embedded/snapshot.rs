@@ -30,6 +30,7 @@ use bytes::{Buf, BufMut};
 
 use super::{
     disk::{Disk, DiskFile},
+    format::{COLD_LANE, MAX_COUNTER},
     index::{Index, IndexSlot, SHARD_COUNT},
     log::SharedLog,
     segments::{LogPosition, LogSegment, SegmentEnd},
@@ -195,6 +196,9 @@ impl IndexSnapshot {
             let (id, salt) = (rest.try_get_u32_le().ok()?, rest.try_get_u64_le().ok()?);
             let lane = rest.try_get_u8().ok()?;
             let [first_sequence, last_sequence, offset] = three_numbers(&mut rest)?;
+            if lane > COLD_LANE {
+                return None;
+            }
             covered_segments.insert(id, (salt, SegmentEnd { lane, first_sequence, last_sequence, offset }));
         }
         let snapshot = Self { store_id, version, clock, highest_fence, slot_len, slot_counts, covered_segments };
@@ -232,5 +236,6 @@ impl IndexSnapshot {
 }
 
 fn three_numbers(rest: &mut &[u8]) -> Option<[u64; 3]> {
-    Some([rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?])
+    let numbers = [rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?];
+    numbers.iter().all(|number| *number <= MAX_COUNTER).then_some(numbers)
 }

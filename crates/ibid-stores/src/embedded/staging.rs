@@ -31,6 +31,8 @@ use super::{
 const MAX_BATCH_BYTES: usize = 4 << 20;
 /// Number of concurrent callers from which on the writer waits for more of them before it writes.
 const MIN_GATHERED_CALLERS: usize = 8;
+/// Maximum of [`CallerReturns::round_us`], so that a pause of the callers is soon forgotten.
+const MAX_ROUND_US: u64 = 10_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Staging {
@@ -51,9 +53,21 @@ struct StagingState {
     tail: TailSpace,
     /// Number of recently concurrent callers: the peak, which decays with each batch.
     callers: usize,
+    returns: CallerReturns,
     /// Number of staged entries at which the writer is notified, if it waits.
     notify_at: Option<usize>,
     is_closed: bool,
+}
+
+/// How soon callers that were answered make their next call.
+#[derive(Debug, Clone, Copy, Default)]
+struct CallerReturns {
+    answered_at: UnixMicros,
+    last_call_at: UnixMicros,
+    /// Number of calls since the last batch was answered.
+    calls: usize,
+    /// Smoothed time in microseconds in which as many calls arrive as there are callers.
+    round_us: u64,
 }
 
 /// The segment that the staged batch will be written to, if it fits.
@@ -115,6 +129,15 @@ pub(super) enum Submission<T> {
     WaitForSegment,
     /// The entry must be loaded first.
     LoadEntry,
+}
+
+/// How long the last batch took, and what that means for the next.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct BatchTiming {
+    /// Time of the write and the sync.
+    pub(super) write_time: Duration,
+    /// Maximum time that the writer waits for further callers.
+    pub(super) gather_limit: Duration,
 }
 
 /// What the writer does next.
@@ -199,9 +222,9 @@ impl Staging {
     }
 
     /// Returns the next batch to write, once there is one, and stages further calls in `spare`. Waits for at most
-    /// `limit` for the first call, then for at most `gather_limit` for as many as there were recently.
+    /// `limit` for the first call, then for at most the gather limit for more of them.
     pub(super) fn take(
-        &self, spare: &mut Option<StagedBatch>, limit: Option<Duration>, gather_limit: Duration,
+        &self, spare: &mut Option<StagedBatch>, limit: Option<Duration>, last: BatchTiming,
     ) -> WriterTask {
         let mut state = self.state.lock();
         let deadline = limit.map(|limit| Instant::now() + limit);
@@ -213,11 +236,11 @@ impl Staging {
                 return WriterTask::Idle;
             }
         }
-        let callers = state.callers;
-        if callers >= MIN_GATHERED_CALLERS && !gather_limit.is_zero() {
-            let deadline = Some(Instant::now() + gather_limit);
-            while state.batch.spans.len() < callers && !state.is_closed && !state.batch.is_full(state.tail) {
-                if !self.wait_for_entries(&mut state, callers, deadline) {
+        let wanted = state.wanted_calls(last.write_time);
+        if state.batch.spans.len() < wanted && !last.gather_limit.is_zero() {
+            let deadline = Some(Instant::now() + last.gather_limit);
+            while state.batch.spans.len() < wanted && !state.is_closed && !state.batch.is_full(state.tail) {
+                if !self.wait_for_entries(&mut state, wanted, deadline) {
                     break;
                 }
             }
@@ -247,11 +270,14 @@ impl Staging {
         in_time
     }
 
-    /// Ends the batch that was taken: its entries are in the index, or its callers will be refused.
-    pub(super) fn retire(&self, tail: TailSpace) {
+    /// Ends the batch that was taken: its entries are in the index, or its callers will be refused. They are answered
+    /// now.
+    pub(super) fn retire(&self, tail: TailSpace, now: UnixMicros) {
         let mut state = self.state.lock();
         let callers = state.batch.spans.len() + state.in_flight.as_ref().map_or(0, |batch| batch.entries.len());
         state.callers = callers.max(state.callers - state.callers.div_ceil(8));
+        let callers = state.callers;
+        state.returns.on_answers(callers, now);
         (state.in_flight, state.tail) = (None, tail);
     }
 
@@ -288,8 +314,22 @@ impl StagingState {
             return Err(store_error(ErrorKind::Rejected, why));
         }
         self.version += 1;
+        self.returns.on_call(self.clock);
         self.batch.push(self.version, supersedes, entry);
         Ok(())
+    }
+
+    /// Number of staged calls that is worth waiting for.
+    ///
+    /// If the disk takes longer than callers take to come back, one batch with all of them gets the most out of it.
+    /// Otherwise two batches in turn do: while one is written, the callers of the other use the processor. Two thirds
+    /// of the callers may then be busy elsewhere.
+    fn wanted_calls(&self, write_time: Duration) -> usize {
+        match self.callers {
+            ..MIN_GATHERED_CALLERS => 1,
+            callers if Duration::from_micros(self.returns.round_us) < write_time => callers,
+            callers => callers.div_ceil(3),
+        }
     }
 
     /// Whether the writer waits for what is staged now.
@@ -300,6 +340,22 @@ impl StagingState {
 
     fn wait_for_in_flight<T>(&self) -> Option<Submission<T>> {
         self.in_flight.as_ref().map(|batch| Submission::WaitForBatch(batch.completion.clone()))
+    }
+}
+
+impl CallerReturns {
+    fn on_call(&mut self, now: UnixMicros) {
+        self.calls += 1;
+        self.last_call_at = now;
+    }
+
+    fn on_answers(&mut self, callers: usize, now: UnixMicros) {
+        if self.calls > 0 {
+            let took = self.last_call_at.saturating_sub(self.answered_at).min(MAX_ROUND_US);
+            let round_us = (took * callers as u64 / self.calls as u64).min(MAX_ROUND_US);
+            self.round_us = (self.round_us * 3 + round_us) / 4;
+        }
+        (self.answered_at, self.calls) = (now, 0);
     }
 }
 
@@ -397,7 +453,8 @@ mod tests {
     }
 
     fn take(staging: &Staging) -> StagedBatch {
-        match staging.take(&mut None, None, FOREVER) {
+        let last = BatchTiming { write_time: FOREVER, gather_limit: FOREVER };
+        match staging.take(&mut None, None, last) {
             WriterTask::Write(batch) => batch,
             WriterTask::Idle | WriterTask::Exit => panic!("something is staged"),
         }
@@ -410,13 +467,31 @@ mod tests {
         assert_eq!(take(&staging).spans.len(), MIN_GATHERED_CALLERS - 3, "before, there was nobody");
         (0..3).for_each(|nth| stage(&staging, 100 + nth));
         let tail = staging.state.lock().tail;
-        staging.retire(tail);
+        staging.retire(tail, 1);
         let batch = thread::scope(|scope| {
             let writer = scope.spawn(|| take(&staging));
             (3..MIN_GATHERED_CALLERS).for_each(|nth| stage(&staging, 100 + nth));
             writer.join().unwrap()
         });
         assert_eq!(batch.spans.len(), MIN_GATHERED_CALLERS);
+    }
+
+    /// Answers at time 0, and then as many calls as there are callers, the last one `after` microseconds later.
+    fn wanted_after(callers: usize, after: UnixMicros, write_time: Duration) -> usize {
+        let mut state = StagingState { callers, ..StagingState::default() };
+        for _ in 0..20 {
+            (1..=callers as u64).for_each(|nth| state.returns.on_call(after * nth / callers as u64));
+            state.returns.on_answers(callers, 0);
+        }
+        state.wanted_calls(write_time)
+    }
+
+    #[test]
+    fn a_slow_disk_gets_one_batch_of_all_callers_and_a_fast_one_smaller_batches_in_turn() {
+        let disk = Duration::from_micros(300);
+        assert_eq!(wanted_after(64, 200, disk), 64);
+        assert_eq!(wanted_after(64, 400, disk), 22);
+        assert_eq!(wanted_after(MIN_GATHERED_CALLERS - 1, 400, disk), 1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The only thread that writes calls to the log. It takes the batch that callers have staged, writes it, syncs once,
-//! makes its entries visible, and wakes the callers. With many concurrent callers, it waits a moment for those that it
-//! has just woken: a write, a sync and the wake-ups cost the same for a large batch as for a small one.
+//! makes its entries visible, and wakes the callers. With many concurrent callers, it waits a moment for more of them: a
+//! write, a sync and the wake-ups cost the same for a large batch as for a small one.
 //!
 //! Invariants: no caller gets an answer that depends on a batch before the batch is durable. A failed batch leaves no
 //! trace in memory. A file whose sync failed is never written or synced again.
@@ -16,14 +16,14 @@ use ibid::store::ErrorKind;
 
 use super::{
     completion::{BatchCompletion, BatchResult},
-    entry::UnixMicros,
+    entry::{UnixMicros, micros},
     format::pad_to_sector,
     index::IndexSlot,
     lane::{BatchWriteError, LaneTail},
     log::SharedLog,
     recovery::RecoveredLog,
     segments::LogPosition,
-    staging::{StagedBatch, Staging, TailSpace, WriterTask},
+    staging::{BatchTiming, StagedBatch, Staging, TailSpace, WriterTask},
 };
 
 /// How long a caller that is woken for its thread may leave the others of that thread asleep.
@@ -38,6 +38,8 @@ pub(super) struct LogWriter {
     sequence: u64,
     highest_fence: u64,
     now: UnixMicros,
+    /// End of the last batch's write and sync.
+    written_at: Instant,
     /// Batches whose callers are not all awake yet, and since when.
     undelivered: VecDeque<(Instant, Arc<BatchCompletion>)>,
 }
@@ -47,8 +49,8 @@ impl LogWriter {
     /// `renewed`, before it accepts calls.
     pub(super) fn new(log: Arc<SharedLog>, tail: LaneTail, recovered: RecoveredLog) -> io::Result<Self> {
         let so_far @ LogPosition { sequence, clock, highest_fence } = log.position();
-        let undelivered = VecDeque::new();
-        let mut writer = Self { log, tail, sequence: sequence + 1, highest_fence, now: clock, undelivered };
+        let (written_at, undelivered) = (Instant::now(), VecDeque::new());
+        let mut writer = Self { log, tail, sequence: sequence + 1, highest_fence, now: clock, written_at, undelivered };
         let mut version = recovered.version;
         let mut batch = StagedBatch { clock, highest_fence, ..StagedBatch::default() };
         for entry in recovered.last_written {
@@ -88,19 +90,20 @@ impl LogWriter {
         let log = self.log.clone();
         let _exit = WriterExitGuard(&log.staging);
         let mut spare = None;
-        // As long as the last batch took: waiting at most doubles the time of a call.
-        let mut gather_limit = Duration::ZERO;
+        let mut last = BatchTiming::default();
         loop {
             self.wake_left_behind();
             let limit = (!self.undelivered.is_empty()).then_some(MAX_WAKE_DELAY);
-            match log.staging.take(&mut spare, limit, gather_limit) {
+            match log.staging.take(&mut spare, limit, last) {
                 WriterTask::Write(mut batch) => {
-                    let began = Instant::now();
+                    let (began, began_at) = (Instant::now(), log.clock.latest());
                     let result = self.commit(&mut batch);
-                    log.staging.retire(self.tail_space());
+                    log.staging.retire(self.tail_space(), began_at + micros(began.elapsed()));
                     batch.completion.finish(result);
                     let ended = Instant::now();
-                    gather_limit = (ended - began).min(MAX_GATHER_TIME);
+                    // As long as the last batch took: waiting at most doubles the time of a call.
+                    let gather_limit = (ended - began).min(MAX_GATHER_TIME);
+                    last = BatchTiming { write_time: self.written_at - began, gather_limit };
                     self.undelivered.push_back((ended, batch.completion.clone()));
                     batch.clear();
                     spare = Some(batch);
@@ -132,10 +135,13 @@ impl LogWriter {
 
     /// Makes the batch durable and publishes it.
     fn commit(&mut self, batch: &mut StagedBatch) -> BatchResult {
+        self.written_at = Instant::now();
         if let Some(why) = self.log.read_only_reason() {
             return Err((ErrorKind::Rejected, why.into()));
         }
-        match self.append(batch) {
+        let appended = self.append(batch);
+        self.written_at = Instant::now();
+        match appended {
             Ok(()) => {
                 self.publish_entries(batch);
                 Ok(())

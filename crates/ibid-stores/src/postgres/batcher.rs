@@ -3,7 +3,8 @@
 //! A call is sent at once if no batch is under way. Otherwise calls gather until a batch returns, and another batch is sent
 //! beside it only for many of them or if it takes long: each statement costs the server as much as ten rows. The claims and
 //! completions of a batch are one set-based statement, and so one transaction and one flush; what it leaves goes on to the
-//! functions that decide row by row, and so do releases, parks and extensions.
+//! functions that decide row by row, and so do releases, parks and extensions. After a batch of mostly replays the next one
+//! reads what is completed before it claims the rest: a read costs the server half as much.
 //!
 //! Invariants: every job is answered exactly once; a job that queued until its deadline is near is not sent; a batch is
 //! sorted by address, so that batches do not deadlock; a batch that the server rolled back is sent again one job at a time,
@@ -12,20 +13,14 @@
 
 use std::collections::VecDeque;
 
-use tokio::sync::oneshot;
-
 use super::{
+    batch_queue::{BatchJob, BatchQueue},
+    replies::{BatchReplies, JobReply},
     rows::{ClaimedRow, CompleteColumns, LeaseColumns, SettlementColumns},
     statements::CLAIM_PARAMS,
     *,
 };
 
-/// Maximum number of jobs in one statement.
-const MAX_BATCH_ROWS: usize = 64;
-/// Maximum bytes of records in one statement, unless a single record is larger.
-const MAX_BATCH_BYTES: usize = 1 << 20;
-/// A batch is sent beside others only if it has more jobs than this for each of them.
-const MIN_PARALLEL_ROWS: usize = 32;
 /// How long a batch makes further jobs gather.
 const MAX_GATHER_TIME: Duration = Duration::from_millis(5);
 /// Backoff between attempts at a row that another transaction has locked.
@@ -37,27 +32,11 @@ pub(super) struct Batcher {
     queue: Mutex<BatchQueue>,
 }
 
-#[derive(Debug, Default)]
-struct BatchQueue {
-    jobs: VecDeque<BatchJob>,
-    worker_count: usize,
-    /// Workers whose batch is not under way for longer than [`MAX_GATHER_TIME`].
-    prompt_count: usize,
-}
-
-type JobOutcome = Result<RowOutcome, StoreError>;
+pub(super) type JobOutcome = Result<RowOutcome, StoreError>;
 /// `None` for a job that a statement left.
 type JobOutcomes = Vec<Option<JobOutcome>>;
 
 const APPLIED: JobOutcome = Ok(RowOutcome { settle_code: 0, outcome: None });
-
-#[derive(Debug)]
-struct BatchJob {
-    lease: Lease,
-    operation: RowOperation,
-    deadline: Instant,
-    reply: oneshot::Sender<JobOutcome>,
-}
 
 impl Batcher {
     pub(super) fn new(pool: Arc<PostgresPool>) -> Arc<Self> {
@@ -66,10 +45,10 @@ impl Batcher {
 
     /// Queues a call, and waits for its result.
     pub(super) async fn call(self: &Arc<Self>, lease: Lease, what: RowOperation) -> Result<RowOutcome, StoreError> {
-        let (reply, answered) = oneshot::channel();
+        let (reply, answered) = JobReply::new();
         let job = BatchJob { lease, operation: what, deadline: self.pool.deadline(), reply };
         self.change_queue(|queue| queue.jobs.push_back(job));
-        // The worker answers every job, unless the runtime shuts down; the outcome is then unknown.
+        // The worker answers every job, unless the store's runtime shuts down; the outcome is then unknown.
         let lost = || Err(store_error(ErrorKind::Ambiguous, "the store was closed while the call was under way"));
         answered.await.unwrap_or_else(|_| lost())
     }
@@ -82,41 +61,16 @@ impl Batcher {
             queue.worker_count += 1;
             queue.prompt_count += 1;
             drop(queue);
-            tokio::spawn(self.clone().run_worker());
-        }
-    }
-
-    async fn run_worker(self: Arc<Self>) {
-        loop {
-            let batch = {
-                let mut queue = self.queue.lock();
-                let is_due = queue.is_worth_a_batch(queue.prompt_count - 1);
-                let batch = if is_due { queue.next_batch(self.pool.timeout / 4) } else { Vec::new() };
-                if batch.is_empty() {
-                    queue.worker_count -= 1;
-                    queue.prompt_count -= 1;
-                    return;
-                }
-                batch
-            };
-            let (together, special): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_set_based);
-            let (claims, settlements) = special.into_iter().partition(BatchJob::is_claim);
-            let sent = async {
-                let special = async { tokio::join!(self.send_one_by_one(claims), self.send_one_by_one(settlements)) };
-                tokio::join!(self.send_together(together), special)
-            };
-            tokio::pin!(sent);
-            if timeout(MAX_GATHER_TIME, sent.as_mut()).await.is_err() {
-                self.change_queue(|queue| queue.prompt_count -= 1);
-                sent.await;
-                self.queue.lock().prompt_count += 1;
-            }
+            self.pool.spawn(BatchWorker { batcher: self.clone(), state: WorkerState::Prompt }.run());
         }
     }
 
     /// Sends claims and completions as one statement, and what it leaves row by row.
     async fn send_together(self: &Arc<Self>, batch: Vec<BatchJob>) {
         let (claims, completions): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_claim);
+        let claim_count = claims.len();
+        let reads_first = self.queue.lock().reads_first(claim_count);
+        let claims = if reads_first { self.replay_completed(claims).await } else { claims };
         let sent = match (claims.is_empty(), completions.is_empty()) {
             (true, true) => return,
             (true, false) => self.complete_together(&completions).await.map(|outcomes| (Vec::new(), outcomes)),
@@ -124,12 +78,17 @@ impl Batcher {
         };
         match sent {
             Ok((claimed, completed)) => {
+                let not_replayed = claimed.iter().filter(|outcome| !is_replay(outcome)).count();
+                self.queue.lock().note_replays(claim_count - not_replayed, claim_count);
                 let claims = self.send_one_by_one(reply_and_keep_left(claims, claimed));
                 let completions = self.send_one_by_one(reply_and_keep_left(completions, completed));
                 tokio::join!(claims, completions);
             }
             // A server that accepts no writes can still replay.
             Err(failed) if failed.was_rolled_back || failed.error.kind == ErrorKind::Rejected => {
+                if failed.error.kind == ErrorKind::Rejected {
+                    self.queue.lock().note_replays(claim_count, claim_count);
+                }
                 for job in claims.into_iter().chain(completions) {
                     self.send_one_by_one(vec![job]).await;
                 }
@@ -141,6 +100,29 @@ impl Batcher {
         }
     }
 
+    /// Replies to the claims that find an answer, by a statement that only reads, and returns the others.
+    async fn replay_completed(&self, claims: Vec<BatchJob>) -> Vec<BatchJob> {
+        let mut outcomes = no_outcomes(&claims);
+        let addresses: Vec<&[u8]> = claims.iter().map(|job| &job.lease.request.address.0[..]).collect();
+        match self.pool.call(Statement::Replay, &[&addresses], deadline_of(claims.iter())).await {
+            Ok(found) => {
+                for row in &found {
+                    if let Ok(ClaimedRow::Completed(nth, found)) = rows::read_claimed(row)
+                        && let Some(outcome) = outcomes.get_mut(nth)
+                    {
+                        *outcome = Some(claimed_as(ClaimOutcome::Completed(found)));
+                    }
+                }
+                reply_and_keep_left(claims, outcomes)
+            }
+            Err(failed) if failed.was_rolled_back => claims,
+            Err(failed) => {
+                fail_all(claims, &failed.error);
+                Vec::new()
+            }
+        }
+    }
+
     /// Sends claims, or settlements.
     async fn send_one_by_one(self: &Arc<Self>, batch: Vec<BatchJob>) {
         if batch.is_empty() {
@@ -148,9 +130,11 @@ impl Batcher {
         }
         match self.try_one_by_one(&batch).await {
             Ok(answers) => {
+                let mut replies = BatchReplies::default();
                 for (job, answer) in batch.into_iter().zip(answers) {
-                    drop(job.reply.send(answer));
+                    replies.add(job.reply, answer);
                 }
+                replies.send();
             }
             Err(failed) if failed.was_rolled_back && batch.len() > 1 => {
                 for job in batch {
@@ -179,7 +163,7 @@ impl Batcher {
                 Err(failed) => Err(failed.error),
                 Ok(mut answers) => answers.pop().expect("one job has one answer"),
             };
-            return drop(job.reply.send(answer));
+            return job.reply.send(answer);
         }
     }
 
@@ -213,7 +197,7 @@ impl Batcher {
         for row in &self.pool.call(statement, &params, deadline).await? {
             let mut answer = |nth: usize, found| {
                 if let Some(outcome) = claimed.get_mut(nth) {
-                    *outcome = Some(Ok(RowOutcome { settle_code: -1, outcome: Some(found) }));
+                    *outcome = Some(claimed_as(found));
                 }
             };
             match rows::read_claimed(row) {
@@ -264,6 +248,82 @@ impl Batcher {
     }
 }
 
+/// Sends batches until the queue is not worth another one.
+struct BatchWorker {
+    batcher: Arc<Batcher>,
+    state: WorkerState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WorkerState {
+    /// Counted in `BatchQueue::prompt_count`.
+    Prompt,
+    /// Its batch is under way for longer than [`MAX_GATHER_TIME`].
+    Late,
+    /// No longer counted.
+    Ended,
+}
+
+impl BatchWorker {
+    async fn run(mut self) {
+        let batcher = self.batcher.clone();
+        while let Some(batch) = self.next_batch() {
+            let (together, special): (Vec<_>, Vec<_>) = batch.into_iter().partition(BatchJob::is_set_based);
+            let (claims, settlements) = special.into_iter().partition(BatchJob::is_claim);
+            let sent = async {
+                let special =
+                    async { tokio::join!(batcher.send_one_by_one(claims), batcher.send_one_by_one(settlements)) };
+                tokio::join!(batcher.send_together(together), special)
+            };
+            tokio::pin!(sent);
+            if timeout(MAX_GATHER_TIME, sent.as_mut()).await.is_err() {
+                self.state = WorkerState::Late;
+                batcher.change_queue(|queue| queue.prompt_count -= 1);
+                sent.await;
+                batcher.queue.lock().prompt_count += 1;
+                self.state = WorkerState::Prompt;
+            }
+        }
+    }
+
+    /// Takes the next batch, or ends the worker.
+    fn next_batch(&mut self) -> Option<Vec<BatchJob>> {
+        let mut queue = self.batcher.queue.lock();
+        let is_due = queue.is_worth_a_batch(queue.prompt_count - 1);
+        let batch = if is_due { queue.next_batch(self.batcher.pool.timeout / 4) } else { Vec::new() };
+        if batch.is_empty() {
+            queue.worker_count -= 1;
+            queue.prompt_count -= 1;
+            self.state = WorkerState::Ended;
+            return None;
+        }
+        Some(batch)
+    }
+}
+
+impl Drop for BatchWorker {
+    /// A worker that did not end by itself was dropped by its runtime. If it was the last, nobody would answer the jobs.
+    fn drop(&mut self) {
+        if self.state == WorkerState::Ended {
+            return;
+        }
+        let mut queue = self.batcher.queue.lock();
+        queue.worker_count -= 1;
+        queue.prompt_count -= usize::from(self.state == WorkerState::Prompt);
+        let unanswered = if queue.worker_count == 0 { mem::take(&mut queue.jobs) } else { VecDeque::new() };
+        drop(queue);
+        drop(unanswered);
+    }
+}
+
+fn claimed_as(found: ClaimOutcome) -> JobOutcome {
+    Ok(RowOutcome { settle_code: -1, outcome: Some(found) })
+}
+
+fn is_replay(outcome: &Option<JobOutcome>) -> bool {
+    matches!(outcome, Some(Ok(RowOutcome { outcome: Some(ClaimOutcome::Completed(_)), .. })))
+}
+
 fn no_outcomes(batch: &[BatchJob]) -> JobOutcomes {
     batch.iter().map(|_| None).collect()
 }
@@ -280,13 +340,14 @@ fn complete_columns(batch: &[BatchJob]) -> CompleteColumns<'_> {
 
 /// Replies to the jobs that have an outcome, and returns the others.
 fn reply_and_keep_left(batch: Vec<BatchJob>, outcomes: JobOutcomes) -> Vec<BatchJob> {
-    let mut left = Vec::new();
+    let (mut replies, mut left) = (BatchReplies::default(), Vec::new());
     for (job, outcome) in batch.into_iter().zip(outcomes) {
         match outcome {
-            Some(outcome) => drop(job.reply.send(outcome)),
+            Some(outcome) => replies.add(job.reply, outcome),
             None => left.push(job),
         }
     }
+    replies.send();
     left
 }
 
@@ -296,99 +357,6 @@ fn deadline_of<'a>(batch: impl Iterator<Item = &'a BatchJob>) -> Instant {
 
 fn fail_all(batch: Vec<BatchJob>, error: &StoreError) {
     for job in batch {
-        drop(job.reply.send(Err(store_error(error.kind, error.source.to_string()))));
-    }
-}
-
-impl BatchJob {
-    fn is_claim(&self) -> bool {
-        matches!(self.operation, RowOperation::Claim)
-    }
-
-    /// Whether almost every such job needs no more than the set-based statement.
-    fn is_set_based(&self) -> bool {
-        match &self.operation {
-            RowOperation::Claim => self.lease.request.take_over.is_none(),
-            RowOperation::Settle(end) => {
-                matches!(end, Settlement::Complete { .. }) && self.lease.fence != Fence::UNSEEN
-            }
-            RowOperation::Extend(_) => false,
-        }
-    }
-}
-
-impl BatchQueue {
-    /// Whether the jobs are enough for a batch beside so many others.
-    fn is_worth_a_batch(&self, others: usize) -> bool {
-        self.jobs.len() > others * MIN_PARALLEL_ROWS
-    }
-
-    /// Takes the next batch from the queue. Fails jobs whose deadline is near, and drops jobs whose caller is gone.
-    fn next_batch(&mut self, at_least: Duration) -> Vec<BatchJob> {
-        let latest = Instant::now() + at_least;
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < MAX_BATCH_ROWS {
-            let Some(job) = self.jobs.front() else { break };
-            let size = match &job.operation {
-                RowOperation::Settle(Settlement::Complete { record, .. }) => record.len(),
-                _ => 0,
-            };
-            let is_due = job.deadline <= latest;
-            if !is_due && !batch.is_empty() && bytes + size > MAX_BATCH_BYTES {
-                break;
-            }
-            let Some(job) = self.jobs.pop_front() else { break };
-            if is_due {
-                let why = "it waited for its turn for too long, behind others";
-                drop(job.reply.send(Err(store_error(ErrorKind::NotApplied, why))));
-            } else if !job.reply.is_closed() {
-                bytes += size;
-                batch.push(job);
-            }
-        }
-        if self.jobs.is_empty() && self.jobs.capacity() > 4 * MAX_BATCH_ROWS {
-            drop(mem::take(&mut self.jobs));
-        }
-        batch.sort_by_key(|job: &BatchJob| job.lease.request.address);
-        batch
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ibid::store::{ClaimToken, Fingerprint, Tags};
-
-    use super::*;
-
-    fn job() -> BatchJob {
-        let request = Arc::new(ClaimRequest {
-            address: Address([1; 32]),
-            token: ClaimToken::mint(),
-            fingerprint: Fingerprint::NONE,
-            tags: Tags::default(),
-            label: Bytes::new(),
-            lease: Duration::from_secs(1),
-            ttl: Duration::from_secs(1),
-            take_over: None,
-        });
-        let deadline = Instant::now() + Duration::from_secs(60);
-        BatchJob {
-            lease: Lease::unseen(&request),
-            operation: RowOperation::Claim,
-            deadline,
-            reply: oneshot::channel().0,
-        }
-    }
-
-    #[tokio::test]
-    async fn a_single_job_is_sent_at_once_and_further_jobs_gather_while_a_batch_is_under_way() {
-        let mut queue = BatchQueue::default();
-        assert!(!queue.is_worth_a_batch(0), "there is no job");
-        queue.jobs.push_back(job());
-        assert!(queue.is_worth_a_batch(0) && !queue.is_worth_a_batch(1));
-        queue.jobs.extend((1..MIN_PARALLEL_ROWS).map(|_| job()));
-        assert!(!queue.is_worth_a_batch(1));
-        queue.jobs.push_back(job());
-        assert!(queue.is_worth_a_batch(1) && !queue.is_worth_a_batch(2));
+        job.reply.send(Err(store_error(error.kind, error.source.to_string())));
     }
 }

@@ -3,10 +3,10 @@
 //! Calls are pipelined: a call uses the connection with the fewest calls in flight, without waiting. The first
 //! connection is opened at once, the others when all before them are busy. Invariants: each [`PostgresPool::call`] is
 //! sent at most once (the caller decides whether to repeat an ambiguous call); a connection with an overdue reply is
-//! closed.
+//! closed; tasks run on the runtime that opened the store, because runtimes of callers may end earlier.
 
 use parking_lot::RwLock;
-use tokio::time::timeout_at;
+use tokio::{runtime::Handle, time::timeout_at};
 
 use super::{connection::PostgresConnection, *};
 use crate::breaker::CircuitBreaker;
@@ -32,6 +32,8 @@ pub(super) struct PostgresPool {
     /// What the server checks found, or `None` before the first connection.
     pub(super) findings: Mutex<Option<PostgresFindings>>,
     connection_tasks: Mutex<JoinSet<()>>,
+    /// The runtime that opened the store.
+    runtime: Handle,
 }
 
 impl PostgresPool {
@@ -47,6 +49,7 @@ impl PostgresPool {
             changed: Notify::new(),
             findings: Mutex::new(None),
             connection_tasks: Mutex::default(),
+            runtime: Handle::current(),
         });
         pool.start_connection();
         pool
@@ -167,7 +170,7 @@ impl PostgresPool {
         let next =
             self.started_count.fetch_update(Relaxed, Relaxed, |started| (started < limit).then_some(started + 1));
         if next.is_ok() {
-            self.connection_tasks.lock().spawn(self.clone().keep_connected());
+            self.connection_tasks.lock().spawn_on(self.clone().keep_connected(), &self.runtime);
         }
     }
 
@@ -213,6 +216,11 @@ impl PostgresPool {
         }
         self.breaker.close();
         self.changed.notify_waiters();
+    }
+
+    /// Runs a task that serves callers of several runtimes.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.runtime.spawn(task));
     }
 
     pub(super) fn close(&self) {

@@ -12,6 +12,7 @@ use super::rows::{COMPLETE_TYPES, LEASE_TYPES, SETTLEMENT_TYPES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Statement {
+    Replay,
     Claim,
     Complete,
     ClaimAndComplete,
@@ -23,7 +24,8 @@ pub(super) enum Statement {
     Sweep,
 }
 
-pub(super) const ALL_STATEMENTS: [Statement; 9] = [
+pub(super) const ALL_STATEMENTS: [Statement; 10] = [
+    Statement::Replay,
     Statement::Claim,
     Statement::Complete,
     Statement::ClaimAndComplete,
@@ -34,6 +36,12 @@ pub(super) const ALL_STATEMENTS: [Statement; 9] = [
     Statement::Watch,
     Statement::Sweep,
 ];
+
+/// The number and the answer of the addresses that are completed, as [`CLAIM_SQL`] returns them.
+const REPLAY_SQL: &str = "SELECT u.nth::integer, NULL::bytea, k.fence, k.attempt, k.fingerprint_version, k.fingerprint,
+    (date_part('epoch', k.expires_at - statement_timestamp()) * 1000000)::bigint, k.state = 'failed', k.record
+FROM unnest($1) WITH ORDINALITY AS u(address, nth) JOIN ibid.idempotency_keys k ON k.address = u.address
+WHERE k.state IN ('done', 'failed') AND k.expires_at > statement_timestamp() AND k.record IS NOT NULL AND k.spent IS NULL";
 
 /// Makes the rows of new addresses, and returns their tokens and fences; returns the number and the answer of those that
 /// are completed. A row that another transaction is about to make is waited for, not for long. All fences are the same:
@@ -101,12 +109,13 @@ fn claim_and_complete_sql() -> String {
 }
 
 /// Text and parameter types, in the order of [`ALL_STATEMENTS`].
-static STATEMENTS: LazyLock<[(String, Vec<Type>); 9]> = LazyLock::new(|| {
+static STATEMENTS: LazyLock<[(String, Vec<Type>); 10]> = LazyLock::new(|| {
     ALL_STATEMENTS.map(|statement| {
         let one = format!("1, {}", answer_columns("a"));
         let many = format!("a.nth, {}", answer_columns("a.answer"));
         let arrays = |types: &[Type]| types.iter().map(array_of).collect();
         let (types, columns, function): (Vec<Type>, _, _) = match statement {
+            Statement::Replay => return (REPLAY_SQL.into(), vec![Type::BYTEA_ARRAY]),
             Statement::Claim => return (CLAIM_SQL.into(), arrays(&LEASE_TYPES[..CLAIM_PARAMS])),
             Statement::Complete => return (complete_sql(0), arrays(COMPLETE_TYPES)),
             Statement::ClaimAndComplete => {
@@ -158,6 +167,6 @@ impl Statement {
 
     /// Whether the statement changes nothing that callers can see.
     pub(super) fn is_read_only(self) -> bool {
-        matches!(self, Self::Get | Self::Watch)
+        matches!(self, Self::Replay | Self::Get | Self::Watch)
     }
 }

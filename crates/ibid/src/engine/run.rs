@@ -58,7 +58,7 @@ impl ClaimedRun {
 
     /// Whether most of the lease has passed before the run can start.
     fn is_late(&self, policy: &Terms, now: Instant) -> bool {
-        now - self.claimed_at > policy.lease * 2 / 3
+        now != self.claimed_at && now - self.claimed_at > policy.lease * 2 / 3
     }
 }
 
@@ -232,8 +232,11 @@ impl Engine {
         &'a self, now: Instant, policy: &'a Terms, run: &'a mut ClaimedRun, outcome: RunOutcome<A>,
         by_version: impl FnOnce(u8) -> Option<Fingerprint>,
     ) -> impl Future<Output = Decision<A>> {
-        let unknown_ttl = policy.ttl.saturating_sub(now - run.claimed_at).max(policy.lease);
-        let park = |cause: UnknownCause| Settlement::Park { ttl: unknown_ttl, retry_in: cause.retry_in(policy) };
+        let claimed_at = run.claimed_at;
+        let park = |cause: UnknownCause| {
+            let ttl = policy.ttl.saturating_sub(now - claimed_at).max(policy.lease);
+            Settlement::Park { ttl, retry_in: cause.retry_in(policy) }
+        };
         let (settlement, ending) = match outcome {
             RunOutcome::Complete(answer, completed) => {
                 let stored = if run.lease().front_only { StoredAs::Unprotected } else { StoredAs::Recorded };
@@ -363,11 +366,7 @@ impl Engine {
         let (mut asked, mut sent) = (0, now);
         loop {
             asked += 1;
-            let mut call = call_at(sent, || self.store.settle(lease, end));
-            let answer = match call.take_ready() {
-                Some(answer) => answer,
-                None => (&mut call).await,
-            };
+            let answer = call_at(sent, || self.store.settle(lease, end)).await;
             if self.is_observed {
                 self.observer.on_store_call(StoreCall::Settle, sent.elapsed());
             }

@@ -1,13 +1,13 @@
 //! What an intent guard compares: the operation's name and the values of some fields.
 
-use super::{BodyFormat, FingerprintHasher, FingerprintInput, FoundHeaders, content_type_format, form, json};
+use super::{BodyFormat, FingerprintHasher, FingerprintInput, content_type_format, form, json};
 use super::{JsonPointer, media::MediaType};
 
 impl FingerprintInput<'_> {
     /// Hashes method, path and the values of these fields of a JSON or form body. Returns `None` if a field is missing
     /// or null, or the body is of another type or could be read in two ways.
     pub(crate) fn intent(&self, fields: &[JsonPointer]) -> Option<[u8; 32]> {
-        let found = FoundHeaders::of(self.headers, &self.sent);
+        let found = &self.found;
         let content_type = found.content_type.unwrap_or_default();
         if found.several_types || found.content_coding || MediaType::read(content_type).has_other_charset() {
             return None;
@@ -46,15 +46,15 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Method, Uri, header};
 
     use super::*;
-    use crate::sent_names::SentNames;
+    use crate::{fingerprint::FoundHeaders, sent_names::SentNames};
 
     fn intent(content_type: &'static str, path: &'static str, body: &str, fields: &[&str]) -> Option<[u8; 32]> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        let (uri, sent) = (Uri::from_static(path), SentNames::of(&headers));
+        let (uri, found) = (Uri::from_static(path), FoundHeaders::of(&headers, &SentNames::of(&headers)));
         let fields: Vec<_> = fields.iter().map(|field| JsonPointer::parse(field).unwrap()).collect();
         let (method, body) = (&Method::POST, body.as_bytes());
-        FingerprintInput { method, uri: &uri, headers: &headers, sent, body, trailers: None }.intent(&fields)
+        FingerprintInput { method, uri: &uri, headers: &headers, found, body, trailers: None }.intent(&fields)
     }
 
     #[test]

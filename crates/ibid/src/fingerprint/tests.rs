@@ -43,7 +43,7 @@ fn the_parts_that_differ_are_named() {
             method: &method,
             uri: &uri,
             headers: &headers,
-            sent: SentNames::of(&headers),
+            found: FoundHeaders::of(&headers, &SentNames::of(&headers)),
             body: body.as_bytes(),
             trailers: None,
         };
@@ -182,7 +182,7 @@ fn trailers_count_with_the_body() {
             method: &Method::POST,
             uri: &uri,
             headers: &headers,
-            sent: SentNames::default(),
+            found: FoundHeaders::default(),
             body: b"body",
             trailers: Some(&trailers),
         };

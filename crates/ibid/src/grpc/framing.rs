@@ -31,10 +31,10 @@ pub(crate) fn fingerprint(
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
     let (compressed, message) = single_message(input.body)?;
     if !policy.fingerprint.contains(&FingerprintPart::Body) {
-        return Ok(input.with_body(version, policy, |_, _| {}));
+        return Ok(input.with_body(version, policy, |_| {}));
     }
     let digest = message_digest(input.headers, compressed, message, policy.max_request)?;
-    Ok(input.with_body(version, policy, |printing, _| printing.framed(b'g', &digest)))
+    Ok(input.with_body(version, policy, |printing| printing.framed(b'g', &digest)))
 }
 
 /// Returns the message of a body with exactly one, and whether it is compressed.
@@ -133,7 +133,7 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::sent_names::SentNames;
+    use crate::{fingerprint::FoundHeaders, sent_names::SentNames};
 
     fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
         let mut body = vec![flag];
@@ -157,7 +157,8 @@ mod tests {
         let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
         let parts = request.body(()).unwrap().into_parts().0;
         let http::request::Parts { method, uri, headers, .. } = &parts;
-        let input = FingerprintInput { method, uri, headers, sent: SentNames::of(headers), body, trailers: None };
+        let found = FoundHeaders::of(headers, &SentNames::of(headers));
+        let input = FingerprintInput { method, uri, headers, found, body, trailers: None };
         let made = fingerprint(Fingerprint::VERSION, policy, &input).map_err(|refusal| refusal.reason);
         made.map(|made| made.expect("the current version is known").0)
     }

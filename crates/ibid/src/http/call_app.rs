@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{HeaderName, Request, Response, StatusCode, Uri, header, request::Parts};
+use http::{HeaderMap, HeaderName, Request, Response, StatusCode, Uri, header, request::Parts, response};
 use http_body::Body;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
@@ -23,7 +23,7 @@ use tokio::{
 use super::{
     LayerState,
     anonymous::AnonymousCaller,
-    app::{App, AppCall, AppError, DispatchOutcome, HandlerClaim, RunInfo, SendState},
+    app::{App, AppCall, DispatchOutcome, HandlerClaim, RunInfo, SendState},
     body::{BoxError, RequestBody, ResponseBody},
     budget::MemoryReservation,
     context::RequestContext,
@@ -40,11 +40,15 @@ use crate::{
     protocol::{AppReply, ReplyMeaning, RunTimes},
     record::RecordBody,
     refusal::{Refusal, RefusalReason},
+    store::Lease,
 };
 
 const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("ibid-attempt");
 const FENCE_HEADER: HeaderName = HeaderName::from_static("ibid-fence");
 const OPERATION_HEADER: HeaderName = HeaderName::from_static("ibid-operation");
+
+const ONCE: &str = "an operation runs once";
+const REPLY: &str = "a call that ended well has a reply";
 
 /// What the client of a run gets.
 pub(super) enum AppAnswer {
@@ -64,7 +68,8 @@ struct Run<'a> {
     handler_claim: Option<&'a HandlerClaim>,
     anonymous: Option<&'a AnonymousCaller>,
     buffers: &'a mut MemoryReservation,
-    info: Option<RunInfo>,
+    /// `None` if the operation runs unprotected.
+    lease: Option<&'a Lease>,
     heartbeat: Heartbeat<'a>,
     started: Instant,
     /// When the reply was complete.
@@ -73,7 +78,7 @@ struct Run<'a> {
 
 impl Exchange {
     /// Calls the app and reads its reply, while the lease is kept alive. Also returns when the run ended. A whole
-    /// response goes to `state`, because outcomes are passed on and copied.
+    /// response goes to `state`.
     pub(super) async fn run<A, B>(
         &mut self, app: &mut A, state: &WorkState<A::Body>,
     ) -> (RunOutcome<AppAnswer>, Instant)
@@ -82,36 +87,41 @@ impl Exchange {
         B: Send + 'static,
     {
         let Self { shared, context, run, handler_claim, anonymous, buffers, parts, body, .. } = self;
-        let info = run.as_ref().map(|run| RunInfo::of(run.lease()));
         let started = run.as_ref().map_or_else(Instant::now, ClaimedRun::granted_at);
-        let lease = run.as_ref().map(|run| (run.lease(), run.claimed_at()));
+        let lease = run.as_ref().map(ClaimedRun::lease);
+        let held = run.as_ref().map(|run| (run.lease(), run.claimed_at()));
         let intent = run.as_ref().and_then(ClaimedRun::intent);
-        let heartbeat = shared.engine.heartbeat(context.policy().terms(), lease, intent);
+        let heartbeat = shared.engine.heartbeat(context.policy().terms(), held, intent);
         let (handler_claim, anonymous) = (handler_claim.as_ref(), anonymous.as_deref());
         let buffers = buffers.as_mut().expect("the body was read");
         let mut call =
-            Run { shared, context, handler_claim, anonymous, buffers, info, heartbeat, started, ended: None };
-        let sent = match call.send(app, parts, body, state).await {
-            Ok(sent) => sent,
+            Run { shared, context, handler_claim, anonymous, buffers, lease, heartbeat, started, ended: None };
+        let (mut head, mut reply_body) = (None, pin!(None));
+        let deadline = match call.send(app, parts, body, (&mut head, reply_body.as_mut()), state).await {
+            Ok(deadline) => deadline,
             Err(outcome) => return (outcome, call.end()),
         };
-        let outcome = call.read_reply(sent, state).await;
+        let reply = (head.as_mut().expect(REPLY), reply_body.as_mut().as_pin_mut().expect(REPLY));
+        let outcome = call.read_reply(reply, deadline, state).await;
         (outcome, call.end())
     }
 }
 
-/// The reply of an app, or `None` if it panicked.
-type CaughtReply<RB> = Option<Result<Response<RB>, AppError<RB>>>;
+/// Where the head and the body of an app's reply are put. Futures on their way would move them.
+type ReplySlot<'a, RB> = (&'a mut Option<response::Parts>, Pin<&'a mut Option<RB>>);
 
-/// The response in a reply, or the outcome of a run without one.
-fn received<RB>(sent: CaughtReply<RB>) -> Result<Response<RB>, RunOutcome<AppAnswer>> {
+/// How a call of an app ended, or `None` if it panicked.
+type CaughtCall = Option<Result<(), DispatchOutcome>>;
+
+/// The outcome of a run without a reply.
+fn check_received(sent: CaughtCall) -> Result<(), RunOutcome<AppAnswer>> {
     match sent {
-        Some(Ok(response)) => Ok(response),
-        Some(Err(AppError { outcome: DispatchOutcome::NotSent(why), .. })) => {
+        Some(Ok(())) => Ok(()),
+        Some(Err(DispatchOutcome::NotSent(why))) => {
             Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, why)))
         }
-        Some(Err(AppError { outcome: DispatchOutcome::ResponseLost(why), .. })) => Err(lost(&why)),
-        Some(Err(AppError { outcome: DispatchOutcome::TimedOut(why), .. })) => {
+        Some(Err(DispatchOutcome::ResponseLost(why))) => Err(lost(&why)),
+        Some(Err(DispatchOutcome::TimedOut(why))) => {
             let refusal = Refusal::new(RefusalReason::UpstreamTimeout, why);
             Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::NoLateAnswer))
         }
@@ -120,33 +130,41 @@ fn received<RB>(sent: CaughtReply<RB>) -> Result<Response<RB>, RunOutcome<AppAns
 }
 
 impl Run<'_> {
-    /// Returns the head of the app's response and the deadline of its body. `Err` contains the outcome of a run without
-    /// a response.
+    /// Puts the app's reply into its slot, and returns the deadline of its body. `Err` contains the outcome of a run
+    /// without a reply.
     async fn send<A, B>(
-        &mut self, app: &mut A, parts: &mut Option<Parts>, body: &mut ReadBody, state: &WorkState<A::Body>,
-    ) -> Result<(Response<A::Body>, Instant), RunOutcome<AppAnswer>>
+        &mut self, app: &mut A, parts: &mut Option<Parts>, body: &mut ReadBody,
+        (reply_head, mut reply_body): ReplySlot<'_, A::Body>, state: &WorkState<A::Body>,
+    ) -> Result<Instant, RunOutcome<AppAnswer>>
     where
         A: App<B>,
     {
         let (context, policy, send_state) = (self.context, self.context.policy(), SendState::default());
-        let adds_request_id = A::ADDS_HEADERS && context.adds_request_id();
-        let request_id = adds_request_id.then_some(&context.request_id);
-        let call = AppCall { run: self.info, request_id, claim: self.handler_claim, send_state: Some(&send_state) };
+        let (lease, claim, sending_state) = (self.lease, self.handler_claim, &send_state);
         // The call itself may panic before it returns a future. The request is built where it is needed: it is large.
         let mut sending = pin!(catch_panic(async move {
-            let parts = parts.take().expect("an operation runs once");
-            let request = prepare_request(context, call.run, A::ADDS_HEADERS, parts, std::mem::take(body));
-            app.send(request, call).await
+            let run = lease.map(RunInfo::of);
+            let request = {
+                prepare_headers(context, run, A::ADDS_HEADERS, &mut parts.as_mut().expect(ONCE).headers, body);
+                let ReadBody { data, trailers, .. } = std::mem::take(body);
+                let body = RequestBody::whole(data, trailers.map(|trailers| *trailers));
+                Request::from_parts(parts.take().expect(ONCE), body)
+            };
+            let adds_request_id = A::ADDS_HEADERS && context.adds_request_id();
+            let request_id = adds_request_id.then_some(&context.request_id);
+            let call = AppCall { run, request_id, claim, send_state: Some(sending_state) };
+            let (head, body) = app.send(request, call).await.map_err(|error| error.outcome)?.into_parts();
+            *reply_head = Some(head);
+            reply_body.set(Some(body));
+            Ok(())
         }));
         let deadline = self.started + policy.timeout;
         let limit = (!A::HAS_OWN_DEADLINE).then_some(deadline);
         let sent = self.heartbeat.keep(limit, sending.as_mut()).await;
         match sent {
             // The app's own deadline is that of the response's head.
-            Some(sent) if A::HAS_OWN_DEADLINE => {
-                received(sent).map(|response| (response, Instant::now() + policy.timeout))
-            }
-            Some(sent) => received(sent).map(|response| (response, deadline)),
+            Some(sent) if A::HAS_OWN_DEADLINE => check_received(sent).map(|()| Instant::now() + policy.timeout),
+            Some(sent) => check_received(sent).map(|()| deadline),
             None if send_state.is_unsent() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
                 Err(RunOutcome::NotStarted(Refusal::new(RefusalReason::UpstreamUnreachable, detail)))
@@ -158,91 +176,88 @@ impl Run<'_> {
 
     /// Refuses the client, and goes on waiting for the app.
     async fn await_late<RB>(
-        &mut self, sending: Pin<&mut impl Future<Output = CaughtReply<RB>>>, deadline: Instant, state: &WorkState<RB>,
-    ) -> Result<(Response<RB>, Instant), RunOutcome<AppAnswer>> {
+        &mut self, sending: Pin<&mut impl Future<Output = CaughtCall>>, deadline: Instant, state: &WorkState<RB>,
+    ) -> Result<Instant, RunOutcome<AppAnswer>> {
         let refusal = Refusal::new(RefusalReason::UpstreamTimeout, "no answer came in time");
         let late_answer = self.context.policy().late_answer_or_lease();
-        let Some(run) = self.info.filter(|_| !late_answer.is_zero()) else {
+        let Some(lease) = self.lease.filter(|_| !late_answer.is_zero()) else {
             return Err(RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), UnknownCause::TimedOut));
         };
         // The client is refused now; the work continues in the background.
-        self.context.set_run(self.started.elapsed(), Some(run.attempt));
+        self.context.set_run(self.started.elapsed(), Some(lease.attempt));
         self.context.set_late();
         state.respond_early(self.context.refuse_and_report(self.shared, &refusal));
         let waiting = Box::pin(self.shared.late_answers.wait(late_answer, sending));
         let sent = self.heartbeat.keep(None, pin!(waiting)).await.expect("it has no deadline");
         let sent = sent.map_err(|cause| RunOutcome::Park(AppAnswer::Refused(Box::new(refusal)), cause))?;
-        received(sent).map(|response| (response, deadline + late_answer))
+        check_received(sent).map(|()| deadline + late_answer)
     }
 
     /// Records how long the run took, and returns when it ended.
     fn end(&self) -> Instant {
         let ended = self.ended.unwrap_or_else(Instant::now);
-        self.context.set_run(ended - self.started, self.info.map(|run| run.attempt));
+        if self.shared.engine.is_observed() {
+            self.context.set_run(ended - self.started, self.lease.map(|lease| lease.attempt));
+        }
         ended
     }
 
     /// Reads the whole response and classifies it. The body must end before the deadline.
-    ///
-    /// Not an `async fn`, which would store the response twice.
-    fn read_reply<RB>(
-        &mut self, (response, deadline): (Response<RB>, Instant), state: &WorkState<RB>,
-    ) -> impl Future<Output = RunOutcome<AppAnswer>>
+    async fn read_reply<RB>(
+        &mut self, (parts, mut body): (&mut response::Parts, Pin<&mut RB>), deadline: Instant, state: &WorkState<RB>,
+    ) -> RunOutcome<AppAnswer>
     where
         RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     {
-        let (mut parts, body) = response.into_parts();
-        async move {
-            if parts.status.is_informational() {
-                return lost("the app answered with an upgrade that was not asked for");
+        if parts.status.is_informational() {
+            return lost("the app answered with an upgrade that was not asked for");
+        }
+        let policy = self.context.policy();
+        let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(parts)).unwrap_or_default();
+        let live = is_event_stream(&parts.headers);
+        let read = {
+            let reading = pin!(inner_response::read(body.as_mut(), policy.max_response, live));
+            self.heartbeat.keep(Some(deadline), reading).await
+        };
+        self.ended = Some(Instant::now());
+        let (body, trailers, answer) = match read {
+            None => return timed_out(),
+            Some(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
+            Some(Ok(BufferedBody::Whole(whole, trailers))) => {
+                self.buffers.count(whole.len() as u64);
+                (RecordBody::Whole(whole), trailers, AppAnswer::Whole)
             }
-            let policy = self.context.policy();
-            let cookies = self.anonymous.map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
-            let mut body = pin!(body);
-            let live = is_event_stream(&parts.headers);
-            let read = {
-                let reading = pin!(inner_response::read(body.as_mut(), policy.max_response, live));
-                self.heartbeat.keep(Some(deadline), reading).await
-            };
-            self.ended = Some(Instant::now());
-            let (body, trailers, answer) = match read {
-                None => return timed_out(),
-                Some(Err(error)) => return lost(&format!("the app's answer was lost: {error}")),
-                Some(Ok(BufferedBody::Whole(whole, trailers))) => {
-                    self.buffers.count(whole.len() as u64);
-                    (RecordBody::Whole(whole), trailers, AppAnswer::Whole)
-                }
-                Some(Ok(BufferedBody::TooLong(begun))) => {
-                    match Box::pin(self.stream(&parts, begun, body.as_mut(), state)).await {
-                        Err(UnknownCause::TimedOut | UnknownCause::NoLateAnswer) => return timed_out(),
-                        Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
-                            return lost("the app's answer broke off");
-                        }
-                        Ok((record, tail)) => {
-                            self.ended = Some(Instant::now());
-                            (record, tail.trailers.clone().map(Box::new), AppAnswer::Tail(parts.status, Box::new(tail)))
-                        }
+            Some(Ok(BufferedBody::TooLong(begun))) => {
+                match Box::pin(self.stream(parts, begun, body.as_mut(), state)).await {
+                    Err(UnknownCause::TimedOut | UnknownCause::NoLateAnswer) => return timed_out(),
+                    Err(UnknownCause::ConnectionLost | UnknownCause::AppSaidSo) => {
+                        return lost("the app's answer broke off");
+                    }
+                    Ok((record, tail)) => {
+                        self.ended = Some(Instant::now());
+                        (record, tail.trailers.clone().map(Box::new), AppAnswer::Tail(parts.status, Box::new(tail)))
                     }
                 }
-            };
-            let whole = match &body {
-                RecordBody::Whole(whole) => whole.clone(),
-                RecordBody::Digest { .. } | RecordBody::None => Bytes::new(),
-            };
-            let (status, headers, times) = (parts.status, &parts.headers, self.times());
-            let app_reply = AppReply { status, headers, body, trailers: trailers.as_deref(), cookies, times };
-            let meaning = self.context.route.protocol.rules().judge(policy, app_reply);
-            if let AppAnswer::Whole = answer {
-                parts.extensions.clear();
-                let body = ResponseBody::whole(whole, trailers.map(|trailers| *trailers));
-                state.set_reply(Response::from_parts(parts, body));
             }
-            match meaning {
-                ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
-                ReplyMeaning::Release => RunOutcome::Release(answer),
-                ReplyMeaning::Unknown => RunOutcome::Park(answer, UnknownCause::AppSaidSo),
-                ReplyMeaning::Incomplete(why) => lost(why),
-            }
+        };
+        let whole = match &body {
+            RecordBody::Whole(whole) => whole.clone(),
+            RecordBody::Digest { .. } | RecordBody::None => Bytes::new(),
+        };
+        let (status, headers, times) = (parts.status, &parts.headers, self.times());
+        let app_reply = AppReply { status, headers, body, trailers: trailers.as_deref(), cookies, times };
+        let meaning = self.context.route.protocol.rules().judge(policy, app_reply);
+        if let AppAnswer::Whole = answer {
+            let mut response = Response::new(ResponseBody::whole(whole, trailers.map(|trailers| *trailers)));
+            (*response.status_mut(), *response.version_mut()) = (parts.status, parts.version);
+            *response.headers_mut() = std::mem::take(&mut parts.headers);
+            state.set_response(response);
+        }
+        match meaning {
+            ReplyMeaning::Remember(completed) => RunOutcome::Complete(answer, completed),
+            ReplyMeaning::Release => RunOutcome::Release(answer),
+            ReplyMeaning::Unknown => RunOutcome::Park(answer, UnknownCause::AppSaidSo),
+            ReplyMeaning::Incomplete(why) => lost(why),
         }
     }
 
@@ -254,7 +269,7 @@ impl Run<'_> {
 
     /// Responds while the body is still arriving.
     async fn stream<RB>(
-        &mut self, parts: &http::response::Parts, begun: Bytes, body: Pin<&mut RB>, state: &WorkState<RB>,
+        &mut self, parts: &response::Parts, begun: Bytes, body: Pin<&mut RB>, state: &WorkState<RB>,
     ) -> Result<(RecordBody, StreamTail), UnknownCause>
     where
         RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
@@ -284,35 +299,33 @@ impl Run<'_> {
     }
 }
 
-/// Builds the request for an app, which may add the headers of the run itself.
-fn prepare_request<B>(
-    context: &RequestContext, run: Option<RunInfo>, app_adds_headers: bool, mut parts: Parts, body: ReadBody,
-) -> Request<RequestBody<B>> {
-    let ReadBody { data, trailers, .. } = body;
+/// Sets the headers of the request for an app, which may add those of the run itself.
+fn prepare_headers(
+    context: &RequestContext, run: Option<RunInfo>, app_adds_headers: bool, headers: &mut HeaderMap, body: &ReadBody,
+) {
     // The stored response must be readable by every later client, whatever codings it accepts.
     let sent = &context.sent_names;
     for name in [header::ACCEPT_ENCODING, header::EXPECT].iter().filter(|name| sent.may_have(name)) {
-        parts.headers.remove(name);
+        headers.remove(name);
     }
     if !app_adds_headers {
-        parts.headers.reserve(4);
+        headers.reserve(4);
     }
     if !app_adds_headers || !context.adds_request_id() {
-        context.set_request_id(&mut parts.headers);
+        context.set_request_id(headers);
     }
-    context.route.protocol.rules().prepare_request(&mut parts.headers, context.policy());
-    if trailers.is_none()
+    context.route.protocol.rules().prepare_request(headers, context.policy());
+    if body.trailers.is_none()
         && sent.may_have(&header::TRANSFER_ENCODING)
-        && parts.headers.remove(header::TRANSFER_ENCODING).is_some()
+        && headers.remove(header::TRANSFER_ENCODING).is_some()
     {
-        parts.headers.insert(header::CONTENT_LENGTH, data.len().into());
+        headers.insert(header::CONTENT_LENGTH, body.data.len().into());
     }
     if let Some(run) = run.filter(|_| !app_adds_headers) {
-        parts.headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
-        parts.headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
-        parts.headers.insert(OPERATION_HEADER, header_value::from_bytes(&run.operation.hex()));
+        headers.insert(ATTEMPT_HEADER, header_value::from_number(run.attempt.into()));
+        headers.insert(FENCE_HEADER, header_value::from_number(run.fence));
+        headers.insert(OPERATION_HEADER, header_value::from_bytes(&run.operation.hex()));
     }
-    Request::from_parts(parts, RequestBody::whole(data, trailers.map(|trailers| *trailers)))
 }
 
 /// Reads the list of tools of an MCP server, in the name of the caller of one. Returns the names of those that need no

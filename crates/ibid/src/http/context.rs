@@ -22,10 +22,10 @@ use super::{
     body::{ResponseBody, WholeBody},
     budget::{BudgetClient, MemoryAccount},
     key_headers, refusal_style,
+    request::RequestIdentity,
     request_id::{self, REQUEST_ID},
 };
 use crate::{
-    fingerprint::PartDigests,
     key::{KeySource, MaskedKey},
     observe::{RequestOutcome, RequestReport},
     policy::{CheckedPolicy, Policy, RefusalFormat},
@@ -33,7 +33,7 @@ use crate::{
     refusal::Refusal,
     scope::{TokenVerification, TrustedProxies},
     sent_names::SentNames,
-    store::{Address, ClaimToken},
+    store::ClaimToken,
     time::now_ms,
 };
 
@@ -86,9 +86,9 @@ pub(crate) struct RequestContext {
     pub(super) route: Arc<Route>,
     /// The masked key; empty without one.
     pub(crate) key: MaskedKey,
-    pub(super) address: Option<Address>,
+    /// Known once the body is read.
+    pub(super) identity: Option<RequestIdentity>,
     pub(super) claim_token: Option<ClaimToken>,
-    pub(super) part_digests: Option<PartDigests>,
     /// The id of a JSON-RPC request, as JSON.
     pub(crate) message_id: Option<Box<str>>,
     pub(super) client: BudgetClient,
@@ -137,9 +137,8 @@ impl RequestContext {
         Self {
             route: route.clone(),
             key: MaskedKey::default(),
-            address: None,
+            identity: None,
             claim_token: sender.claim_token,
-            part_digests: None,
             message_id: None,
             client: BudgetClient::new(sender),
             client_address: match settings {
@@ -181,6 +180,11 @@ impl RequestContext {
 
     pub(crate) fn policy(&self) -> &CheckedPolicy {
         &self.route.policy
+    }
+
+    /// What tells a claimed request from all others.
+    pub(super) fn identity(&self) -> &RequestIdentity {
+        self.identity.as_ref().expect("a claimed request has an identity")
     }
 
     pub(super) fn request_id(&self) -> &str {
@@ -256,7 +260,7 @@ impl RequestContext {
             method: self.method.as_str(),
             path: self.target.as_ref().map_or("", PathAndQuery::path),
             key: self.key.as_str(),
-            address: self.address,
+            address: self.identity.as_ref().map(|identity| identity.address),
             outcome,
             status,
             attempt,
@@ -265,7 +269,7 @@ impl RequestContext {
             client_address: self.client_address,
             request_id: self.request_id.to_str().unwrap_or_default(),
             user_agent: self.user_agent.as_ref().map(|agent| agent.as_bytes()),
-            parts: self.part_digests,
+            parts: self.identity.as_ref().and_then(|identity| identity.digests),
         });
     }
 }

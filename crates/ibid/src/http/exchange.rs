@@ -44,7 +44,8 @@ const PARTS: &str = "the head is there until the request is sent";
 /// each other would be copied each time.
 pub(super) struct Exchange {
     pub(super) shared: Arc<LayerState>,
-    pub(super) context: RequestContext,
+    /// Boxed, because it is large, and the exchange is moved.
+    pub(super) context: Box<RequestContext>,
     pub(super) keyed: KeyedRequest,
     /// Further routes under which the request has a key.
     pub(super) others: Vec<(Arc<Route>, KeyedRequest)>,
@@ -59,30 +60,25 @@ pub(super) struct Exchange {
     /// Boxed, because most callers are named.
     pub(super) anonymous: Option<Box<AnonymousCaller>>,
     /// The result of [`identify`](Self::identify), if it is known already.
-    identified: Option<Result<RequestIdentity, NotClaimedReason>>,
+    identified: Option<Result<(), NotClaimedReason>>,
     /// When the store was looked into for a recorded answer, if there was none.
     absent_at: Option<Instant>,
 }
 
 /// The result of [`Exchange::begin`].
-pub(super) enum BegunExchange<'a, RB> {
-    /// The client gets this response.
-    Respond(Response<ResponseBody<RB>>),
-    RespondLater(LargeReplay<'a, RB>),
+pub(super) enum BegunExchange<'a> {
+    /// The client gets the response that was set.
+    Responded,
+    /// The client gets the response that this future sets.
+    RespondLater(LateResponse<'a>),
     /// The body contains no key, and needs none: the request passes through.
     Pass,
     /// The operation runs now. If the exchange is dropped before its end, the outcome is unknown.
     Run,
 }
 
-impl<'a, RB> BegunExchange<'a, RB> {
-    fn of_replay(replay: Result<Response<ResponseBody<RB>>, LargeReplay<'a, RB>>) -> Self {
-        match replay {
-            Ok(response) => Self::Respond(response),
-            Err(later) => Self::RespondLater(later),
-        }
-    }
-}
+/// Sets the response once there is memory for it.
+pub(super) type LateResponse<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Why a request is not claimed.
 pub(super) enum NotClaimedReason {
@@ -96,8 +92,9 @@ pub(super) enum NotClaimedReason {
 }
 
 impl Exchange {
+    #[inline(always)]
     pub(super) fn new(
-        shared: &Arc<LayerState>, context: RequestContext, parts: Parts, keyed: KeyedRequest,
+        shared: &Arc<LayerState>, context: Box<RequestContext>, parts: Parts, keyed: KeyedRequest,
         others: Vec<(Arc<Route>, KeyedRequest)>,
     ) -> Self {
         Self {
@@ -138,12 +135,14 @@ impl Exchange {
             }
             Err(why) => Err(why),
         };
-        if let Ok(identity) = &identified {
+        if identified.is_ok() {
             let Self { shared, context, .. } = &*self;
+            let (identity, content) = (context.identity(), (&*self.body.data, self.body.trailers.as_deref()));
             let now = shared.engine.measured(context.started);
             match shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
                 Some(entry) => {
                     if let Ok(response) = replay(shared, entry, StoredAs::Recorded, context) {
+                        identity.remember(shared, context, self.parts.as_ref().expect(PARTS), content);
                         return Some(response);
                     }
                 }
@@ -156,9 +155,9 @@ impl Exchange {
 
     /// Decides what happens to the request. After `state.mark_claimed()`, the work runs to its end even if the client
     /// leaves.
-    pub(super) async fn begin<A, B>(
-        &mut self, app: &mut A, mut body: Pin<&mut B>, state: &WorkState<A::Body>,
-    ) -> BegunExchange<'_, A::Body>
+    pub(super) async fn begin<'a, A, B>(
+        &'a mut self, app: &mut A, mut body: Pin<&mut B>, state: &'a WorkState<A::Body>,
+    ) -> BegunExchange<'a>
     where
         A: App<B>,
         B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
@@ -169,33 +168,34 @@ impl Exchange {
         if let Some(at) = self.keyed.cookies_only_at(&self.shared, self.context.policy())
             && let Err(refusal) = Box::pin(anonymous::check_cookies(&self.shared, headers, &at, None)).await
         {
-            return BegunExchange::Respond(self.context.refuse_and_report(&self.shared, &refusal));
+            return self.refuse(&refusal, state);
         }
         if A::SENDS_OTHERS && self.context.policy().tools == Some(ToolSelection::Annotations) {
             match Box::pin(self.passes_by_annotations(app, body.as_mut())).await {
-                Ok(true) => return self.decline(NotClaimedReason::Keyless),
+                Ok(true) => return self.decline(NotClaimedReason::Keyless, state),
                 Ok(false) => {}
-                Err(why) => return self.decline(why),
+                Err(why) => return self.decline(why, state),
             }
         }
-        let identity = match self.prepare(body).await {
-            Ok(identity) => identity,
-            Err(why) => return self.decline(why),
-        };
+        if let Err(why) = self.prepare(body).await {
+            return self.decline(why, state);
+        }
         let Self { shared, context, keyed, parts, body, run, handler_claim, anonymous, absent_at, .. } = self;
-        let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
+        let (shared, parts, context) = (&**shared, parts.as_ref().expect(PARTS), &*context);
+        let identity = context.identity();
         let now = match absent_at {
             Some(at) => *at,
             None => {
                 // Most bodies arrive with their head, in no time.
                 let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
                 if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
-                    return BegunExchange::of_replay(replay(shared, entry, StoredAs::Recorded, context));
+                    identity.remember(shared, context, parts, (&body.data, body.trailers.as_deref()));
+                    return self.replay(entry, StoredAs::Recorded, state);
                 }
                 now
             }
         };
-        let mut request = keyed.claim(&identity, context, parts);
+        let mut request = keyed.claim(context, parts);
         if let Some(token) = context.claim_token {
             request.token = token;
         }
@@ -214,22 +214,30 @@ impl Exchange {
             body_type: std::marker::PhantomData::<fn(B)>,
         };
         let (terms, guard) = (context.policy().terms(), context.policy().guard.as_ref());
-        let begun = match (shared.engine.begin_at(now, terms, request, &mut claimant).await, guard.zip(identity.intent))
-        {
-            (BeginOutcome::Run(run), Some((guard, intent))) => {
-                Box::pin(shared.engine.claim_intent(terms, guard, intent, context.key.as_str(), run)).await
+        let begun = match guard.zip(identity.intent) {
+            None => shared.engine.begin_at(now, terms, request, &mut claimant).await,
+            Some((guard, intent)) => {
+                // Boxed, because most routes have no guard.
+                let guarded = Box::pin(async {
+                    match shared.engine.begin_at(now, terms, request, &mut claimant).await {
+                        BeginOutcome::Run(run) => {
+                            let key = context.key.as_str();
+                            Box::pin(shared.engine.claim_intent(terms, guard, intent, key, run)).await
+                        }
+                        begun => begun,
+                    }
+                });
+                guarded.await
             }
-            (begun, _) => begun,
         };
         *run = match begun {
             BeginOutcome::Run(run) => Some(run),
             BeginOutcome::RunUnprotected => None,
             BeginOutcome::Replay(entry, stored) => {
-                return BegunExchange::of_replay(replay(shared, entry, stored, context));
+                identity.remember(shared, context, parts, (&body.data, body.trailers.as_deref()));
+                return self.replay(entry, stored, state);
             }
-            BeginOutcome::Refused(refusal) => {
-                return BegunExchange::Respond(context.refuse_and_report(shared, &refusal));
-            }
+            BeginOutcome::Refused(refusal) => return self.refuse(&refusal, state),
         };
         let claim = run.as_ref().filter(|_| A::USES_CLAIM && context.route.protocol.rules().is_plain_http());
         *handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
@@ -256,23 +264,42 @@ impl Exchange {
     }
 
     /// What the client of a request gets that is not claimed.
-    fn decline<RB>(&self, why: NotClaimedReason) -> BegunExchange<'_, RB> {
+    fn decline<RB>(&self, why: NotClaimedReason, state: &WorkState<RB>) -> BegunExchange<'static> {
         let Self { shared, context, .. } = self;
-        BegunExchange::Respond(match why {
+        state.set_response(match why {
             NotClaimedReason::Keyless => {
                 context.report(shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS);
                 return BegunExchange::Pass;
             }
-            NotClaimedReason::Refused(refusal) => context.refuse_and_report(shared, &refusal),
+            NotClaimedReason::Refused(refusal) => return self.refuse(&refusal, state),
             NotClaimedReason::TimedOut => {
                 incomplete_body(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time", context)
             }
             NotClaimedReason::Malformed(detail) => incomplete_body(StatusCode::BAD_REQUEST, detail, context),
-        })
+        });
+        BegunExchange::Responded
+    }
+
+    fn refuse<RB>(&self, refusal: &Refusal, state: &WorkState<RB>) -> BegunExchange<'static> {
+        state.set_response(self.context.refuse_and_report(&self.shared, refusal));
+        BegunExchange::Responded
+    }
+
+    /// Replays a recorded answer.
+    fn replay<'a, RB: Send + 'static>(
+        &'a self, entry: CompletedEntry, stored: StoredAs, state: &'a WorkState<RB>,
+    ) -> BegunExchange<'a> {
+        match replay(&self.shared, entry, stored, &self.context) {
+            Ok(response) => {
+                state.set_response(response);
+                BegunExchange::Responded
+            }
+            Err(later) => BegunExchange::RespondLater(Box::pin(async move { state.set_response(later.await) })),
+        }
     }
 
     /// Reads the body and prepares the claim.
-    pub(super) async fn prepare<B>(&mut self, body: Pin<&mut B>) -> Result<RequestIdentity, NotClaimedReason>
+    pub(super) async fn prepare<B>(&mut self, body: Pin<&mut B>) -> Result<(), NotClaimedReason>
     where
         B: Body<Data: Buf, Error: Into<BoxError>>,
     {
@@ -283,19 +310,19 @@ impl Exchange {
             let Self { shared, context, keyed, body: read, buffers, .. } = self;
             *buffers = Some(read_body(shared, &context.route, &context.client, keyed.length, body, read).await?);
         }
-        let identity = self.identify()?;
+        self.identify()?;
         if self.keyed.caller == CallerKind::CookiesOnly {
-            let headers = &self.parts.as_ref().expect(PARTS).headers;
+            let (headers, identity) = (&self.parts.as_ref().expect(PARTS).headers, self.context.identity());
             let (address, fingerprint) = (&identity.address, Some(&identity.fingerprint));
             let known = anonymous::check_cookies(&self.shared, headers, address, fingerprint);
             Box::pin(known).await.map_err(NotClaimedReason::Refused)?;
         }
-        Ok(identity)
+        Ok(())
     }
 
     /// Finds key, fingerprint and address of a request whose body was read. The first of the routes under which the body
     /// contains a key governs.
-    fn identify(&mut self) -> Result<RequestIdentity, NotClaimedReason> {
+    fn identify(&mut self) -> Result<(), NotClaimedReason> {
         let Self { shared, context, keyed, others, parts, body: read, slot, .. } = self;
         let (shared, parts) = (&**shared, parts.as_ref().expect(PARTS));
         let body = &*read.data;
@@ -323,15 +350,14 @@ impl Exchange {
         // Only after the body is complete, so that slow senders do not occupy slots.
         let entered = shared.engine.running().try_enter(shared.settings.max_running);
         *slot = Some(entered.ok_or_else(|| NotClaimedReason::Refused(overloaded()))?);
-        let RequestIdentity { address, fingerprint, digests, .. } = &identity;
-        (context.address, context.part_digests) = (Some(*address), *digests);
+        let RequestIdentity { address, fingerprint, .. } = *context.identity.insert(identity);
         if context.key.is_empty() {
             context.key = MaskedKey::of(keyed.key());
         }
         if context.policy().scope.iter().any(ScopePart::names_caller) {
-            shared.shared_key_detector.check(keyed.key(), fingerprint, address);
+            shared.shared_key_detector.check(keyed.key(), &fingerprint, &address);
         }
-        Ok(identity)
+        Ok(())
     }
 
     /// The request as it passes through, with its body as far as it was read and `rest`, unless it is whole.
@@ -368,9 +394,9 @@ where
 {
     let ResumedRun { route, lease, requested_at_ms } = run;
     let names = SentNames::of(&parts.headers);
-    let mut context = RequestContext::new(shared, &route, &parts, sender, names);
+    let mut context = Box::new(RequestContext::new(shared, &route, &parts, sender, names));
     context.requested_at_ms = requested_at_ms;
-    context.address = Some(lease.request.address);
+    context.identity = Some(RequestIdentity::of_claim(&lease.request));
     context.key = MaskedKey::of(lease.request.tags.key());
     let (running, state) = (shared.engine.running().clone(), WorkState::new());
     state.mark_claimed();
@@ -383,18 +409,14 @@ where
         if let Ok(Some(ClaimOutcome::Completed(entry))) = engine.peek(&lease.request.address).await
             && entry.fence == lease.fence
         {
-            let replay = replay(&exchange.shared, entry, StoredAs::Recorded, &exchange.context);
-            return match replay {
-                Ok(response) => Some(response),
-                Err(later) => Some(later.await),
-            };
+            if let BegunExchange::RespondLater(response) = exchange.replay(entry, StoredAs::Recorded, &work_state) {
+                response.await;
+            }
+            return;
         }
         exchange.run = Some(engine.resume(exchange.context.policy(), lease));
         let (outcome, now) = exchange.run(&mut app, &work_state).await;
-        match exchange.end(now, outcome, &work_state).await {
-            Ok(response) => response,
-            Err(later) => Some(later.await),
-        }
+        exchange.end(now, outcome, &work_state).await;
     });
     ResponseFuture::running(work, state, running)
 }
@@ -436,79 +458,88 @@ impl<A: App<B>, B: Send + 'static> Claimant for RequestClaimant<'_, A, B> {
 }
 
 impl Exchange {
-    /// Settles the run, which ended `now`. Not an `async fn`, which would store the outcome twice.
-    fn settle(&mut self, now: Instant, outcome: RunOutcome<AppAnswer>) -> impl Future<Output = Decision<AppAnswer>> {
-        let Self { shared, context, run, handler_claim, anonymous, .. } = self;
-        let mut outcome = match handler_claim {
+    /// The outcome of the run to settle, in place of the one that the handler's answer has.
+    fn final_outcome(&self, outcome: RunOutcome<AppAnswer>) -> RunOutcome<AppAnswer> {
+        let mut outcome = match &self.handler_claim {
             Some(claim) => delegated_outcome(claim, outcome),
             None => outcome,
         };
         if let RunOutcome::Complete(_, answer) = &mut outcome {
-            anonymous.iter().for_each(|anonymous| anonymous.mark_recorded());
-            shared.compress(answer);
+            self.anonymous.iter().for_each(|anonymous| anonymous.mark_recorded());
+            self.shared.compress(answer);
         }
-        let (engine, terms) = (&shared.engine, context.policy().terms());
-        async move {
-            match run {
-                Some(held) => {
-                    let decision = engine.end_at(now, terms, held, outcome, |_| None).await;
-                    *run = None;
-                    decision
-                }
-                None => Decision::unprotected(outcome),
-            }
-        }
+        outcome
     }
 
-    /// Settles the run, which ended `now`, and builds the response. Returns `None` if the client already has it.
-    pub(super) async fn end<RB: Send + 'static>(
+    /// Settles the run, which ended `now`, and sets the response, unless the client already has it. Not an `async fn`,
+    /// which would store the outcome twice.
+    pub(super) fn end<RB: Send + 'static>(
         &mut self, now: Instant, outcome: RunOutcome<AppAnswer>, state: &WorkState<RB>,
-    ) -> Result<Option<Response<ResponseBody<RB>>>, LargeReplay<'_, RB>> {
-        let decision = self.settle(now, outcome).await;
-        let Self { shared, context, anonymous, .. } = self;
-        let (shared, context) = (&**shared, &*context);
-        if let Some(anonymous) = anonymous.take().filter(|anonymous| anonymous.has_unrecorded()) {
-            Box::pin(anonymous.store_cookies(&shared.engine)).await;
-        }
-        if context.is_late() {
-            let outcome = match &decision {
-                Decision::Ran(_, stored) => request_outcome(*stored),
-                Decision::Replay(..) => RequestOutcome::Replayed,
-                Decision::Refused(refusal) => RequestOutcome::Refused(refusal.reason),
+    ) -> impl Future<Output = ()> {
+        let outcome = self.final_outcome(outcome);
+        async move {
+            let Self { shared, context, anonymous, run, .. } = self;
+            let decision = match run.as_mut() {
+                Some(held) => shared.engine.end_at(now, context.policy().terms(), held, outcome, |_| None).await,
+                None => Decision::unprotected(outcome),
             };
-            let address = &context.address.expect("a claimed request has an address");
-            shared.engine.observer().on_event(&EngineEvent::LateAnswer { address, outcome });
-            return Ok(None);
-        }
-        let (response, stored) = match decision {
-            Decision::Ran(AppAnswer::Whole, stored) => {
-                let mut response = state.take_reply().expect("a whole answer has a response");
-                rules::complete_first_response(&mut response, Some(stored), context);
-                let length = response.body().whole_length();
-                if length > MAX_UNCOUNTED_RESPONSE_BYTES {
-                    let reservation = shared.budget.send(&context.client);
-                    reservation.count(length);
-                    response.body_mut().attach_reservation(reservation);
+            *run = None;
+            let (shared, context) = (&**shared, &*context);
+            if let Some(anonymous) = anonymous.take().filter(|anonymous| anonymous.has_unrecorded()) {
+                Box::pin(anonymous.store_cookies(&shared.engine)).await;
+            }
+            if context.is_late() {
+                let outcome = match &decision {
+                    Decision::Ran(_, stored) => request_outcome(*stored),
+                    Decision::Replay(..) => RequestOutcome::Replayed,
+                    Decision::Refused(refusal) => RequestOutcome::Refused(refusal.reason),
+                };
+                let address = &context.identity().address;
+                shared.engine.observer().on_event(&EngineEvent::LateAnswer { address, outcome });
+                return;
+            }
+            let stored = match decision {
+                Decision::Ran(AppAnswer::Whole, stored) => {
+                    state.with_response(|response| {
+                        rules::complete_first_response(response, Some(stored), context);
+                        let length = response.body().whole_length();
+                        if length > MAX_UNCOUNTED_RESPONSE_BYTES {
+                            let reservation = shared.budget.send(&context.client);
+                            reservation.count(length);
+                            response.body_mut().attach_reservation(reservation);
+                        }
+                    });
+                    stored
                 }
-                (response, stored)
-            }
-            Decision::Ran(AppAnswer::Tail(status, tail), stored) => {
-                let rules = context.route.protocol.rules();
-                let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
-                Box::pin(tail.send()).await;
-                context.report(shared, request_outcome(stored), status);
-                return Ok(None);
-            }
-            Decision::Ran(AppAnswer::Refused(refusal), stored) => (context.refuse(&refusal), stored),
-            Decision::Ran(AppAnswer::Panicked, stored) => {
-                let detail = "the handler failed; whether the operation took place is not known";
-                (context.fail(StatusCode::INTERNAL_SERVER_ERROR, detail), stored)
-            }
-            Decision::Replay(entry, stored) => return replay(shared, entry, stored, context).map(Some),
-            Decision::Refused(refusal) => return Ok(Some(context.refuse_and_report(shared, &refusal))),
-        };
-        context.report(shared, request_outcome(stored), context.status(&response));
-        Ok(Some(response))
+                Decision::Ran(AppAnswer::Tail(status, tail), stored) => {
+                    let rules = context.route.protocol.rules();
+                    let status = rules.status(status, &HeaderMap::new(), tail.trailers.as_ref());
+                    Box::pin(tail.send()).await;
+                    context.report(shared, request_outcome(stored), status);
+                    return;
+                }
+                Decision::Ran(AppAnswer::Refused(refusal), stored) => {
+                    state.set_response(context.refuse(&refusal));
+                    stored
+                }
+                Decision::Ran(AppAnswer::Panicked, stored) => {
+                    let detail = "the handler failed; whether the operation took place is not known";
+                    state.set_response(context.fail(StatusCode::INTERNAL_SERVER_ERROR, detail));
+                    stored
+                }
+                Decision::Replay(entry, stored) => {
+                    if let BegunExchange::RespondLater(response) = self.replay(entry, stored, state) {
+                        response.await;
+                    }
+                    return;
+                }
+                Decision::Refused(refusal) => {
+                    self.refuse(&refusal, state);
+                    return;
+                }
+            };
+            state.with_response(|response| context.report(shared, request_outcome(stored), context.status(response)));
+        }
     }
 }
 
@@ -519,11 +550,11 @@ pub(super) type LargeReplay<'a, RB> = Pin<Box<dyn Future<Output = Response<Respo
 fn replay<'a, RB: Send + 'static>(
     shared: &'a LayerState, entry: CompletedEntry, stored: StoredAs, context: &'a RequestContext,
 ) -> Result<Response<ResponseBody<RB>>, LargeReplay<'a, RB>> {
-    let address = context.address.expect("a claimed request has an address");
-    let record = match Record::decode(shared.shared_records.share(&address, entry.record)) {
+    let address = &context.identity().address;
+    let record = match Record::decode(shared.shared_records.share(address, entry.record)) {
         Ok(record) => record,
         Err(why) => {
-            shared.engine.observer().on_event(&EngineEvent::RecordUnreadable(&address));
+            shared.engine.observer().on_event(&EngineEvent::RecordUnreadable(address));
             let detail = format!("the remembered answer cannot be read: {why}");
             return Ok(context.refuse_and_report(shared, &Refusal::new(RefusalReason::StoreUnavailable, detail)));
         }

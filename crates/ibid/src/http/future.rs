@@ -20,17 +20,18 @@ use pin_project_lite::pin_project;
 use super::{Route, body::ResponseBody, cors::PreflightPatch, rules};
 use crate::running::RunningOperations;
 
-/// The work on one covered request. Its output is `None` if the response was sent before the work ended.
-pub(super) type RequestWork<B> = Pin<Box<dyn Future<Output = Option<Response<ResponseBody<B>>>> + Send>>;
+/// The work on one covered request. Its [`WorkState`] has the response at the end, unless it was sent before.
+pub(super) type RequestWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The work on one covered request before it is first polled. Most replays end here, and need no future.
+/// The work on one covered request before it is first polled. Most replays end in this poll, and need no future.
 pub(super) trait NewWork<B>: Send {
     fn begin(self: Pin<Box<Self>>, cx: &mut Context<'_>) -> BegunWork<B>;
 }
 
 pub(super) enum BegunWork<B> {
     Answered(Response<ResponseBody<B>>),
-    Running(RequestWork<B>, Arc<WorkState<B>>),
+    /// The work that goes on, and the result of its first poll.
+    Running(RequestWork, Arc<WorkState<B>>, Poll<()>),
 }
 
 pin_project! {
@@ -56,8 +57,9 @@ pub(super) struct WorkState<B> {
     is_claimed: AtomicBool,
     /// The head of a response whose body is still being streamed.
     early_response: Mutex<Option<Box<Response<ResponseBody<B>>>>>,
-    /// The app's whole response, until it is recorded. It is large, and would be moved with the work.
-    reply: Mutex<Option<Response<ResponseBody<B>>>>,
+    /// The response, from when the app has answered until the work ends. It is large: as an output of the work, each
+    /// future on its way would move it.
+    response: Mutex<Option<Response<ResponseBody<B>>>>,
 }
 
 struct CoveredWork<B: 'static> {
@@ -67,7 +69,7 @@ struct CoveredWork<B: 'static> {
 
 enum WorkStage<B> {
     New(Pin<Box<dyn NewWork<B>>>),
-    Running(RequestWork<B>, Arc<WorkState<B>>),
+    Running(RequestWork, Arc<WorkState<B>>),
     Ended,
 }
 
@@ -90,7 +92,7 @@ impl<F, B: 'static> ResponseFuture<F, B> {
         Self { kind: ResponseFutureKind::Covered { covered } }
     }
 
-    pub(super) fn running(work: RequestWork<B>, state: Arc<WorkState<B>>, running: RunningOperations) -> Self {
+    pub(super) fn running(work: RequestWork, state: Arc<WorkState<B>>, running: RunningOperations) -> Self {
         let covered = CoveredWork { stage: WorkStage::Running(work, state), running };
         Self { kind: ResponseFutureKind::Covered { covered } }
     }
@@ -126,7 +128,8 @@ where
 
 impl<B> WorkState<B> {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { is_claimed: AtomicBool::new(false), early_response: Mutex::new(None), reply: Mutex::new(None) })
+        let (is_claimed, early_response, response) = (AtomicBool::new(false), Mutex::new(None), Mutex::new(None));
+        Arc::new(Self { is_claimed, early_response, response })
     }
 
     /// From now on the work finishes even if its client leaves.
@@ -139,38 +142,42 @@ impl<B> WorkState<B> {
         *self.early_response.lock() = Some(Box::new(head));
     }
 
-    /// Keeps the app's response.
-    pub(super) fn set_reply(&self, response: Response<ResponseBody<B>>) {
-        *self.reply.lock() = Some(response);
+    /// Sets the response that is sent when the work ends.
+    pub(super) fn set_response(&self, response: Response<ResponseBody<B>>) {
+        *self.response.lock() = Some(response);
     }
 
-    pub(super) fn take_reply(&self) -> Option<Response<ResponseBody<B>>> {
-        self.reply.lock().take()
+    /// Changes the response that was set.
+    pub(super) fn with_response<T>(&self, change: impl FnOnce(&mut Response<ResponseBody<B>>) -> T) -> T {
+        change(self.response.lock().as_mut().expect("a whole answer has a response"))
     }
 }
 
 impl<B: 'static> CoveredWork<B> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Response<ResponseBody<B>>> {
         // Taken out while it is polled: work that panics is dropped and must not be detached.
-        let (mut work, state) = match mem::replace(&mut self.stage, WorkStage::Ended) {
+        let (work, state, done) = match mem::replace(&mut self.stage, WorkStage::Ended) {
             WorkStage::New(new) => match new.begin(cx) {
                 BegunWork::Answered(answer) => return Poll::Ready(answer),
-                BegunWork::Running(work, state) => (work, state),
+                BegunWork::Running(work, state, done) => (work, state, done),
             },
-            WorkStage::Running(work, state) => (work, state),
+            WorkStage::Running(mut work, state) => {
+                let done = work.as_mut().poll(cx);
+                (work, state, done)
+            }
             WorkStage::Ended => panic!("polled after it was ready"),
         };
-        let done = work.as_mut().poll(cx);
         let early = state.early_response.lock().take();
         match (early, done) {
             (Some(head), done) => {
                 if done.is_pending() {
-                    self.running.detach(async { drop(work.await) });
+                    self.running.detach(work);
                 }
                 Poll::Ready(*head)
             }
-            (None, Poll::Ready(answer)) => {
-                Poll::Ready(answer.expect("without an early head the work ends with an answer"))
+            (None, Poll::Ready(())) => {
+                let response = state.response.lock().take();
+                Poll::Ready(response.expect("without an early head the work ends with a response"))
             }
             (None, Poll::Pending) => {
                 self.stage = WorkStage::Running(work, state);
@@ -185,7 +192,7 @@ impl<B: 'static> Drop for CoveredWork<B> {
         if let WorkStage::Running(work, state) = mem::replace(&mut self.stage, WorkStage::Ended)
             && state.is_claimed.load(Relaxed)
         {
-            self.running.detach(async { drop(work.await) });
+            self.running.detach(work);
         }
     }
 }

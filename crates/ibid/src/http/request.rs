@@ -10,13 +10,13 @@ use super::{
     context::{RequestContext, RequestSender},
 };
 use crate::{
-    fingerprint::{BodyFormat, FingerprintInput, PartDigests, form, json},
+    fingerprint::{BodyFormat, FingerprintInput, FoundHeaders, PartDigests, form, json},
     key::{IdempotencyKey, KeySource, MaskedKey},
     label,
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
-    protocol::MessageKind,
+    protocol::{MessageKind, Protocol},
     refusal::{Refusal, RefusalReason},
-    scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
+    scope::{AddressSecret, CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
     sent_names::SentNames,
     store::{Address, ClaimRequest, Fingerprint, Tags, cut_tag, key_hash_digits},
 };
@@ -41,8 +41,8 @@ pub(super) struct KeyedRequest {
     user: CallerTag,
     /// The length of the body, if it is declared.
     pub(super) length: Option<u64>,
-    /// Why the head is refused, if its message is an operation.
-    head_refusal: Option<Refusal>,
+    /// Why the head is refused, if its message is an operation. Boxed, because it is rare.
+    head_refusal: Option<Box<Refusal>>,
 }
 
 impl KeyedRequest {
@@ -56,7 +56,7 @@ impl KeyedRequest {
 
     /// A request whose head is refused, once its body tells which message to refuse.
     pub(super) fn refused(refusal: Refusal, headers: &HeaderMap) -> Self {
-        Self { length: content_length(headers), head_refusal: Some(refusal), ..Self::resumed() }
+        Self { length: content_length(headers), head_refusal: Some(Box::new(refusal)), ..Self::resumed() }
     }
 }
 
@@ -80,13 +80,26 @@ pub(super) type RouteChoice = (Arc<Route>, HeadCheck, Vec<(Arc<Route>, KeyedRequ
 
 /// Like [`check_head`], for a request that an app could match to several routes. The requirements of all routes apply.
 /// The first route under which the request has a key governs it; enforced routes precede those in shadow mode.
+#[inline]
 pub(super) fn choose_route(
     shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts, sender: &RequestSender,
     sent: &SentNames,
 ) -> RouteChoice {
-    let enforced = |route: &Route| route.policy.mode == PolicyMode::Enforce;
     let first = check_head(shared, &route, parts, sender, sent);
-    if also.is_empty() || matches!(first, HeadCheck::Refused(..)) && enforced(&route) {
+    if also.is_empty() {
+        return (route, first, Vec::new());
+    }
+    choose_among(shared, (route, first), also, parts, sender, sent)
+}
+
+/// Chooses among several routes, the first of which was checked.
+#[inline(never)]
+fn choose_among(
+    shared: &LayerState, (route, first): (Arc<Route>, HeadCheck), also: Vec<Arc<Route>>, parts: &Parts,
+    sender: &RequestSender, sent: &SentNames,
+) -> RouteChoice {
+    let enforced = |route: &Route| route.policy.mode == PolicyMode::Enforce;
+    if matches!(first, HeadCheck::Refused(..)) && enforced(&route) {
         return (route, first, Vec::new());
     }
     let has_key = matches!(first, HeadCheck::Keyed(_));
@@ -231,12 +244,22 @@ impl KeyedRequest {
             MessageKind::Other => return Ok(None),
         }
         if let Some(refusal) = self.head_refusal.take() {
-            return Err(refusal);
+            return Err(*refusal);
         }
         let context = &*context;
         let policy = context.policy();
-        let made = fingerprint(Fingerprint::VERSION, context, parts, (body, trailers))?;
-        let (fingerprint, digests) = made.expect("the current version is known");
+        let input = fingerprint_input(context, parts, (body, trailers));
+        let secret = shared.settings.address_secret.as_ref();
+        let known_at = self.known_address(&context.route, secret);
+        let memo = &shared.fingerprint_memo;
+        let remembered = known_at.as_ref().and_then(|at| memo.find(at, &context.route, || input.tag(policy)));
+        let (fingerprint, digests) = match remembered {
+            Some(made) => made,
+            None => {
+                let made = context.route.protocol.rules().fingerprint(Fingerprint::VERSION, policy, &input)?;
+                made.expect("the current version is known")
+            }
+        };
         if self.key.is_none() {
             self.key = match key_from_body(policy, parts, body, &fingerprint)? {
                 Some(key) => check_owner(self.key_owner.as_deref(), &key).map(|()| Some(key))?,
@@ -246,19 +269,27 @@ impl KeyedRequest {
         }
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
-        let secret = shared.settings.address_secret.as_ref();
-        let address = self.scope.address(self.key(), own_entry, secret);
+        let address = known_at.unwrap_or_else(|| self.scope.address(self.key(), own_entry, secret));
         let intent = policy.guard.as_ref().and_then(|guard| {
-            let input = fingerprint_input(context, parts, (body, trailers));
             let intent = context.route.protocol.rules().intent(&guard.fields, &input)?;
             Some(self.scope.intent_address(&intent, secret))
         });
-        Ok(Some(RequestIdentity { address, fingerprint, digests, intent }))
+        let is_memorable = known_at.is_some() && remembered.is_none();
+        Ok(Some(RequestIdentity { address, fingerprint, digests, intent, is_memorable }))
+    }
+
+    /// The address of an HTTP request, if it does not depend on the body and nothing but the fingerprint is read from the
+    /// body.
+    fn known_address(&self, route: &Route, secret: Option<&AddressSecret>) -> Option<Address> {
+        let policy = &route.policy;
+        let is_plain = route.protocol == Protocol::Http && policy.guard.is_none();
+        let key = self.key.as_ref().filter(|_| is_plain && policy.on_mismatch != OnMismatch::New)?;
+        Some(self.scope.address(key.as_str(), None, secret))
     }
 
     /// Builds the claim.
-    pub(super) fn claim(&self, identity: &RequestIdentity, context: &RequestContext, parts: &Parts) -> ClaimRequest {
-        let (route, policy, key) = (&*context.route, context.policy(), self.key());
+    pub(super) fn claim(&self, context: &RequestContext, parts: &Parts) -> ClaimRequest {
+        let (route, policy, key, identity) = (&*context.route, context.policy(), self.key(), context.identity());
         let shown = match policy.label.key {
             LabelKeyDisplay::Clear => cut_tag(key),
             LabelKeyDisplay::Masked => context.key.as_bytes(),
@@ -307,10 +338,33 @@ pub(super) struct RequestIdentity {
     pub(super) digests: Option<PartDigests>,
     /// The address of the request's intent, if the route has a guard and the request all of its fields.
     pub(super) intent: Option<Address>,
+    /// Whether the memo could have had the fingerprint, and did not.
+    is_memorable: bool,
 }
 
 /// A body and its trailers.
 pub(super) type RequestContent<'a> = (&'a [u8], Option<&'a HeaderMap>);
+
+impl RequestIdentity {
+    /// The identity of a request whose claim was granted earlier.
+    pub(super) fn of_claim(claim: &ClaimRequest) -> Self {
+        let ClaimRequest { address, fingerprint, .. } = *claim;
+        Self { address, fingerprint, digests: None, intent: None, is_memorable: false }
+    }
+
+    /// Remembers the fingerprint of a replayed request for its next retry.
+    pub(super) fn remember(
+        &self, shared: &LayerState, context: &RequestContext, parts: &Parts, content: RequestContent<'_>,
+    ) {
+        if !self.is_memorable {
+            return;
+        }
+        if let Some(tag) = fingerprint_input(context, parts, content).tag(context.policy()) {
+            let made = (self.fingerprint, self.digests.unwrap_or_default());
+            shared.fingerprint_memo.insert(&self.address, &context.route, tag, made);
+        }
+    }
+}
 
 /// Computes the fingerprint by the rules of `version`. Returns `None` if the version is unknown.
 pub(super) fn fingerprint(
@@ -324,7 +378,8 @@ fn fingerprint_input<'a>(
     context: &RequestContext, parts: &'a Parts, (body, trailers): RequestContent<'a>,
 ) -> FingerprintInput<'a> {
     let Parts { method, uri, headers, .. } = parts;
-    FingerprintInput { method, uri, headers, sent: context.sent_names, body, trailers }
+    let found = FoundHeaders::of(headers, &context.sent_names);
+    FingerprintInput { method, uri, headers, found, body, trailers }
 }
 
 /// A label that reads a token claim makes the token mandatory. Otherwise a caller could stay unnamed by omitting the

@@ -56,6 +56,19 @@ impl<W> UnderRequestId<W> {
         Self { work, id }
     }
 
+    /// Polls work that is new under an id that is [current](call_under) already.
+    pub(super) fn poll_new(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<W::Output>
+    where
+        W: Future,
+    {
+        self.project().work.poll(cx)
+    }
+
+    /// Sets the id under which the work is polled from now on.
+    pub(super) fn set_id(self: Pin<&mut Self>, id: Option<HeaderValue>) {
+        *self.project().id = id;
+    }
+
     /// Attaches the current request id, if any, to work that is polled elsewhere.
     pub(crate) fn current(work: W) -> Self {
         Self { work, id: current_request_id() }

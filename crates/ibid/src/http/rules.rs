@@ -240,6 +240,10 @@ const NEVER_STORED: [&str; 11] = [
 
 /// Appends a path, with `:id` in place of each segment that is a number or a UUID.
 fn push_path_pattern(out: &mut String, path: &str) {
+    // Every UUID has hyphens.
+    if !path.bytes().any(|byte| byte.is_ascii_digit() | (byte == b'-')) {
+        return out.push_str(path);
+    }
     for (at, segment) in path.split('/').enumerate() {
         if at > 0 {
             out.push('/');

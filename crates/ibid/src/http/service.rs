@@ -65,18 +65,20 @@ where
         }
     };
     let sent = SentNames::of(&parts.headers);
-    let (route, checked, mut others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
+    let (route, mut checked, mut others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
     strip_own_headers(&mut parts.headers, &sent, &route.policy);
-    let mut context = RequestContext::new(shared, &route, &parts, &sender, sent);
+    let mut context = Box::new(RequestContext::new(shared, &route, &parts, &sender, sent));
     let is_shadow = route.policy.mode == PolicyMode::Shadow;
-    let checked = match checked {
-        // The refusal must name the message, and other messages pass.
-        HeadCheck::Refused(refusal, masked) if !is_shadow && route.protocol == Protocol::JsonRpc => {
-            context.key = masked;
-            HeadCheck::Keyed(KeyedRequest::refused(refusal, &parts.headers))
-        }
-        checked => checked,
-    };
+    if !is_shadow && route.protocol == Protocol::JsonRpc {
+        checked = match checked {
+            // The refusal must name the message, and other messages pass.
+            HeadCheck::Refused(refusal, masked) => {
+                context.key = masked;
+                HeadCheck::Keyed(KeyedRequest::refused(refusal, &parts.headers))
+            }
+            checked => checked,
+        };
+    }
     match checked {
         HeadCheck::Keyless => {
             context.set_request_id(&mut parts.headers);
@@ -103,14 +105,16 @@ where
                 // Routes in shadow mode require nothing and do not govern.
                 others.retain(|(other, _)| other.policy.mode == PolicyMode::Enforce);
             }
-            let exchange = Exchange::new(shared, context, parts, keyed, others);
             let running = shared.engine.running().clone();
             if !is_shadow && sender.poll_hook.is_none() {
+                // Built where it is allocated: it is large.
+                let exchange = Exchange::new(shared, context, parts, keyed, others);
                 return ResponseFuture::new_work(Box::pin(KeyedWork { exchange, app, body }), running);
             }
+            let exchange = Exchange::new(shared, context, parts, keyed, others);
             let (state, id) = (WorkState::new(), Some(exchange.context.request_id.clone()));
-            let mut work: RequestWork<A::Body> = if is_shadow {
-                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(Box::new(exchange), app, body)))
+            let mut work: RequestWork = if is_shadow {
+                Box::pin(UnderRequestId::new(id, shadow::handle_keyed(Box::new(exchange), app, body, state.clone())))
             } else {
                 let work = Box::pin(KeyedWork { exchange, app, body });
                 Box::pin(UnderRequestId::new(id, handle_keyed(work, state.clone())))
@@ -140,21 +144,30 @@ where
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
     fn begin(mut self: Pin<Box<Self>>, cx: &mut Context<'_>) -> BegunWork<A::Body> {
-        let this = self.as_mut().project();
-        let mut id = Some(this.exchange.context.request_id.clone());
-        if let Some(replay) = call_under(&mut id, || this.exchange.replay_at_once(this.body, cx)) {
-            return BegunWork::Answered(replay);
+        let mut id = Some(self.exchange.context.request_id.clone());
+        let replayed = call_under(&mut id, || {
+            let this = self.as_mut().project();
+            if let Some(replay) = this.exchange.replay_at_once(this.body, cx) {
+                return Ok(replay);
+            }
+            let state = WorkState::new();
+            let mut work = Box::pin(UnderRequestId::new(None, handle_keyed(self, state.clone())));
+            let done = work.as_mut().poll_new(cx);
+            Err((work, state, done))
+        });
+        match replayed {
+            Ok(replay) => BegunWork::Answered(replay),
+            Err((mut work, state, done)) => {
+                work.as_mut().set_id(id);
+                BegunWork::Running(work, state, done)
+            }
         }
-        let state = WorkState::new();
-        BegunWork::Running(Box::pin(UnderRequestId::new(id, handle_keyed(self, state.clone()))), state)
     }
 }
 
-/// Handles a request with a key. Returns `None` if the client already has its response.
+/// Handles a request with a key. The response goes to `state`.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` would store its arguments twice")]
-fn handle_keyed<A, B>(
-    mut work: Pin<Box<KeyedWork<A, B>>>, state: Arc<WorkState<A::Body>>,
-) -> impl Future<Output = Option<Response<ResponseBody<A::Body>>>>
+fn handle_keyed<A, B>(mut work: Pin<Box<KeyedWork<A, B>>>, state: Arc<WorkState<A::Body>>) -> impl Future<Output = ()>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
@@ -162,19 +175,17 @@ where
     async move {
         let KeyedWorkProject { exchange, app, body } = work.as_mut().project();
         let is_claimed = match exchange.begin(app, body, &state).await {
-            BegunExchange::Respond(response) => return Some(response),
-            BegunExchange::RespondLater(response) => return Some(response.await),
+            BegunExchange::Responded => return,
+            BegunExchange::RespondLater(response) => return response.await,
             BegunExchange::Pass => false,
             BegunExchange::Run => true,
         };
-        if !is_claimed {
+        if is_claimed {
+            let (outcome, now) = exchange.run(app, &state).await;
+            exchange.end(now, outcome, &state).await;
+        } else {
             let response = app.pass(exchange.take_unclaimed(None)).await;
-            return Some(pass_through(response, &exchange.context));
-        }
-        let (outcome, now) = exchange.run(app, &state).await;
-        match exchange.end(now, outcome, &state).await {
-            Ok(response) => response,
-            Err(later) => Some(later.await),
+            state.set_response(pass_through(response, &exchange.context));
         }
     }
 }

@@ -23,6 +23,7 @@ use super::{
     budget::MemoryReservation,
     context::{NO_RESPONSE_STATUS, RequestContext},
     exchange::{self, Exchange, NotClaimedReason},
+    future::WorkState,
     request, service,
 };
 use crate::{
@@ -34,42 +35,45 @@ use crate::{
     store::ClaimRequest,
 };
 
-/// Handles a request with a key in shadow mode.
-pub(super) async fn handle_keyed<A, B>(
-    mut exchange: Box<Exchange>, mut app: A, body: B,
-) -> Option<Response<ResponseBody<A::Body>>>
+/// Handles a request with a key in shadow mode. The response goes to `state`.
+pub(super) async fn handle_keyed<A, B>(exchange: Box<Exchange>, app: A, body: B, state: Arc<WorkState<A::Body>>)
+where
+    A: App<B>,
+    B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+{
+    state.set_response(respond(exchange, app, body).await);
+}
+
+async fn respond<A, B>(mut exchange: Box<Exchange>, mut app: A, body: B) -> Response<ResponseBody<A::Body>>
 where
     A: App<B>,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
     let mut body = Box::pin(body);
     exchange.others.clear();
-    let identity = match exchange.prepare(body.as_mut()).await {
-        Ok(identity) => identity,
-        Err(why) => {
-            let Exchange { shared, context, .. } = &*exchange;
-            match why {
-                NotClaimedReason::Malformed(detail) => {
-                    return Some(exchange::incomplete_body(StatusCode::BAD_REQUEST, detail, context));
-                }
-                // A body that arrives too slowly is not reported.
-                NotClaimedReason::TimedOut => {}
-                NotClaimedReason::Keyless => context.report(shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS),
-                NotClaimedReason::Refused(refusal) => {
-                    let outcome = RequestOutcome::Shadow(ShadowOutcome::Refusal(refusal.reason));
-                    context.report(shared, outcome, NO_RESPONSE_STATUS);
-                }
+    if let Err(why) = exchange.prepare(body.as_mut()).await {
+        let Exchange { shared, context, .. } = &*exchange;
+        match why {
+            NotClaimedReason::Malformed(detail) => {
+                return exchange::incomplete_body(StatusCode::BAD_REQUEST, detail, context);
             }
-            let response = app.pass(exchange.take_unclaimed(Some(body))).await;
-            return Some(service::pass_through(response, &exchange.context));
+            // A body that arrives too slowly is not reported.
+            NotClaimedReason::TimedOut => {}
+            NotClaimedReason::Keyless => context.report(shared, RequestOutcome::Keyless, NO_RESPONSE_STATUS),
+            NotClaimedReason::Refused(refusal) => {
+                let outcome = RequestOutcome::Shadow(ShadowOutcome::Refusal(refusal.reason));
+                context.report(shared, outcome, NO_RESPONSE_STATUS);
+            }
         }
-    };
+        let response = app.pass(exchange.take_unclaimed(Some(body))).await;
+        return service::pass_through(response, &exchange.context);
+    }
     let (started, run_report) = (Instant::now(), ShadowRunReport::default());
     let (shared, observed) = (exchange.shared.clone(), exchange.take_observed());
     let request = exchange.take_unclaimed(None);
     let Exchange { context, keyed, .. } = *exchange;
-    let context = Arc::new(context);
-    let claim = keyed.claim(&identity, &context, &observed.parts);
+    let context = Arc::new(*context);
+    let claim = keyed.claim(&context, &observed.parts);
     let observation = observe(&shared, claim, observed, context.clone(), run_report.clone());
     let call = AppCall { run: None, request_id: None, claim: None, send_state: None };
     let response = match app.send(request, call).await {
@@ -82,14 +86,14 @@ where
                 DispatchOutcome::NotSent(_) => ShadowRunOutcome::Release,
                 DispatchOutcome::ResponseLost(_) | DispatchOutcome::TimedOut(_) => ShadowRunOutcome::Park,
             });
-            return Some(service::pass_through(response.ok_or(()), &context));
+            return service::pass_through(response.ok_or(()), &context);
         }
     };
     let (head, body) = response.into_parts();
     if head.status.is_informational() {
         let _ = run_report.set((head.status.as_u16(), started.elapsed()));
         observation.end(ShadowRunOutcome::Park);
-        return Some(Response::from_parts(head, ResponseBody::untouched(body)));
+        return Response::from_parts(head, ResponseBody::untouched(body));
     }
     let tap = ResponseTap {
         observation: Some(observation),
@@ -105,7 +109,7 @@ where
         hash: Sha256::new(),
         kept: Some(BytesMut::new()),
     };
-    Some(Response::from_parts(head, ResponseBody::with_tap(body, Box::new(tap))))
+    Response::from_parts(head, ResponseBody::with_tap(body, Box::new(tap)))
 }
 
 /// Status and duration of the run, for the report.

@@ -4,7 +4,8 @@
 //! never evicts a live entry: when full it refuses new claims ([`ErrorKind::Rejected`]) and still settles running ones.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map},
+    collections::BTreeMap,
+    hash::BuildHasher,
     mem,
     sync::{
         Arc,
@@ -14,9 +15,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use hashbrown::{HashTable, hash_table};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use self::kept_entry::{ENTRY_OVERHEAD_BYTES, KeptEntry, request_bytes};
 use super::{
     Address, ClaimOutcome, ClaimRequest, CompletedEntry, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind,
     Fence, Guarantees, HolderWaits, InMemoryCounters, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin,
@@ -26,14 +29,15 @@ use super::{
 };
 use crate::time::called_at;
 
-const SHARD_COUNT: usize = 64;
+mod kept_entry;
+
+/// A small table grows in a short time, in which its lock is held.
+const SHARD_COUNT: usize = 256;
 /// How long after its expiry an entry may be removed, in microseconds. The slack lets most expiry changes keep their
 /// slot in the wheel.
 const MAX_REMOVAL_DELAY: UnixMicros = 60_000_000;
 /// The maximum number of expired entries that a claim removes when the store is full.
 const MAX_SWEPT_WHEN_FULL: u32 = 256;
-/// The fixed memory cost of an entry in bytes: table slot, claim request and wheel slot.
-const ENTRY_OVERHEAD_BYTES: u64 = 480;
 
 /// The in-process store.
 ///
@@ -44,6 +48,7 @@ const ENTRY_OVERHEAD_BYTES: u64 = 480;
 #[derive(Debug)]
 pub struct Memory {
     shards: Box<[Mutex<MemoryShard>]>,
+    hasher: AddressHashBuilder,
     opened: Instant,
     opened_at: UnixMicros,
     max_bytes: u64,
@@ -55,20 +60,25 @@ pub struct Memory {
 /// All fields are written under the shard's lock, which is never held across an await.
 #[derive(Debug, Default)]
 struct MemoryShard {
-    /// Boxed, because a growing table moves its values under the lock.
-    entries: HashMap<Address, Box<MemoryEntry>, AddressHashBuilder>,
-    /// Addresses by the second after which their entry may be removed. An entry whose expiry has changed is reinserted
-    /// when its second comes.
-    wheel: BTreeMap<u64, Vec<Address>>,
+    entries: HashTable<EntrySlot>,
+    /// Hashes of addresses by the second after which their entry may be removed. An entry whose expiry has changed is
+    /// reinserted when its second comes.
+    wheel: BTreeMap<u64, Vec<u64>>,
     /// The highest fence granted in this shard. It makes fences grow beyond an entry's lifetime.
     last_fence: u64,
 }
 
-type EntrySlot<'a> = hash_map::Entry<'a, Address, Box<MemoryEntry>>;
+/// A growing table moves its slots under the lock. So they are small, and have what is needed to move them.
+#[derive(Debug)]
+struct EntrySlot {
+    /// The hash of the address.
+    hash: u64,
+    entry: Box<MemoryEntry>,
+}
 
 #[derive(Debug)]
 struct MemoryEntry {
-    entry: StoredEntry,
+    kept: KeptEntry,
     /// The second under which the wheel lists the entry.
     wheel_second: u64,
 }
@@ -88,6 +98,7 @@ impl Memory {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             shards: (0..SHARD_COUNT).map(|_| Mutex::default()).collect(),
+            hasher: AddressHashBuilder::default(),
             opened: Instant::now(),
             opened_at: micros(since_epoch),
             max_bytes,
@@ -116,24 +127,33 @@ impl Memory {
         for _ in 0..at_most {
             let Some(mut turn) = shard.wheel.first_entry().filter(|turn| *turn.key() * 1_000_000 <= now) else { break };
             let due = *turn.key();
-            let address = turn.get_mut().pop().expect("no turn is kept empty");
+            let hash = turn.get_mut().pop().expect("no turn is kept empty");
             if turn.get().is_empty() {
                 turn.remove();
             }
-            let hash_map::Entry::Occupied(mut found) = shard.entries.entry(address) else { continue };
-            let removable_at = found.get().entry.removable_at();
+            // Only the second named by the entry is current; older ones are stale.
+            let is_listed = |slot: &EntrySlot| slot.hash == hash && slot.entry.wheel_second == due;
+            let Ok(mut found) = shard.entries.find_entry(hash, is_listed) else { continue };
+            let removable_at = found.get().entry.kept.removable_at();
             if removable_at <= now {
-                let gone = found.remove().entry;
-                self.bytes.fetch_sub(entry_bytes(&gone), Relaxed);
-                self.waits.wake(&address, gone.fence);
+                let gone = found.remove().0.entry.kept;
+                self.bytes.fetch_sub(gone.bytes(), Relaxed);
+                self.waits.wake(gone.address(), gone.fence());
                 removed += 1;
-            } else if found.get().wheel_second == due {
-                // Only the slot named by the entry is current; older slots are stale.
-                found.get_mut().wheel_second = wheel_second_of(removable_at);
-                shard.wheel.entry(wheel_second_of(removable_at)).or_default().push(address);
+            } else {
+                found.get_mut().entry.wheel_second = wheel_second_of(removable_at);
+                shard.wheel.entry(wheel_second_of(removable_at)).or_default().push(hash);
             }
         }
         removed
+    }
+
+    /// Reads the entry of an address.
+    fn read<T>(&self, at: &Address, read: impl FnOnce(&KeptEntry, UnixMicros) -> Option<T>) -> Option<T> {
+        let now = self.now();
+        let shard = self.shard(at, now);
+        let is_at = |slot: &EntrySlot| slot.entry.kept.address() == at;
+        shard.entries.find(self.hasher.hash_one(at), is_at).and_then(|slot| read(&slot.entry.kept, now))
     }
 
     fn sweep_now(&self, at_most: u32) -> SweepResult {
@@ -153,12 +173,15 @@ impl Memory {
         let mut shard = self.shard(&ask.address, now);
         let fence = Fence((shard.last_fence + 1).max(now));
         let MemoryShard { entries, wheel, last_fence } = &mut *shard;
-        let slot = entries.entry(ask.address);
-        let current = match &slot {
-            hash_map::Entry::Occupied(found) => Some(&found.get().entry),
-            hash_map::Entry::Vacant(_) => None,
-        };
-        let (outcome, granted) = transitions::claim(current, ask, fence, now);
+        let slot = self.slot(entries, &ask.address);
+        if let Some(KeptEntry::Compact(entry)) = found(&slot)
+            && let Some(completed) = entry.completed(now)
+        {
+            return Ok(ClaimOutcome::Completed(completed));
+        }
+        let current = found(&slot).map(KeptEntry::whole);
+        let (outcome, granted) = transitions::claim(current.as_deref(), ask, fence, now);
+        drop(current);
         if let Some(granted) = granted {
             let grown = ENTRY_OVERHEAD_BYTES + request_bytes(ask);
             if self.bytes.load(Relaxed) + grown > self.max_bytes {
@@ -176,42 +199,51 @@ impl Memory {
         let now = self.now();
         let mut shard = self.shard(at, now);
         let MemoryShard { entries, wheel, last_fence } = &mut *shard;
-        let slot = entries.entry(*at);
-        let current = match &slot {
-            hash_map::Entry::Occupied(found) => Some(&found.get().entry),
-            hash_map::Entry::Vacant(_) => None,
-        };
-        let (outcome, changed) = decide(current, now);
+        let slot = self.slot(entries, at);
+        let current = found(&slot).map(KeptEntry::whole);
+        let (outcome, changed) = decide(current.as_deref(), now);
+        drop(current);
         if let Some(changed) = changed {
             self.put(slot, changed, wheel, last_fence);
         }
         StoreFuture::ready(Ok(outcome))
     }
 
+    /// The slot of an address, whether or not it has an entry.
+    fn slot<'a>(&self, entries: &'a mut HashTable<EntrySlot>, at: &Address) -> hash_table::Entry<'a, EntrySlot> {
+        entries.entry(self.hasher.hash_one(at), |slot| slot.entry.kept.address() == at, |slot| slot.hash)
+    }
+
     /// Stores an entry in its slot.
     #[inline]
     fn put(
-        &self, slot: EntrySlot<'_>, entry: StoredEntry, wheel: &mut BTreeMap<u64, Vec<Address>>, last_fence: &mut u64,
+        &self, slot: hash_table::Entry<'_, EntrySlot>, entry: StoredEntry, wheel: &mut BTreeMap<u64, Vec<u64>>,
+        last_fence: &mut u64,
     ) {
-        let (at, expires_at, after) = (entry.request.address, entry.expires_at, entry_bytes(&entry));
+        let (at, expires_at) = (entry.request.address, entry.expires_at);
         let running = matches!(entry.phase, EntryPhase::Running { .. }).then_some(entry.fence);
         *last_fence = entry.fence.0.max(*last_fence);
-        self.bytes.fetch_add(after, Relaxed);
+        let kept = KeptEntry::new(entry);
+        self.bytes.fetch_add(kept.bytes(), Relaxed);
         let slot = match slot {
-            hash_map::Entry::Vacant(free) => free.insert(Box::new(MemoryEntry { entry, wheel_second: u64::MAX })),
-            hash_map::Entry::Occupied(found) => {
+            hash_table::Entry::Vacant(free) => {
+                let entry = Box::new(MemoryEntry { kept, wheel_second: u64::MAX });
+                free.insert(EntrySlot { hash: self.hasher.hash_one(at), entry }).into_mut()
+            }
+            hash_table::Entry::Occupied(found) => {
                 let slot = found.into_mut();
-                let before = mem::replace(&mut slot.entry, entry);
-                self.bytes.fetch_sub(entry_bytes(&before), Relaxed);
-                if running != Some(before.fence) {
-                    self.waits.wake(&at, before.fence);
+                let before = mem::replace(&mut slot.entry.kept, kept);
+                self.bytes.fetch_sub(before.bytes(), Relaxed);
+                if running != Some(before.fence()) {
+                    self.waits.wake(&at, before.fence());
                 }
                 slot
             }
         };
-        if slot.wheel_second > wheel_second_of(expires_at.saturating_add(MAX_REMOVAL_DELAY)) {
-            slot.wheel_second = wheel_second_of(expires_at);
-            wheel.entry(slot.wheel_second).or_default().push(at);
+        let listed = &mut slot.entry.wheel_second;
+        if *listed > wheel_second_of(expires_at.saturating_add(MAX_REMOVAL_DELAY)) {
+            *listed = wheel_second_of(expires_at);
+            wheel.entry(*listed).or_default().push(slot.hash);
         }
     }
 
@@ -227,22 +259,13 @@ impl MemoryShard {
     fn is_due(&self, now: UnixMicros) -> bool {
         self.wheel.first_key_value().is_some_and(|(turn, _)| turn * 1_000_000 <= now)
     }
+}
 
-    fn entry(&self, at: &Address) -> Option<&StoredEntry> {
-        self.entries.get(at).map(|found| &found.entry)
+fn found<'a>(slot: &'a hash_table::Entry<'_, EntrySlot>) -> Option<&'a KeptEntry> {
+    match slot {
+        hash_table::Entry::Occupied(found) => Some(&found.get().entry.kept),
+        hash_table::Entry::Vacant(_) => None,
     }
-}
-
-fn entry_bytes(entry: &StoredEntry) -> u64 {
-    let record = match &entry.phase {
-        EntryPhase::Completed { record, .. } => record.len() as u64,
-        _ => 0,
-    };
-    ENTRY_OVERHEAD_BYTES + request_bytes(&entry.request) + mem::size_of_val(&entry.spent_tokens[..]) as u64 + record
-}
-
-fn request_bytes(ask: &ClaimRequest) -> u64 {
-    (mem::size_of::<ClaimRequest>() + ask.tags.as_bytes().len() + ask.label.len()) as u64
 }
 
 fn wheel_second_of(at: UnixMicros) -> u64 {
@@ -269,22 +292,16 @@ impl Store for Memory {
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
         StoreFuture::boxed(self.waits.wait(at, seen, limit, move || async move {
-            let now = self.now();
-            Ok(self.shard(at, now).entry(at).and_then(|entry| entry.runs_for(seen, now)))
+            Ok(self.read(at, |entry, now| entry.whole().runs_for(seen, now)))
         }))
     }
 
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
-        let now = self.now();
-        StoreFuture::ready(Ok(self.shard(at, now).entry(at).and_then(|entry| entry.read(now))))
+        StoreFuture::ready(Ok(self.read(at, |entry, now| entry.whole().read(now))))
     }
 
     fn find_completed(&self, at: &Address) -> Option<CompletedEntry> {
-        let now = self.now();
-        match self.shard(at, now).entry(at).and_then(|entry| entry.read(now)) {
-            Some(ClaimOutcome::Completed(found)) => Some(found),
-            _ => None,
-        }
+        self.read(at, KeptEntry::completed)
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
@@ -310,9 +327,10 @@ impl StoreAdmin for Memory {
         let mut entries = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
-            let all = shard.entries.values().map(|found| &found.entry);
-            let after = all.filter(|entry| from.0.is_none_or(|from| entry.request.address > from));
-            entries.extend(after.filter_map(|entry| entry.entry_info(now)).filter(|listed| filter.matches(listed)));
+            let all = shard.entries.iter().map(|slot| &slot.entry.kept);
+            let after = all.filter(|entry| from.0.is_none_or(|from| *entry.address() > from));
+            let listed = after.filter_map(|entry| entry.whole().entry_info(now));
+            entries.extend(listed.filter(|listed| filter.matches(listed)));
         }
         entries.sort_unstable_by_key(|listed| listed.address);
         StoreFuture::ready(Ok(EntryPage::truncated(entries, at_most as usize)))
@@ -335,7 +353,7 @@ impl StoreAdmin for Memory {
         let mut counts = EntryCounts { bytes: self.bytes.load(Relaxed), ..EntryCounts::default() };
         for shard in &self.shards {
             let shard = shard.lock();
-            shard.entries.values().filter_map(|found| found.entry.state(now)).for_each(|state| counts.add(state));
+            shard.entries.iter().filter_map(|slot| slot.entry.kept.state(now)).for_each(|state| counts.add(state));
         }
         StoreFuture::ready(Ok(counts))
     }

@@ -537,7 +537,7 @@ async fn a_holder_that_lost_its_claim_never_gets_the_answer_of_another_request()
 
 #[tokio::test(start_paused = true)]
 async fn a_full_store_refuses_new_keys_and_still_settles_and_replays() {
-    let world = EngineFixture::new(Memory::new(4096));
+    let world = EngineFixture::new(Memory::new(3072));
     let mut refused = 0;
     let running =
         world.spawn(&Policy::ietf(), claim_request("running"), TestOperation::lasting(Duration::from_secs(1)));

@@ -109,6 +109,36 @@ async fn another_body_is_refused_and_another_caller_is_independent() {
     assert_eq!(app.runs.load(SeqCst), 2);
 }
 
+/// The layer remembers the fingerprints of recent requests, and must not take one for another.
+#[tokio::test]
+async fn a_retry_of_json_is_told_from_other_requests_in_any_order() {
+    let (router, app, _) = app(Policy::ietf());
+    let send = async |path: &str, body: &str, other: Option<(&'static str, &'static str)>| {
+        let mut request = request(path, "k1", body);
+        request.headers_mut().insert("content-type", "application/json".parse().unwrap());
+        other.map(|(name, value)| request.headers_mut().insert(name, value.parse().unwrap()));
+        let answer = router.clone().oneshot(request).await.unwrap();
+        (answer.status(), answer.headers().contains_key("idempotent-replayed"))
+    };
+    let (first, reordered) = (r#"{"b":2,"a":1}"#, r#"{"a":1,"b":2}"#);
+    assert_eq!(send("/pay", first, None).await, (StatusCode::CREATED, false));
+    for _ in 0..3 {
+        assert_eq!(send("/pay", first, None).await, (StatusCode::CREATED, true));
+        assert_eq!(send("/pay", reordered, None).await, (StatusCode::CREATED, true));
+        for other in [r#"{"b":2,"a":3}"#, r#"{"b":2,"a":"1"}"#, r#"{"b":2,"a":10}"#] {
+            assert_eq!(send("/pay", other, None).await, (StatusCode::UNPROCESSABLE_ENTITY, false), "{other}");
+            assert_eq!(send("/pay", first, None).await, (StatusCode::CREATED, true));
+        }
+        assert_eq!(send("/pay?x", first, None).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(send("/fail", first, None).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+        for other in [("if-match", "a"), ("content-encoding", "gzip"), ("content-type", "text/plain")] {
+            let answer = send("/pay", first, Some(other)).await;
+            assert_eq!(answer, (StatusCode::UNPROCESSABLE_ENTITY, false), "{other:?}");
+        }
+    }
+    assert_eq!(app.runs.load(SeqCst), 1);
+}
+
 #[tokio::test]
 async fn fifty_at_once_run_once_under_each_concurrency_dial() {
     for dial in [OnConcurrent::Reject, OnConcurrent::Wait] {

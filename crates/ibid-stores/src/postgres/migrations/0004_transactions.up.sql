@@ -408,12 +408,12 @@ BEGIN
     END IF;
 END $$;
 
--- Completes a claim of _run_claim, in its transaction, or a layer's for complete_in (then `in_run` is false).
+-- Completes a claim of _run_claim, in its transaction, or a layer's for complete_in (then `in_run` is false). It has few
+-- settings, because each costs as much as part of the UPDATE.
 CREATE FUNCTION ibid._run_complete(
     address bytea, token bytea, fence bigint, in_run boolean, failed boolean, record bytea, status integer,
     requested_ms bigint, completed_ms bigint, took_us bigint, keep_us bigint) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' SET enable_seqscan = off AS $$
 BEGIN
     IF in_run THEN
         PERFORM ibid._check_run(token);

@@ -167,6 +167,26 @@ async fn a_read_only_server_refuses_and_is_reported() {
 }
 
 #[tokio::test]
+async fn a_read_only_server_still_replays() {
+    let server = TestPostgres::shared();
+    let name = database(server);
+    let store = open(&server.url("gateway", &name)).await;
+    let done: Vec<_> = (0..20).map(|_| claim_request()).collect();
+    for ask in &done {
+        let _ = store.settle(&claim_granted(&store, ask).await, &complete(b"done")).await.unwrap();
+    }
+    server.sql("postgres", &format!("ALTER DATABASE {name} SET default_transaction_read_only = on"));
+    let store = open(&server.url("gateway", &name)).await;
+    for _ in 0..3 {
+        let new = claim_request();
+        let replays = join_all(done.iter().map(|ask| store.claim(ask)));
+        let (replayed, refused) = tokio::join!(replays, store.claim(&new));
+        assert!(replayed.iter().all(|found| matches!(found, Ok(ClaimOutcome::Completed(_)))), "{replayed:?}");
+        assert_eq!(refused.unwrap_err().kind, ErrorKind::Rejected);
+    }
+}
+
+#[tokio::test]
 async fn what_weakens_the_promise_is_reported() {
     let server = TestPostgres::start_with(&["fsync=off", "full_page_writes=off", "synchronous_commit=local"]);
     let name = database(&server);
@@ -275,4 +295,46 @@ async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     panic!("waited in vain for {what}");
+}
+
+/// Makes calls on a runtime of its own, which is shut down while they are under way.
+fn call_on_a_runtime_that_ends(store: &Arc<Postgres>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for _ in 0..50 {
+            let store = store.clone();
+            tokio::spawn(async move { drop(store.claim(&claim_request()).await) });
+        }
+        tokio::task::yield_now().await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_of_callers_that_ends_leaves_the_store_usable() {
+    let server = TestPostgres::shared();
+    let name = database(server);
+    let store = Arc::new(open(&server.url("gateway", &name)).await);
+    for _ in 0..5 {
+        let there = store.clone();
+        tokio::task::spawn_blocking(move || call_on_a_runtime_that_ends(&there)).await.unwrap();
+        let ask = claim_request();
+        let again = tokio::time::timeout(RECOVERY_TIMEOUT, claim_granted(&*store, &ask)).await;
+        assert_eq!(again.expect("a call is answered").attempt, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_store_whose_runtime_has_ended_fails_its_calls() {
+    let server = TestPostgres::shared();
+    let url = server.url("gateway", &database(server));
+    let opened = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(open(&url))
+    });
+    let store = opened.join().unwrap();
+    for _ in 0..2 {
+        let ask = claim_request();
+        let called = tokio::time::timeout(RECOVERY_TIMEOUT, store.claim(&ask)).await;
+        assert_eq!(called.expect("a call is answered").unwrap_err().kind, ErrorKind::Ambiguous);
+    }
 }

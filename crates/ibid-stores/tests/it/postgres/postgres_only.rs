@@ -121,6 +121,52 @@ async fn a_replay_writes_nothing() {
     panic!("replays wrote to the log: {rounds:?}");
 }
 
+/// The last statement of the gateway's connections only read.
+fn has_only_read(server: &TestPostgres, name: &str) -> bool {
+    let sql =
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'SELECT u.nth%'";
+    server.sql(name, sql) == "t"
+}
+
+#[tokio::test]
+async fn batches_of_replays_only_read_and_what_is_not_completed_is_claimed() {
+    let (server, name, store) = fresh().await;
+    let [done, running, new] = [100, 10, 10].map(|n| (0..n).map(|_| claim_request()).collect::<Vec<_>>());
+    let expired: Vec<_> = (0..10).map(|_| short_lease_request()).collect();
+    let leases = join_all(done.iter().map(|ask| claim_granted(&store, ask))).await;
+    let end = complete(b"done");
+    for held in join_all(leases.iter().map(|lease| store.settle(lease, &end))).await {
+        assert_eq!(held.unwrap(), SettleOutcome::Applied);
+    }
+    join_all(running.iter().chain(&expired).map(|ask| claim_granted(&store, ask))).await;
+    assert!(!has_only_read(server, &name));
+    let replay_all = async || {
+        for ask in &done {
+            assert!(matches!(store.claim(&competing_request(ask)).await, Ok(ClaimOutcome::Completed(_))));
+        }
+    };
+    let replays = || join_all(done.iter().map(|ask| async { store.claim(&competing_request(ask)).await.unwrap() }));
+    replay_all().await;
+    assert!(!has_only_read(server, &name), "single claims do not read first");
+    for _ in 0..2 {
+        for found in replays().await {
+            assert!(matches!(&found, ClaimOutcome::Completed(entry) if entry.record[..] == *b"done"), "{found:?}");
+        }
+    }
+    assert!(has_only_read(server, &name));
+    let rivals: Vec<_> = running.iter().map(|ask| competing_request(ask)).collect();
+    let (replayed, busy, again, granted, overdue) = tokio::join!(
+        replays(),
+        join_all(rivals.iter().map(|ask| store.claim(ask))),
+        join_all(running.iter().map(|ask| claim_granted(&store, ask))),
+        join_all(new.iter().map(|ask| claim_granted(&store, ask))),
+        join_all(expired.iter().map(|ask| async { claim_granted(&store, &competing_request(ask)).await })),
+    );
+    assert!(replayed.iter().all(|found| matches!(found, ClaimOutcome::Completed(_))));
+    assert!(busy.iter().all(|found| matches!(found, Ok(ClaimOutcome::InProgress(_)))), "{busy:?}");
+    assert!(again.iter().chain(&granted).chain(&overdue).all(|lease| lease.attempt == 1), "what expired is forgotten");
+}
+
 #[tokio::test]
 async fn fences_grow_although_the_clock_is_set_back() {
     let (server, name, store) = fresh().await;

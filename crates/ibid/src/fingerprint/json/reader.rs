@@ -301,16 +301,19 @@ impl<'a> JsonReader<'a, '_> {
         Some(end - pos)
     }
 
-    /// Puts the members of an object in order if they are not, and learns its shape.
+    /// Puts the members of an object in order if they are not. Learns its shape only if that succeeded: whether an object
+    /// has a canonical form must not depend on what was read before.
     #[inline(never)]
     fn close_object(&mut self, depth: usize, end: u32) -> Option<()> {
         let ReaderBuffers { frames, members, output, shapes, .. } = &mut *self.buffers;
         let JsonFrame { source, start, first, is_flat, is_sorted, .. } = frames[depth];
+        if !is_sorted {
+            output.sort(self.body, start, &members[first as usize..self.members], end, self.names)?;
+        }
         if is_flat {
             shapes.learn(self.body, source as usize..end as usize);
         }
-        let members = &members[first as usize..self.members];
-        if is_sorted { Some(()) } else { output.sort(self.body, start, members, end, self.names) }
+        Some(())
     }
 
     /// Hashes the blocks before a position.

@@ -120,11 +120,11 @@ fn folded_hash(name: &[u8]) -> u64 {
     case_insensitive_hash(folded.as_bytes())
 }
 
-/// FNV-1a over words, with the case bit of ASCII letters set.
+/// FNV-1a over words, with ASCII letters in lower case.
 fn case_insensitive_hash(name: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let mix = |hash: u64, word: [u8; 8]| {
-        let hash = (hash ^ (u64::from_le_bytes(word) | CASE)).wrapping_mul(PRIME);
+        let hash = (hash ^ u64::from_le_bytes(word.map(|byte| byte.to_ascii_lowercase()))).wrapping_mul(PRIME);
         hash ^ hash >> 32
     };
     let (words, rest) = name.as_chunks::<8>();

@@ -628,6 +628,22 @@ proptest! {
     }
 }
 
+/// The second read of each body meets what was learned from the first.
+#[test]
+fn a_body_is_read_alike_every_time() {
+    let names = super::NameEquality::IgnoreCase;
+    for body in [
+        r#"{"same_up_to_here{":1,"same_up_to_here[":2,"a":3}"#,
+        r#"{"same_up_to_here~":1,"same_up_to_here^":2,"a":3}"#,
+        r#"{"same_up_to_here":1,"Same_Up_To_Here":2,"a":3}"#,
+        r#"{"b":1,"a":2}"#,
+    ] {
+        let [first, second] = [0; 2].map(|_| super::canonical(body.as_bytes(), &[], names).map(Cow::into_owned));
+        assert_eq!(first, second, "{body}");
+    }
+    assert!(super::canonical(br#"{"{_______":1,"[_______":2}"#, &[], names).is_some(), "brackets have no case");
+}
+
 #[test]
 fn names_that_differ_in_case_only_are_in_the_order_in_which_they_were_sent() {
     let canonical = |body: &str| super::canonical(body.as_bytes(), &[], super::NameEquality::IgnoreCase).is_some();
