@@ -293,6 +293,7 @@ async fn read_entry(store: &dyn Store, address: &Address) -> Result<Option<Recor
                 failed: listed.state == EntryState::Failed,
                 record: Bytes::new(),
                 expires_in: listed.expires_in,
+                front_only: false,
             })
         }
         Err(error) => return Err(error),

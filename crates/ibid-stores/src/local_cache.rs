@@ -119,6 +119,7 @@ impl LocalCache {
                 failed: *failed,
                 record: record.clone(),
                 expires_in: *keep,
+                front_only: false,
             };
             if lease.fence != Fence::UNSEEN {
                 self.answers.fill(at, ticket, before, &finished);

@@ -322,6 +322,7 @@ impl ReferenceEntry {
                 failed: *failed,
                 record: record.clone(),
                 expires_in: self.expires_at - now,
+                front_only: false,
             }),
             ReferenceState::Free => TokenSpent,
         }

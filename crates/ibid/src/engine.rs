@@ -94,6 +94,14 @@ pub enum BeginOutcome {
     Refused(Refusal),
 }
 
+impl BeginOutcome {
+    /// Replays an answer that the store returned.
+    fn replay(entry: CompletedEntry) -> Self {
+        let stored = StoredAs::of(&entry);
+        Self::Replay(entry, stored)
+    }
+}
+
 /// The outcome of a run.
 #[derive(Debug)]
 #[must_use]
@@ -180,6 +188,12 @@ pub enum Decision<A> {
 }
 
 impl<A> Decision<A> {
+    /// Replays an answer that the store returned.
+    fn replay(entry: CompletedEntry) -> Self {
+        let stored = StoredAs::of(&entry);
+        Self::Replay(entry, stored)
+    }
+
     /// The decision about a run without a claim.
     pub(crate) fn unprotected(outcome: RunOutcome<A>) -> Self {
         match outcome {
@@ -205,8 +219,16 @@ pub enum StoredAs {
     OutcomeUnknown,
     /// Nowhere: the operation ran without protection.
     Unprotected,
-    /// In the journal: only the front store protected the run, and the authority has not recorded it yet.
+    /// In the journal or in the front store: only the front protected the run, and the authority has not recorded it
+    /// yet.
     FrontOnly,
+}
+
+impl StoredAs {
+    /// Where an answer is that the store returned.
+    pub(crate) fn of(entry: &CompletedEntry) -> Self {
+        if entry.front_only { Self::FrontOnly } else { Self::Recorded }
+    }
 }
 
 /// The outcome of a claim, when the call ended, and whether a delayed copy of it could still be granted.
@@ -277,13 +299,14 @@ impl Engine {
     pub(crate) async fn begin_at<C: Claimant>(
         &self, now: Instant, policy: &Terms, ask: Arc<ClaimRequest>, claimant: &mut C,
     ) -> BeginOutcome {
-        if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
+        if let Some(finished) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             if let Some(refusal) =
                 mismatch(policy, &ask.fingerprint, &finished.fingerprint, |version| claimant.fingerprint(version))
             {
                 return BeginOutcome::Refused(refusal);
             }
-            return BeginOutcome::Replay(finished, if solo { StoredAs::FrontOnly } else { StoredAs::Pending });
+            let stored = if finished.front_only { StoredAs::FrontOnly } else { StoredAs::Pending };
+            return BeginOutcome::Replay(finished, stored);
         }
         if let Some(quota) = self.active_quota()
             && let Some(refusal) = Box::pin(self.check_quota(quota, &ask)).await
@@ -298,7 +321,7 @@ impl Engine {
                 }
             }
             (Ok(ClaimOutcome::Completed(finished)), ..) if finished.fingerprint == ask.fingerprint => {
-                BeginOutcome::Replay(finished, StoredAs::Recorded)
+                BeginOutcome::replay(finished)
             }
             attempt => Box::pin(self.decide_claim(policy, ask, now, attempt, claimant)).await,
         }
@@ -343,7 +366,7 @@ impl Engine {
                         Err(run) => Box::pin(self.start_run(policy, run)).await,
                     };
                 }
-                ClaimOutcome::Completed(finished) => return BeginOutcome::Replay(finished, StoredAs::Recorded),
+                ClaimOutcome::Completed(finished) => return BeginOutcome::replay(finished),
                 ClaimOutcome::InProgress(holder) => {
                     let left = time_left(&mut patience, policy, claimant);
                     if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
@@ -496,7 +519,7 @@ impl Engine {
 
     /// Returns what a claim at this address would find, without claiming. Checks the journal first, then the store.
     pub(crate) async fn peek(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
-        if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(at)) {
+        if let Some(finished) = self.journal.as_ref().and_then(|journal| journal.find(at)) {
             return Ok(Some(ClaimOutcome::Completed(finished)));
         }
         self.store.get(at).await.inspect_err(|error| self.report_store_failure("get", error))

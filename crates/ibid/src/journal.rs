@@ -128,7 +128,7 @@ impl Journal {
         self.len() == 0
     }
 
-    pub(crate) fn find(&self, at: &Address) -> Option<(CompletedEntry, bool)> {
+    pub(crate) fn find(&self, at: &Address) -> Option<CompletedEntry> {
         if self.is_empty() {
             return None;
         }
@@ -142,8 +142,9 @@ impl Journal {
             failed: entry.failed,
             record: entry.record.clone(),
             expires_in: Duration::from_millis(left),
+            front_only: entry.lease.front_only,
         };
-        (left > 0).then_some((finished, entry.lease.front_only))
+        (left > 0).then_some(finished)
     }
 
     pub(crate) fn entries(&self) -> Vec<(Lease, Settlement)> {

@@ -188,6 +188,8 @@ pub struct CompletedEntry {
     pub record: Bytes,
     /// How long the answer is still remembered.
     pub expires_in: Duration,
+    /// Whether only the front of two stores has the answer: the authority may still decide otherwise.
+    pub front_only: bool,
 }
 
 /// How a claim is settled.

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use ibid_histories::{checker::check_history, event::HistoryEvent};
+use ibid_histories::{
+    checker::check_history,
+    event::{HistoryEvent, RequestResult},
+};
 
 use crate::{
     answer_history::{AnswerSnapshot, FinalAnswer, ObservedAnswer},
@@ -68,7 +71,8 @@ pub struct KeyFinding {
     pub description: String,
     /// Whether an answer of it said `degraded`.
     pub degraded: bool,
-    /// Of a loss: every gateway gives an answer again at the end.
+    /// Of a loss, or a history that is not explained: the answer was only in progress or unknown during the faults, and
+    /// every gateway gives it at the end.
     pub is_temporary: bool,
     /// Everything that happened to it.
     pub timeline: Vec<String>,
@@ -182,7 +186,10 @@ pub(crate) fn evaluate_run(plan: &ChaosPlan, seen: RunObservations) -> ChaosRepo
         let (divergence, loss) = (find_divergence(runs, heard), find_loss(heard));
         let explained = divergence.is_some() || loss.is_some();
         match rejected.get(key) {
-            Some(why) if runs.len() < 2 && !explained => outcome.unexplained.push(finding(why.clone())),
+            Some(why) if runs.len() < 2 && !explained => {
+                let is_temporary = answered_at_the_end(heard) && is_explained_at_rest(&seen.history, key);
+                outcome.unexplained.push(KeyFinding { is_temporary, ..finding(why.clone()) });
+            }
             None if runs.len() > 1 || explained => {
                 outcome.violations.push(format!("the checker of histories accepts {key}, which is wrong"));
             }
@@ -212,6 +219,28 @@ fn check(history: &[HistoryEvent], outcome: &mut ChaosReport) -> HashMap<String,
             HashMap::new()
         }
     }
+}
+
+/// Whether a key's history is explained without the requests that were told "in progress" or "unknown" before
+/// everything was at rest.
+fn is_explained_at_rest(history: &[HistoryEvent], key: &str) -> bool {
+    let mut events = Vec::new();
+    let mut requests = HashMap::new();
+    for event in history {
+        match event {
+            HistoryEvent::Invoke { request, key: its_key, at_rest, .. } if its_key == key => {
+                requests.insert(*request, *at_rest);
+            }
+            HistoryEvent::Return { request, result, .. } => match (requests.get(request), result) {
+                (None, _) | (Some(false), RequestResult::InProgress | RequestResult::OutcomeUnknown) => continue,
+                (Some(_), _) => {}
+            },
+            HistoryEvent::Execute { key: its_key, .. } if its_key == key => {}
+            _ => continue,
+        }
+        events.push(event.clone());
+    }
+    check_history(&events).is_ok_and(|verdict| verdict.rejected.is_empty())
 }
 
 /// What no promise excuses.

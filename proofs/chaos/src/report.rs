@@ -14,7 +14,7 @@ pub enum Exemption {
     IfDegraded,
     /// As many keys that ran twice as the gateways themselves announced.
     IfAnnounced,
-    /// An answer that was unknown for a while, and is given again by every gateway at the end.
+    /// An answer that was in progress or unknown again for a while, and is given by every gateway at the end.
     Temporary,
     /// Keys that ran twice, diverged or were forgotten: a loss that is measured, not excluded.
     Loss,

@@ -145,6 +145,10 @@ impl AnswerCache {
 
     /// Caches the answer of a store call made at `before`, unless the shard was invalidated since.
     pub(super) fn fill(&self, at: &Address, mark: u64, before: Instant, finished: &CompletedEntry) {
+        // The authority may still decide otherwise.
+        if finished.front_only {
+            return;
+        }
         let expires_at = before.checked_add(finished.expires_in.min(MAX_TTL)).unwrap_or(before);
         let (entry, confirmed_until) = (finished.clone(), before + MAX_UNCONFIRMED_AGE);
         let copy = CachedAnswer { address: *at, entry, expires_at, confirmed_until, recently_used: false };

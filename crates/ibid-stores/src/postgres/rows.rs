@@ -181,6 +181,7 @@ pub(super) fn read_claimed(row: &Row) -> Result<ClaimedRow<'_>, StoreError> {
         failed: column(row, 7)?,
         record: column::<Blob>(row, 8)?.0,
         expires_in: duration_at(row, 6)?,
+        front_only: false,
     };
     Ok(ClaimedRow::Completed(nth, completed))
 }
@@ -249,6 +250,7 @@ fn read_completed(row: &Row) -> Result<CompletedEntry, StoreError> {
         failed: column(row, 10)?,
         record,
         expires_in: duration_at(row, 9)?,
+        front_only: false,
     })
 }
 

@@ -245,6 +245,7 @@ impl EntryView {
                 failed: self.value[2] & FAILED != 0,
                 record: self.value.slice(self.parts()[2] + SUMMARY_LEN..),
                 expires_in: self.expires_in(),
+                front_only: false,
             }),
             _ => ClaimOutcome::TokenSpent,
         }

@@ -90,6 +90,7 @@ pub(super) fn decode(mut finished: CompletedEntry) -> FrontCopy {
     record.copy_to_slice(&mut finished.fingerprint.digest);
     let front_only_token = with_token.then(|| ClaimToken(record.get_u128().to_be_bytes()));
     finished.record = record;
+    finished.front_only = with_token;
     FrontCopy { entry: finished, front_only_token }
 }
 
@@ -121,7 +122,15 @@ mod tests {
 
     fn finished(record: Bytes) -> CompletedEntry {
         let expires_in = Duration::from_secs(9);
-        CompletedEntry { fence: Fence(1), attempt: 1, fingerprint: Fingerprint::NONE, failed: true, record, expires_in }
+        CompletedEntry {
+            fence: Fence(1),
+            attempt: 1,
+            fingerprint: Fingerprint::NONE,
+            failed: true,
+            record,
+            expires_in,
+            front_only: false,
+        }
     }
 
     #[test]
@@ -133,6 +142,7 @@ mod tests {
                 let FrontCopy { entry: opened, front_only_token: solo } = decode(finished(kept));
                 assert_eq!((opened.fence, opened.attempt, opened.fingerprint), (Fence(1 << 60), 4, fingerprint));
                 assert_eq!((&opened.record[..], opened.failed, solo), (record, true, token));
+                assert_eq!(opened.front_only, token.is_some());
             }
         }
     }

@@ -169,7 +169,7 @@ impl TieredInner {
             ttl: finished.expires_in,
         };
         let answer = match self.authority.settle(&lease, &end).await {
-            Ok(Applied | Restored) => finished.clone(),
+            Ok(Applied | Restored) => CompletedEntry { front_only: false, ..finished.clone() },
             Ok(ClaimLost(found)) => match *found {
                 Completed(theirs) => theirs,
                 InProgress(_) | OutcomeUnknown(_) => return Ok(*found),

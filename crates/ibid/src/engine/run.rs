@@ -295,7 +295,7 @@ impl Engine {
                 {
                     match on_rollback {
                         OnRollback::Refuse => Decision::Ran(answer, StoredAs::Recorded),
-                        OnRollback::Release | OnRollback::Park(_) => Decision::Replay(entry, StoredAs::Recorded),
+                        OnRollback::Release | OnRollback::Park(_) => Decision::replay(entry),
                     }
                 }
                 (entry, _) => self.decide_lost_claim(policy, lease, entry, by_version),
@@ -351,7 +351,7 @@ impl Engine {
             return Decision::Refused(refusal);
         }
         match entry {
-            ClaimOutcome::Completed(entry) => Decision::Replay(entry, StoredAs::Recorded),
+            ClaimOutcome::Completed(entry) => Decision::replay(entry),
             ClaimOutcome::OutcomeUnknown(_) => Decision::Refused(refusals::outcome_unknown()),
             ClaimOutcome::InProgress(_) | ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => {
                 Decision::Refused(refusals::in_progress(RETRY_SOON))

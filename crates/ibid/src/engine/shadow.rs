@@ -144,7 +144,7 @@ impl Engine {
                 Some(refusal) => Err(ShadowOutcome::Refusal(refusal.reason)),
                 None => Ok(()),
             };
-        if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
+        if let Some(finished) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             compare(&ask, &finished.fingerprint)?;
             return Err(ShadowOutcome::Replay);
         }

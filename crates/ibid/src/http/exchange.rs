@@ -141,7 +141,8 @@ impl Exchange {
             let now = shared.engine.measured(context.started);
             match shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
                 Some(entry) => {
-                    if let Ok(response) = replay(shared, entry, StoredAs::Recorded, context) {
+                    let stored = StoredAs::of(&entry);
+                    if let Ok(response) = replay(shared, entry, stored, context) {
                         identity.remember(shared, context, self.parts.as_ref().expect(PARTS), content);
                         return Some(response);
                     }
@@ -190,7 +191,8 @@ impl Exchange {
                 let now = if body.was_awaited { Instant::now() } else { shared.engine.measured(context.started) };
                 if let Some(entry) = shared.engine.find_completed(&identity.address, &identity.fingerprint, now) {
                     identity.remember(shared, context, parts, (&body.data, body.trailers.as_deref()));
-                    return self.replay(entry, StoredAs::Recorded, state);
+                    let stored = StoredAs::of(&entry);
+                    return self.replay(entry, stored, state);
                 }
                 now
             }
@@ -409,7 +411,8 @@ where
         if let Ok(Some(ClaimOutcome::Completed(entry))) = engine.peek(&lease.request.address).await
             && entry.fence == lease.fence
         {
-            if let BegunExchange::RespondLater(response) = exchange.replay(entry, StoredAs::Recorded, &work_state) {
+            let stored = StoredAs::of(&entry);
+            if let BegunExchange::RespondLater(response) = exchange.replay(entry, stored, &work_state) {
                 response.await;
             }
             return;

@@ -398,6 +398,7 @@ impl StoredEntry {
                 failed: *failed,
                 record: record.clone(),
                 expires_in: Duration::from_micros(self.expires_at.saturating_sub(now)),
+                front_only: false,
             }),
             EntryPhase::Released => ClaimOutcome::TokenSpent,
         }

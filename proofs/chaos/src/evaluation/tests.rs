@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use ibid_histories::event::RequestResult;
-
 use super::*;
 use crate::{answer_history::ChaosOperation, fault_schedule::FaultRate, report::Exemption};
 
@@ -42,6 +40,11 @@ fn heard(told: FinalAnswer, at: u64) -> ObservedAnswer {
 
 /// One key with this story, and one that is fine.
 fn judged(runs: Vec<Execution>, heard: Vec<ObservedAnswer>) -> ChaosReport {
+    judged_with(runs, heard, Vec::new())
+}
+
+/// Like [`judged`], with more events of that key for the checker.
+fn judged_with(runs: Vec<Execution>, heard: Vec<ObservedAnswer>, more: Vec<HistoryEvent>) -> ChaosReport {
     let operation = |key: &str| ChaosOperation { key: key.to_owned(), path: "/".to_owned() };
     let fine = (vec![ran(99, 1)], vec![done(99, 5), ObservedAnswer { during_verification: true, ..done(99, 900) }]);
     let mut seen = RunObservations { executions_on_disk: runs.len() + 1, ..RunObservations::default() };
@@ -49,6 +52,7 @@ fn judged(runs: Vec<Execution>, heard: Vec<ObservedAnswer>) -> ChaosReport {
     seen.executions = [("k".to_owned(), runs), ("fine".to_owned(), fine.0)].into();
     seen.answers.answers = [("k".to_owned(), heard), ("fine".to_owned(), fine.1)].into();
     seen.history = history_of(&seen);
+    seen.history.extend(more);
     seen.faults = vec![FaultInterval { name: "store: cut".into(), from: ms(2), healed_at: ms(30) }];
     evaluate_run(&plan(), seen)
 }
@@ -177,6 +181,21 @@ fn an_answer_that_is_unknown_for_a_while_is_told_from_one_that_is_lost() {
     assert!(!kept(&outcome, &[]) && kept(&outcome, &[Exemption::Temporary]));
     let for_good = vec![done(1, 10), heard(FinalAnswer::OutcomeUnknown, 30), at_the_end(FinalAnswer::OutcomeUnknown)];
     assert!(!kept(&judged(vec![ran(1, 3)], for_good), &[Exemption::Temporary]));
+}
+
+#[test]
+fn an_answer_that_is_in_progress_for_a_while_is_told_from_one_that_still_is_at_the_end() {
+    let story = || vec![done(1, 10), ObservedAnswer { during_verification: true, ..done(1, 99) }];
+    let in_progress = |from: u64, at_rest| {
+        let (request, caller, key) = (1_000, "chaos".to_owned(), "k".to_owned());
+        let invoke = HistoryEvent::Invoke { at: from, request, caller, key, at_rest };
+        vec![invoke, HistoryEvent::Return { at: from + 1, request, result: RequestResult::InProgress }]
+    };
+    let outcome = judged_with(vec![ran(1, 3)], story(), in_progress(30_000, false));
+    assert_eq!(outcome.unexplained.len(), 1, "{outcome}");
+    assert!(!kept(&outcome, &[]) && kept(&outcome, &[Exemption::Temporary]), "{outcome}");
+    let at_the_end = judged_with(vec![ran(1, 3)], story(), in_progress(120_000, true));
+    assert!(!kept(&at_the_end, &[Exemption::Temporary]), "{at_the_end}");
 }
 
 #[test]

@@ -134,6 +134,8 @@ async fn without_postgres_redis_goes_on_alone_and_its_answers_are_drained() {
     for gateway in [&stage.first_gateway, &stage.second_gateway] {
         let again = booking_request(gateway, nth).send().await;
         assert_eq!((again.status, &again.body), (201, &first.body), "{again:?}");
+        assert_degraded(&again);
+        assert_eq!(again.header("idempotency-stored"), Some("pending"), "{again:?}");
         assert_eq!(stage.upstream.executions(), runs, "Redis has the answer");
     }
     // Not even one that has never seen PostgreSQL runs it again.

@@ -68,6 +68,7 @@ async fn a_solo_answer_is_replayed_from_first_and_inserted_by_the_drain() {
     for asking in [&gateway, &other] {
         let finished = done(&asking.store, &ask(1)).await;
         assert_eq!((&finished.record[..], finished.fence), (&b"alone"[..], lease.fence));
+        assert!(finished.front_only, "the last store may still decide otherwise");
     }
     heal_stores(&gateway);
     heal_stores(&other);
@@ -75,7 +76,23 @@ async fn a_solo_answer_is_replayed_from_first_and_inserted_by_the_drain() {
     assert_eq!(gateway.store.settle(&lease, &end).await.unwrap(), SettleOutcome::Applied, "and may be repeated");
     let finished = done(&last, &ask(1)).await;
     assert_eq!((finished.fence, finished.attempt), (lease.fence, 1));
-    assert_eq!(done(&other.store, &ask(1)).await.fence, lease.fence);
+    let confirmed = done(&other.store, &ask(1)).await;
+    assert_eq!((confirmed.fence, confirmed.front_only), (lease.fence, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_solo_answer_is_not_cached_before_the_last_store_has_it() {
+    let (gateway, other, _, _) = TieredGateway::two_gateways(TieredMode::Loose);
+    let lease = claim_front_only(&gateway).await;
+    assert!(gateway.store.settle(&lease, &complete(b"alone", HOUR)).await.is_err());
+    cut_authority(&other);
+    let answers = AnswerCache::default();
+    let cache = LocalCache::new(Arc::new(other.store.clone()), answers.clone());
+    assert!(done(&cache, &ask(1)).await.front_only);
+    assert!(answers.is_empty());
+    heal_stores(&other);
+    assert!(!done(&cache, &ask(1)).await.front_only);
+    assert_eq!(answers.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -120,6 +120,7 @@ impl CompactEntry {
             failed: self.failed,
             record: self.record(),
             expires_in: Duration::from_micros(self.expires_at - now),
+            front_only: false,
         })
     }
 
