@@ -225,7 +225,7 @@ mod tests {
     fn the_address_is_found_on_any_line_that_says_listening() {
         let port = |line| listening_addr(line).map(|addr| addr.port());
         assert_eq!(port("listening 127.0.0.1:8080"), Some(8080));
-        assert_eq!(port("ibid 0.1.0 listening on http://127.0.0.1:41/, admin on http://127.0.0.1:42"), Some(41));
+        assert_eq!(port("ibid 0.2.0 listening on http://127.0.0.1:41/, admin on http://127.0.0.1:42"), Some(41));
         assert_eq!(port("\u{1b}[32mINFO\u{1b}[0m listening on \u{1b}[1mhttp://127.0.0.1:8080\u{1b}[0m"), Some(8080));
         assert_eq!(port("admin listening on http://127.0.0.1:8081"), None);
         assert_eq!(port("upstream is 127.0.0.1:8081"), None);

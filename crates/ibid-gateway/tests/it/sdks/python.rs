@@ -49,7 +49,7 @@ async fn the_installed_package_passes_its_own_tests() {
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]).arg(&site);
     run_to_end(install.arg(folder.path().join("python"))).await;
-    for file in ["ibid/py.typed", "ibid_sdk-0.1.0.dist-info/LICENSE-MIT"] {
+    for file in ["ibid/py.typed", concat!("ibid_sdk-", env!("CARGO_PKG_VERSION"), ".dist-info/LICENSE-MIT")] {
         assert!(site.join(file).exists(), "{file} is not installed");
     }
 
