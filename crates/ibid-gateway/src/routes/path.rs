@@ -17,8 +17,9 @@ pub(super) struct PathReadings {
     pub(super) has_dot_segments: bool,
 }
 
-/// Decodes escaped unreserved characters and writes all other escapes in upper case. Case and a trailing slash are
-/// significant. Borrows if nothing changes.
+/// Decodes escaped unreserved characters and writes all other escapes in upper case. A percent sign that begins no escape
+/// becomes one, because it could begin another together with a decoded character: `%a%41` must not become `%aA`. Case and
+/// a trailing slash are significant. Borrows if nothing changes.
 pub fn normalise(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
         return Cow::Borrowed(path);
@@ -33,7 +34,7 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
                 out.push(byte.into());
             }
             Some(byte) => out.push_str(&format!("%{byte:02X}")),
-            None => out.push('%'),
+            None => out.push_str("%25"),
         }
         rest = &rest[at + escaped.map_or(1, |_| 3)..];
     }
@@ -146,13 +147,14 @@ mod tests {
             ("/%61%2D%7e", "/a-~"),
             ("/a%2fb%c3%A9", "/a%2Fb%C3%A9"),
             ("/a%20b", "/a%20b"),
-            ("/%", "/%"),
-            ("/%4", "/%4"),
-            ("/%zz%41", "/%zzA"),
-            ("/%%41", "/%A"),
+            ("/%", "/%25"),
+            ("/%4", "/%254"),
+            ("/%zz%41", "/%25zzA"),
+            ("/%%41", "/%25A"),
+            ("/%a%41", "/%25aA"),
             ("/é%41", "/éA"),
         ] {
-            assert_eq!(normalise(path), normal);
+            assert_eq!((normalise(path), normalise(normal)), (normal.into(), normal.into()));
         }
         assert!(matches!(normalise("/payments/1"), Cow::Borrowed(_)));
     }

@@ -118,7 +118,8 @@ impl SegmentHeader {
         let [size, salt, sequence, clock, fence_floor] = [(); 5].map(|()| rest.get_u64_le());
         let header = Self { store, id, size, salt, sequence, clock, fence_floor };
         // Positions in a segment have 32 bits.
-        let is_valid = size <= u32::MAX.into() && [sequence, clock, fence_floor].iter().all(|n| *n <= MAX_COUNTER);
+        let is_valid = (FIRST_BATCH_OFFSET..=u32::MAX.into()).contains(&size)
+            && [sequence, clock, fence_floor].iter().all(|n| *n <= MAX_COUNTER);
         if is_valid { Ok(header) } else { Err(Corruption::InvalidField) }
     }
 }
@@ -204,8 +205,13 @@ mod tests {
             flipped[at] ^= 0x10;
             assert!(SegmentHeader::decode(&flipped).is_err(), "byte {at} may not change unnoticed");
         }
-        let late = SegmentHeader { clock: MAX_COUNTER + 1, ..header };
-        assert_eq!(SegmentHeader::decode(&late.encode()), Err(Corruption::InvalidField));
+        for impossible in [
+            SegmentHeader { clock: MAX_COUNTER + 1, ..header },
+            SegmentHeader { size: FIRST_BATCH_OFFSET - 1, ..header },
+            SegmentHeader { size: 1 << 32, ..header },
+        ] {
+            assert_eq!(SegmentHeader::decode(&impossible.encode()), Err(Corruption::InvalidField));
+        }
     }
 
     #[test]
