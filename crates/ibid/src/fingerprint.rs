@@ -21,7 +21,7 @@ use self::{media::MediaType, stream::checksum};
 pub(crate) use self::{memo::FingerprintMemo, stream::HashStream};
 use crate::{
     policy::{FingerprintPart, Policy},
-    sent_names::SentNames,
+    sent_names::{SentHeaders, SentNames},
     store::Fingerprint,
 };
 
@@ -140,7 +140,7 @@ impl Fingerprint {
     pub fn of_version(
         version: u8, policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8],
     ) -> Option<Self> {
-        let found = FoundHeaders::of(headers, &SentNames::of(headers));
+        let found = FoundHeaders::of(&SentHeaders::of(headers));
         let input = FingerprintInput { method, uri, headers, found, body, trailers: None };
         input.fingerprint(version, policy).map(|(fingerprint, _)| fingerprint)
     }
@@ -170,7 +170,7 @@ pub(crate) struct FingerprintInput<'a> {
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
     /// What `headers` say about the body's type, and which headers count.
-    pub(crate) found: FoundHeaders<'a>,
+    pub(crate) found: FoundHeaders,
     pub(crate) body: &'a [u8],
     pub(crate) trailers: Option<&'a HeaderMap>,
 }
@@ -254,10 +254,10 @@ impl FingerprintInput<'_> {
     }
 
     fn hash_type(&self, printing: &mut FingerprintHasher) {
-        match self.found.content_type {
-            Some(_) if self.found.is_plain_json => printing.tag(b'Y'),
-            None => {}
-            Some(_) => self.hash_other_types(printing),
+        match self.found {
+            FoundHeaders { is_plain_json: true, .. } => printing.tag(b'Y'),
+            FoundHeaders { content_type: true, .. } => self.hash_other_types(printing),
+            FoundHeaders { content_type: false, .. } => {}
         }
         if self.found.content_coding {
             self.content_codings().for_each(|coding| printing.framed(b'c', coding));
@@ -283,8 +283,7 @@ impl FingerprintInput<'_> {
             }
             return;
         }
-        let content_type = found.content_type.unwrap_or_default();
-        self.hash_other_body(printing, policy, content_type, found.several_types);
+        self.hash_other_body(printing, policy, self.content_type(), found.several_types);
     }
 
     /// Returns `false` if the raw bytes must be compared.
@@ -363,6 +362,11 @@ impl FingerprintInput<'_> {
         names.into_iter().for_each(|name| printing.header(trailers, name));
     }
 
+    /// The content type, or nothing.
+    fn content_type(&self) -> &[u8] {
+        self.headers.get(header::CONTENT_TYPE).map(|media| media.as_bytes()).unwrap_or_default()
+    }
+
     /// The content codings, except `identity`, which changes nothing.
     fn content_codings(&self) -> impl Iterator<Item = &[u8]> {
         let all = self.headers.get_all(header::CONTENT_ENCODING).iter().map(|coding| coding.as_bytes());
@@ -376,8 +380,8 @@ fn content_type_format(content_type: &[u8]) -> BodyFormat {
 
 /// What the headers say.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct FoundHeaders<'a> {
-    content_type: Option<&'a [u8]>,
+pub(crate) struct FoundHeaders {
+    content_type: bool,
     several_types: bool,
     /// Whether the only content type is [`PLAIN_JSON`].
     is_plain_json: bool,
@@ -386,23 +390,22 @@ pub(crate) struct FoundHeaders<'a> {
     precondition: bool,
 }
 
-impl<'a> FoundHeaders<'a> {
-    /// `sent` has the names of `headers`.
-    pub(crate) fn of(headers: &'a HeaderMap, sent: &SentNames) -> Self {
+impl FoundHeaders {
+    pub(crate) fn of(sent: &SentHeaders<'_>) -> Self {
         const METHOD_OVERRIDES: SentNames =
             SentNames::listed(&["x-http-method-override", "x-http-method", "x-method-override"]);
         const PRECONDITIONS: SentNames =
             SentNames::listed(&["if-match", "if-none-match", "if-unmodified-since", "content-range"]);
-        let has = |name: &HeaderName| headers.contains_key(name);
-        let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
-        let (content_type, several_types) = (types.next(), types.next().is_some());
+        let has = |name: &HeaderName| sent.get(name).is_some();
+        let content_type = sent.get(&header::CONTENT_TYPE);
+        let several_types = sent.is_repeated(&header::CONTENT_TYPE);
         Self {
-            content_type,
+            content_type: content_type.is_some(),
             several_types,
-            is_plain_json: content_type == Some(PLAIN_JSON) && !several_types,
-            content_coding: sent.may_have(&header::CONTENT_ENCODING) && has(&header::CONTENT_ENCODING),
-            method_override: sent.may_share(&METHOD_OVERRIDES) && METHOD_OVERRIDE_HEADERS.iter().any(has),
-            precondition: sent.may_share(&PRECONDITIONS) && PRECONDITION_HEADERS.iter().any(has),
+            is_plain_json: content_type.is_some_and(|media| media == PLAIN_JSON) && !several_types,
+            content_coding: has(&header::CONTENT_ENCODING),
+            method_override: sent.names.may_share(&METHOD_OVERRIDES) && METHOD_OVERRIDE_HEADERS.iter().any(has),
+            precondition: sent.names.may_share(&PRECONDITIONS) && PRECONDITION_HEADERS.iter().any(has),
         }
     }
 }

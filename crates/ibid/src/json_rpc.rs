@@ -402,7 +402,7 @@ mod tests {
         let print = |body: &str| {
             let (parts, ()) = http::Request::post("/mcp").body(()).unwrap().into_parts();
             let Parts { method, uri, headers, .. } = &parts;
-            let found = crate::fingerprint::FoundHeaders::of(headers, &crate::sent_names::SentNames::of(headers));
+            let found = crate::fingerprint::FoundHeaders::of(&crate::sent_names::SentHeaders::of(headers));
             let input = FingerprintInput { method, uri, headers, found, body: body.as_bytes(), trailers: None };
             JsonRpcRules.fingerprint(Fingerprint::VERSION, &Policy::mcp(), &input).unwrap().unwrap().0
         };

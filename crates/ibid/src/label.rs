@@ -37,20 +37,16 @@ const HAS_DIGESTS: u8 = 1;
 const HAS_KEY: u8 = 2;
 const HAS_INTENT: u8 = 4;
 
-pub(crate) fn encode(
-    requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>, intent: Option<&Address>,
-) -> Bytes {
-    let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
+/// Appends a label.
+pub(crate) fn write(
+    out: &mut Vec<u8>, requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>,
+    intent: Option<&Address>,
+) {
     let key = key.map_or(&[][..], |key| &key.as_bytes()[..key.floor_char_boundary(MAX_LABEL_PART_BYTES)]);
-    let key_size = if key.is_empty() { 0 } else { 4 + key.len() };
-    let ends_with = 1 + key_size + digests.map_or(0, size_of_val) + intent.map_or(0, size_of_val);
-    // The exact size: a vector with room left would be allocated again as `Bytes`.
-    let size = 9 + parts.iter().map(|part| part.len() + 4).sum::<usize>() + ends_with;
-    let mut out = Vec::with_capacity(size);
     out.push(LABEL_VERSION);
     out.extend_from_slice(&requested_at_ms.to_le_bytes());
     for part in parts {
-        wire::put_framed(&mut out, part);
+        wire::put_framed(out, &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
     }
     let has = [(HAS_DIGESTS, digests.is_some()), (HAS_KEY, !key.is_empty()), (HAS_INTENT, intent.is_some())];
     out.push(has.iter().filter(|(_, is_there)| *is_there).map(|(flag, _)| flag).sum());
@@ -58,11 +54,9 @@ pub(crate) fn encode(
         out.extend_from_slice(&digest.to_le_bytes());
     }
     if !key.is_empty() {
-        wire::put_framed(&mut out, key);
+        wire::put_framed(out, key);
     }
     out.extend_from_slice(intent.map_or(&[], |intent| &intent.0));
-    debug_assert_eq!(out.len(), size);
-    out.into()
 }
 
 impl LabelText {
@@ -96,6 +90,11 @@ mod tests {
 
     #[test]
     fn a_label_comes_back_and_is_bounded() {
+        let encode = |ms, told, digests: Option<&PartDigests>, key: Option<&str>, intent: Option<&Address>| {
+            let mut label = Vec::new();
+            write(&mut label, ms, told, digests, key, intent);
+            Bytes::from(label)
+        };
         let digests = PartDigests([1, 2, 3, 4, u32::MAX]);
         let told: [&[u8]; 4] = [b"POST", b"/pay", b"127.0.0.1", &[b'x'; 2000]];
         let label = encode(7, told, Some(&digests), None, None);

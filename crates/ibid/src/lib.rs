@@ -57,6 +57,7 @@ pub mod scope;
 mod sent_names;
 pub mod settle_queue;
 pub mod store;
+mod thread_buffer;
 pub mod time;
 pub mod webhook;
 mod wire;

@@ -4,7 +4,7 @@
 //! caller; scope and key determine the [`Address`]. Each part is length-framed, so that two different scopes never
 //! share an address.
 
-use std::{borrow::Cow, fmt, net::IpAddr, str::FromStr};
+use std::{borrow::Cow, cell::Cell, fmt, net::IpAddr, str::FromStr};
 
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, Method, Uri, header};
@@ -16,7 +16,7 @@ use crate::{
     fingerprint::HashStream,
     policy::InvalidSetting,
     refusal::{Refusal, RefusalReason},
-    sent_names::SentNames,
+    sent_names::SentHeaders,
     store::{Address, Fingerprint},
 };
 
@@ -27,6 +27,13 @@ mod trusted;
 
 /// The version of the address format. Changing it makes all records unreachable.
 const ADDRESS_VERSION: u8 = 2;
+
+/// The memory that a scope takes first, in bytes. Most scopes need no more.
+const SCOPE_BYTES: usize = 192;
+/// The maximum memory that a thread keeps for its next scope, in bytes.
+const MAX_SCRATCH_BYTES: usize = 4096;
+
+thread_local!(static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
 
 /// A part of the scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,7 +126,7 @@ impl Scope {
     /// # Errors
     /// A refusal if a part is missing, repeated or not accepted. Of several, the first in the table of refusals.
     pub fn of(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<Self, Refusal> {
-        match Self::read(parts, caller, &SentNames::of(caller.headers))? {
+        match Self::read(parts, caller, &SentHeaders::of(caller.headers))? {
             (_, CallerKind::CookiesOnly) => Err(cookies_only()),
             (scope, CallerKind::Named | CallerKind::Anonymous) => Ok(scope),
         }
@@ -127,17 +134,19 @@ impl Scope {
 
     /// Like [`of`](Self::of), but a caller with cookies only gets the anonymous scope.
     pub(crate) fn read(
-        parts: &[ScopePart], caller: &ScopeInput<'_>, sent: &SentNames,
+        parts: &[ScopePart], caller: &ScopeInput<'_>, sent: &SentHeaders<'_>,
     ) -> Result<(Self, CallerKind), Refusal> {
         // With a credential, a header only narrows the scope: a forged value selects other keys of the same caller.
         let narrows = parts.contains(&ScopePart::Credential);
-        let mut framed = Vec::with_capacity(192);
+        let mut framed = SCRATCH.take();
+        framed.clear();
+        framed.reserve(SCOPE_BYTES);
         let mut kind = CallerKind::Named;
         let mut refused: Option<Refusal> = None;
         for part in parts {
             let appended = match part {
                 ScopePart::Credential => append_credential(caller, sent, &mut framed).map(|found| kind = found),
-                part => part.append(caller, narrows, &mut framed),
+                part => part.append(caller, sent, narrows, &mut framed),
             };
             if let Err(refusal) = appended
                 && refused.as_ref().is_none_or(|first| refusal.reason < first.reason)
@@ -167,6 +176,16 @@ impl Scope {
     pub fn address(&self, key: &str, fingerprint: Option<&Fingerprint>, secret: Option<&AddressSecret>) -> Address {
         let fingerprint = fingerprint.map(|fingerprint| (b'f', &fingerprint.digest[..]));
         Address(digest(secret, &self.0, [Some((b'k', key.as_bytes())), fingerprint]))
+    }
+
+    /// The address of a key in this scope, which is not needed any more. Its memory serves the next scope on this thread.
+    pub(crate) fn into_address(mut self, key: &str, secret: Option<&AddressSecret>) -> Address {
+        frame(&mut self.0, b'k', key.as_bytes());
+        let address = Address(digest(secret, &self.0, []));
+        if self.0.capacity() <= MAX_SCRATCH_BYTES {
+            SCRATCH.set(self.0);
+        }
+        address
     }
 
     /// The address of an intent in this scope.
@@ -242,10 +261,12 @@ impl Address {
 }
 
 /// Appends the credential, and fills in its length afterwards.
-fn append_credential(caller: &ScopeInput<'_>, sent: &SentNames, out: &mut Vec<u8>) -> Result<CallerKind, Refusal> {
+fn append_credential(
+    caller: &ScopeInput<'_>, sent: &SentHeaders<'_>, out: &mut Vec<u8>,
+) -> Result<CallerKind, Refusal> {
     frame(out, ScopePart::Credential.tag(), b"");
     let start = out.len();
-    caller.credentials.append(caller.headers, sent, out)?;
+    caller.credentials.append(sent, out)?;
     let length = out.len() - start;
     out[start - 8..start].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(match length {
@@ -272,26 +293,31 @@ impl ScopePart {
     /// # Errors
     /// A refusal if the part is missing, repeated or not accepted.
     pub fn value<'a>(&self, caller: &ScopeInput<'a>) -> Result<Cow<'a, [u8]>, Refusal> {
+        let sent = &SentHeaders::unread(caller.headers);
         match self {
-            Self::Optional(part) => Ok(part.find(caller, false)?.unwrap_or_default()),
-            part => part.required_value(caller, false),
+            Self::Optional(part) => Ok(part.find(caller, sent, false)?.unwrap_or_default()),
+            part => part.required_value(caller, sent, false),
         }
     }
 
-    fn append(&self, caller: &ScopeInput<'_>, narrows: bool, out: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn append(
+        &self, caller: &ScopeInput<'_>, sent: &SentHeaders<'_>, narrows: bool, out: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
         match self {
-            Self::Optional(part) => match part.find(caller, narrows)? {
+            Self::Optional(part) => match part.find(caller, sent, narrows)? {
                 Some(value) => frame(out, part.tag(), &value),
                 None => frame(out, self.tag(), b""),
             },
-            part => frame(out, part.tag(), &part.required_value(caller, narrows)?),
+            part => frame(out, part.tag(), &part.required_value(caller, sent, narrows)?),
         }
         Ok(())
     }
 
-    fn required_value<'a>(&self, caller: &ScopeInput<'a>, narrows: bool) -> Result<Cow<'a, [u8]>, Refusal> {
+    fn required_value<'a>(
+        &self, caller: &ScopeInput<'a>, sent: &SentHeaders<'a>, narrows: bool,
+    ) -> Result<Cow<'a, [u8]>, Refusal> {
         let may_be_empty = !matches!(self, Self::Cookie(_) | Self::Header(_) | Self::Jwt(_));
-        match self.find(caller, narrows)? {
+        match self.find(caller, sent, narrows)? {
             Some(value) if may_be_empty || !value.is_empty() => Ok(value),
             _ => Err(scope_missing(match self {
                 Self::Jwt(claim) => format!("the caller's token has no claim {claim:?} to go by"),
@@ -301,24 +327,26 @@ impl ScopePart {
         }
     }
 
-    fn find<'a>(&self, caller: &ScopeInput<'a>, narrows: bool) -> Result<Option<Cow<'a, [u8]>>, Refusal> {
+    fn find<'a>(
+        &self, caller: &ScopeInput<'a>, sent: &SentHeaders<'a>, narrows: bool,
+    ) -> Result<Option<Cow<'a, [u8]>>, Refusal> {
         Ok(Some(match self {
             Self::Credential => {
                 let mut value = Vec::new();
-                caller.credentials.append(caller.headers, &SentNames::of(caller.headers), &mut value)?;
+                caller.credentials.append(sent, &mut value)?;
                 if value.is_empty() && cookies(caller.headers).next().is_some() {
                     return Err(cookies_only());
                 }
                 value.into()
             }
             Self::Cookie(name) => return cookie(caller.headers, name).map(|value| value.map(Cow::from)),
-            Self::Header(name) => return trusted_header(caller, name, narrows).map(|value| value.map(Cow::from)),
+            Self::Header(name) => return trusted_header(caller, sent, name, narrows).map(|value| value.map(Cow::from)),
             Self::Jwt(claim) => match caller.identity.map(|identity| &identity.0) {
                 Some(Err(refusal)) => return Err(refusal.clone()),
                 Some(Ok(claims)) => return Ok(claims.0.get(claim).map(|value| value.as_bytes().into())),
                 None => return Err(scope_missing(format!("nobody has verified the caller's claim {claim:?}"))),
             },
-            Self::Host => match host(caller)? {
+            Self::Host => match host(caller, sent)? {
                 host if host.iter().any(u8::is_ascii_uppercase) => host.to_ascii_lowercase().into(),
                 host => host.into(),
             },
@@ -326,7 +354,7 @@ impl ScopePart {
             Self::Path => caller.uri.path().as_bytes().into(),
             Self::Route => caller.route.as_bytes().into(),
             Self::Global => b"".as_slice().into(),
-            Self::Optional(part) => return part.find(caller, narrows),
+            Self::Optional(part) => return part.find(caller, sent, narrows),
         }))
     }
 
@@ -396,8 +424,10 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a [u8]>, Re
     Ok(found)
 }
 
-fn trusted_header<'a>(caller: &ScopeInput<'a>, name: &HeaderName, narrows: bool) -> Result<Option<&'a [u8]>, Refusal> {
-    let found = single_header(caller.headers, name)?;
+fn trusted_header<'a>(
+    caller: &ScopeInput<'a>, sent: &SentHeaders<'a>, name: &HeaderName, narrows: bool,
+) -> Result<Option<&'a [u8]>, Refusal> {
+    let found = single_header(sent, name)?;
     if found.is_some_and(|value| !value.is_empty()) && !narrows && !caller.trusted.trusts(caller.peer) {
         let detail = format!(
             "the header {name} says whose key this is and is believed only from trusted proxies; \
@@ -408,11 +438,11 @@ fn trusted_header<'a>(caller: &ScopeInput<'a>, name: &HeaderName, narrows: bool)
     Ok(found)
 }
 
-fn host<'a>(caller: &ScopeInput<'a>) -> Result<&'a [u8], Refusal> {
+fn host<'a>(caller: &ScopeInput<'a>, sent: &SentHeaders<'a>) -> Result<&'a [u8], Refusal> {
     if let Some(authority) = caller.uri.authority() {
         return Ok(authority.host().as_bytes());
     }
-    let value = single_header(caller.headers, &header::HOST)?.unwrap_or_default();
+    let value = single_header(sent, &header::HOST)?.unwrap_or_default();
     if !value.is_ascii() && std::str::from_utf8(value).is_err() {
         return Err(Refusal::new(RefusalReason::RequestAmbiguous, "the Host header is not ASCII"));
     }
@@ -429,12 +459,11 @@ fn without_port(host: &[u8]) -> &[u8] {
 }
 
 /// Returns the value of a header that must not be repeated.
-fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Refusal> {
-    let any_repeated = headers.len() > headers.keys_len();
-    if any_repeated && headers.get_all(name).iter().nth(1).is_some() {
+fn single_header<'a>(sent: &SentHeaders<'a>, name: &HeaderName) -> Result<Option<&'a [u8]>, Refusal> {
+    if sent.is_repeated(name) {
         return Err(Refusal::new(RefusalReason::RequestAmbiguous, format!("the header {name} is sent more than once")));
     }
-    Ok(headers.get(name).map(|value| value.as_bytes()))
+    Ok(sent.get(name).map(|value| value.as_bytes()))
 }
 
 fn scope_missing(detail: impl Into<String>) -> Refusal {

@@ -1,4 +1,5 @@
-//! Which headers a message has, in one word: most look-ups are of headers that most messages do not have.
+//! Which headers a message has: one pass over them spares the look-ups that follow. Most are of headers that most
+//! messages do not have; of the others, few need the map's own hash.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -14,22 +15,21 @@ pub(crate) struct SentNames {
 }
 
 impl SentNames {
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
-        let mut sent = Self::default();
-        for name in headers.keys() {
-            let name = name.as_str();
-            sent.bits |= bit(name);
-            sent.has_underscore |= has_underscore(name.as_bytes());
-            sent.has_own_prefix |= name.starts_with("ibid-");
-        }
-        sent
+    /// Adds a name, and returns the number of its bit.
+    #[inline(always)]
+    fn add(&mut self, name: &str) -> usize {
+        let number = bit_number(name);
+        self.bits |= 1 << number;
+        self.has_underscore |= has_underscore(name.as_bytes());
+        self.has_own_prefix |= name.starts_with("ibid-");
+        number
     }
 
     /// The set of these names, without what a pass finds besides.
     pub(crate) const fn listed(names: &[&str]) -> Self {
         let (mut bits, mut at) = (0, 0);
         while at < names.len() {
-            bits |= bit(names[at]);
+            bits |= 1 << bit_number(names[at]);
             at += 1;
         }
         Self { bits, has_underscore: false, has_own_prefix: false }
@@ -38,7 +38,7 @@ impl SentNames {
     /// Returns `false` if there is no header with this name. If there is none, it rarely returns `true`.
     #[inline]
     pub(crate) fn may_have(&self, name: &HeaderName) -> bool {
-        self.bits & bit(name.as_str()) != 0
+        self.bits & 1 << bit_number(name.as_str()) != 0
     }
 
     /// Returns `false` if there is no name in both.
@@ -46,19 +46,70 @@ impl SentNames {
     pub(crate) const fn may_share(&self, other: &Self) -> bool {
         self.bits & other.bits != 0
     }
+}
 
-    /// Looks a header up.
+/// The headers of a message, each found by the bit of its name.
+pub(crate) struct SentHeaders<'a> {
+    headers: &'a HeaderMap,
+    pub(crate) names: SentNames,
+    /// Whether a name is sent more than once. Such messages are rare, and all their headers are looked up.
+    any_repeated: bool,
+    /// Where in `first` the header of each bit is. Headers beyond it are looked up.
+    places: [u8; 64],
+    first: [Option<(&'a HeaderName, &'a HeaderValue)>; MAX_PLACES],
+}
+
+/// How many headers of a message are found by their bits.
+const MAX_PLACES: usize = 16;
+
+impl<'a> SentHeaders<'a> {
+    /// Reads all headers.
     #[inline]
-    pub(crate) fn get<'a>(&self, headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
-        if self.may_have(name) { headers.get(name) } else { None }
+    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+        let mut sent = Self::unread(headers);
+        sent.names = SentNames::default();
+        for (place, header) in headers.iter().enumerate() {
+            sent.places[sent.names.add(header.0.as_str())] = place as u8;
+            if let Some(free) = sent.first.get_mut(place) {
+                *free = Some(header);
+            }
+        }
+        sent
+    }
+
+    /// Reads nothing, for few look-ups.
+    #[inline]
+    pub(crate) fn unread(headers: &'a HeaderMap) -> Self {
+        let names = SentNames { bits: u64::MAX, has_underscore: true, has_own_prefix: true };
+        let any_repeated = headers.len() > headers.keys_len();
+        Self { headers, names, any_repeated, places: [0; 64], first: [None; MAX_PLACES] }
+    }
+
+    /// Looks a header up. Of several with this name, it is the first.
+    #[inline]
+    pub(crate) fn get(&self, name: &HeaderName) -> Option<&'a HeaderValue> {
+        let number = bit_number(name.as_str());
+        if self.names.bits & 1 << number == 0 {
+            return None;
+        }
+        match self.first.get(usize::from(self.places[number])) {
+            Some(Some((sent, value))) if *sent == name && !self.any_repeated => Some(value),
+            _ => self.headers.get(name),
+        }
+    }
+
+    /// Whether there are several headers with this name.
+    #[inline]
+    pub(crate) fn is_repeated(&self, name: &HeaderName) -> bool {
+        self.any_repeated && self.headers.get_all(name).iter().nth(1).is_some()
     }
 }
 
-/// The bit of a name. The factors give common headers bits of their own.
-const fn bit(name: &str) -> u64 {
+/// The number of a name's bit. The factors give common headers bits of their own.
+const fn bit_number(name: &str) -> usize {
     match name.as_bytes() {
-        [first, .., last] => 1 << ((name.len() + 5 * *first as usize + 17 * *last as usize) % 64),
-        _ => 1,
+        [first, .., last] => (name.len() + 18 * *first as usize + 43 * *last as usize) % 64,
+        _ => 0,
     }
 }
 
@@ -85,7 +136,7 @@ mod tests {
 
     fn sent(names: &[&'static str]) -> SentNames {
         let value = HeaderValue::from_static("v");
-        SentNames::of(&names.iter().map(|name| (HeaderName::from_static(name), value.clone())).collect())
+        SentHeaders::of(&names.iter().map(|name| (HeaderName::from_static(name), value.clone())).collect()).names
     }
 
     #[test]
@@ -100,6 +151,19 @@ mod tests {
             assert!(!usual.may_have(&absent), "{absent}");
         }
         assert!(SentNames::listed(&["te", "date"]).may_have(&header::DATE));
+    }
+
+    #[test]
+    fn every_header_is_found_whether_or_not_its_bit_is_its_own() {
+        let names = (0..100).map(|number| HeaderName::try_from(format!("x-{number}")).unwrap());
+        let mut headers: HeaderMap = names.zip((0..).map(HeaderValue::from)).collect();
+        headers.append("x-7", HeaderValue::from_static("again"));
+        for sent in [SentHeaders::of(&headers), SentHeaders::unread(&headers)] {
+            for name in headers.keys().chain([&header::HOST, &HeaderName::from_static("x-100")]) {
+                assert_eq!(sent.get(name), headers.get(name), "{name}");
+                assert_eq!(sent.is_repeated(name), name == "x-7");
+            }
+        }
     }
 
     #[test]

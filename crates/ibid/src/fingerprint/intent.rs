@@ -8,7 +8,7 @@ impl FingerprintInput<'_> {
     /// or null, or the body is of another type or could be read in two ways.
     pub(crate) fn intent(&self, fields: &[JsonPointer]) -> Option<[u8; 32]> {
         let found = &self.found;
-        let content_type = found.content_type.unwrap_or_default();
+        let content_type = self.content_type();
         if found.several_types || found.content_coding || MediaType::read(content_type).has_other_charset() {
             return None;
         }
@@ -46,12 +46,12 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Method, Uri, header};
 
     use super::*;
-    use crate::{fingerprint::FoundHeaders, sent_names::SentNames};
+    use crate::{fingerprint::FoundHeaders, sent_names::SentHeaders};
 
     fn intent(content_type: &'static str, path: &'static str, body: &str, fields: &[&str]) -> Option<[u8; 32]> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        let (uri, found) = (Uri::from_static(path), FoundHeaders::of(&headers, &SentNames::of(&headers)));
+        let (uri, found) = (Uri::from_static(path), FoundHeaders::of(&SentHeaders::of(&headers)));
         let fields: Vec<_> = fields.iter().map(|field| JsonPointer::parse(field).unwrap()).collect();
         let (method, body) = (&Method::POST, body.as_bytes());
         FingerprintInput { method, uri: &uri, headers: &headers, found, body, trailers: None }.intent(&fields)

@@ -167,7 +167,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Uri, header};
 
     use super::*;
-    use crate::{fingerprint::FoundHeaders, sent_names::SentNames};
+    use crate::{fingerprint::FoundHeaders, sent_names::SentHeaders};
 
     fn with_input<T>(
         method: &str, uri: &str, headers: &[(&'static str, &str)], body: &[u8],
@@ -178,7 +178,7 @@ mod tests {
             all.append(*name, HeaderValue::from_str(value).unwrap());
         }
         let (method, uri): (Method, Uri) = (method.parse().unwrap(), uri.parse().unwrap());
-        let found = FoundHeaders::of(&all, &SentNames::of(&all));
+        let found = FoundHeaders::of(&SentHeaders::of(&all));
         read(FingerprintInput { method: &method, uri: &uri, headers: &all, found, body, trailers: None })
     }
 

@@ -43,7 +43,7 @@ fn the_parts_that_differ_are_named() {
             method: &method,
             uri: &uri,
             headers: &headers,
-            found: FoundHeaders::of(&headers, &SentNames::of(&headers)),
+            found: FoundHeaders::of(&SentHeaders::of(&headers)),
             body: body.as_bytes(),
             trailers: None,
         };

@@ -133,7 +133,7 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::{fingerprint::FoundHeaders, sent_names::SentNames};
+    use crate::{fingerprint::FoundHeaders, sent_names::SentHeaders};
 
     fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
         let mut body = vec![flag];
@@ -157,7 +157,7 @@ mod tests {
         let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
         let parts = request.body(()).unwrap().into_parts().0;
         let http::request::Parts { method, uri, headers, .. } = &parts;
-        let found = FoundHeaders::of(headers, &SentNames::of(headers));
+        let found = FoundHeaders::of(&SentHeaders::of(headers));
         let input = FingerprintInput { method, uri, headers, found, body, trailers: None };
         let made = fingerprint(Fingerprint::VERSION, policy, &input).map_err(|refusal| refusal.reason);
         made.map(|made| made.expect("the current version is known").0)

@@ -130,13 +130,16 @@ fn ambiguous(detail: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sent_names::SentHeaders;
 
     fn reason(policy: &Policy, headers: &[(&'static str, &str)]) -> Option<RefusalReason> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        check_headers(policy, &Credentials::default(), &map, &SentNames::of(&map)).err().map(|refusal| refusal.reason)
+        check_headers(policy, &Credentials::default(), &map, &SentHeaders::of(&map).names)
+            .err()
+            .map(|refusal| refusal.reason)
     }
 
     #[test]

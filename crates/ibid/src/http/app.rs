@@ -216,9 +216,15 @@ fn lost<B>(error: impl Into<BoxError>) -> AppError<B> {
 ///
 /// `ibid_postgres_tx::complete_in` uses it to record the answer in the handler's own transaction.
 #[derive(Clone)]
-pub struct HandlerClaim(Arc<HandlerClaimState>);
+pub struct HandlerClaim(Arc<dyn HoldsClaim>);
 
-struct HandlerClaimState {
+/// What shares its allocation with the claim for a handler.
+pub(super) trait HoldsClaim: Send + Sync {
+    /// The claim, which is set before the handler runs.
+    fn claim(&self) -> &HandlerClaimState;
+}
+
+pub(super) struct HandlerClaimState {
     lease: Lease,
     route: Arc<Route>,
     requested_at_ms: u64,
@@ -227,40 +233,47 @@ struct HandlerClaimState {
     delegated_record: Mutex<Option<Bytes>>,
 }
 
+impl HandlerClaimState {
+    pub(super) fn new(run: &ClaimedRun, route: &Arc<Route>, requested_at_ms: u64) -> Self {
+        Self {
+            lease: run.lease().clone(),
+            route: route.clone(),
+            requested_at_ms,
+            started: run.claimed_at(),
+            delegated_record: Mutex::new(None),
+        }
+    }
+}
+
 /// The policy does not remember responses with this status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the policy remembers no answer with status {0}; roll back, and answer with it")]
 pub struct NotRememberedError(pub StatusCode);
 
 impl HandlerClaim {
-    pub(super) fn new(run: &ClaimedRun, route: &Arc<Route>, requested_at_ms: u64) -> Self {
-        Self(Arc::new(HandlerClaimState {
-            lease: run.lease().clone(),
-            route: route.clone(),
-            requested_at_ms,
-            started: run.claimed_at(),
-            delegated_record: Mutex::new(None),
-        }))
+    /// The claim that is held there.
+    pub(super) fn held(by: Arc<dyn HoldsClaim>) -> Self {
+        Self(by)
     }
 
     /// The lease of the claim.
     pub fn lease(&self) -> &Lease {
-        &self.0.lease
+        &self.0.claim().lease
     }
 
     /// The operation, for [`outbound_key`](crate::outbound_key).
     pub fn operation(&self) -> OperationId {
-        OperationId::of(&self.0.lease.request.address)
+        OperationId::of(&self.0.claim().lease.request.address)
     }
 
     /// The route that governs the request.
     pub fn route(&self) -> &Arc<Route> {
-        &self.0.route
+        &self.0.claim().route
     }
 
     /// How long to remember the answer.
     pub fn ttl(&self) -> Duration {
-        self.0.route.policy.ttl
+        self.0.claim().route.policy.ttl
     }
 
     /// Encodes the answer for a transaction, as the layer would. From now on only that transaction can record an
@@ -269,18 +282,19 @@ impl HandlerClaim {
     /// # Errors
     /// If the policy does not remember such an answer. Nothing has changed then.
     pub fn delegate(&self, response: &Response<Bytes>) -> Result<CompletedAnswer, NotRememberedError> {
-        let policy = &self.0.route.policy;
+        let claim = self.0.claim();
+        let policy = &claim.route.policy;
         if !rules::is_remembered(policy, response.status()) {
             return Err(NotRememberedError(response.status()));
         }
-        let complete = rules::completed_answer_of(policy, response, self.0.requested_at_ms, self.0.started);
-        *self.0.delegated_record.lock() = Some(complete.record.clone());
+        let complete = rules::completed_answer_of(policy, response, claim.requested_at_ms, claim.started);
+        *claim.delegated_record.lock() = Some(complete.record.clone());
         Ok(complete)
     }
 
     /// Returns `None` if no answer was delegated, otherwise whether `with` is that answer, ignoring times.
     pub(super) fn is_delegated(&self, with: Option<&Bytes>) -> Option<bool> {
-        let entrusted = self.0.delegated_record.lock().clone()?;
+        let entrusted = self.0.claim().delegated_record.lock().clone()?;
         let timeless = |record: &Bytes| {
             let record = Record::decode(record.clone()).ok()?;
             Some(Record { requested_at_ms: 0, completed_at_ms: 0, cookies: Vec::new(), ..record })
@@ -291,6 +305,6 @@ impl HandlerClaim {
 
 impl fmt::Debug for HandlerClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandlerClaim").field("lease", &self.0.lease).finish_non_exhaustive()
+        f.debug_struct("HandlerClaim").field("lease", self.lease()).finish_non_exhaustive()
     }
 }

@@ -17,8 +17,8 @@ const CACHED_SECRETS: usize = 16;
 /// A tag of a caller.
 pub(super) enum CallerTag {
     Text(String),
-    /// A prefix of the hash of the scope's credential. Computed for the claim only: a replay needs no tags.
-    CredentialHash,
+    /// A prefix of the hash of the scope's credential.
+    Hash(HexDigits<12>),
 }
 
 impl CallerTag {
@@ -48,7 +48,7 @@ impl CallerTag {
         if *part == ScopePart::Credential
             && let Some(credential) = scope.credential()
         {
-            return (!credential.is_empty()).then_some(Self::CredentialHash);
+            return (!credential.is_empty()).then(|| Self::Hash(cached_secret_tag(credential)));
         }
         let value = part.value(caller).ok().filter(|value| !value.is_empty())?;
         Some(Self::Text(match part.part() {
@@ -57,21 +57,6 @@ impl CallerTag {
         }))
     }
 
-    pub(super) fn text(&self, scope: &Scope) -> CallerTagText<'_> {
-        match self {
-            Self::Text(text) => CallerTagText::Text(text),
-            Self::CredentialHash => CallerTagText::Hash(cached_secret_tag(scope.credential().unwrap_or_default())),
-        }
-    }
-}
-
-/// The text of a tag.
-pub(super) enum CallerTagText<'a> {
-    Text(&'a str),
-    Hash(HexDigits<12>),
-}
-
-impl CallerTagText<'_> {
     pub(super) fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Text(text) => cut_tag(text),

@@ -26,13 +26,14 @@ use super::{
     request_id::{self, REQUEST_ID},
 };
 use crate::{
+    fingerprint::FoundHeaders,
     key::{KeySource, MaskedKey},
     observe::{RequestOutcome, RequestReport},
     policy::{CheckedPolicy, Policy, RefusalFormat},
     protocol::Protocol,
     refusal::Refusal,
     scope::{TokenVerification, TrustedProxies},
-    sent_names::SentNames,
+    sent_names::{SentHeaders, SentNames},
     store::ClaimToken,
     time::now_ms,
 };
@@ -103,6 +104,8 @@ pub(crate) struct RequestContext {
     pub(super) cors_origin: Option<Box<HeaderValue>>,
     /// The names of the request's headers.
     pub(super) sent_names: SentNames,
+    /// What the headers say about the body and the comparison of requests.
+    pub(super) found_headers: FoundHeaders,
     /// The headers of the request that the response repeats.
     echoed: Box<[(HeaderName, HeaderValue)]>,
     method: http::Method,
@@ -117,14 +120,14 @@ pub(crate) struct RequestContext {
 
 impl RequestContext {
     pub(super) fn new(
-        shared: &LayerState, route: &Arc<Route>, parts: &Parts, sender: &RequestSender, sent_names: SentNames,
+        shared: &LayerState, route: &Arc<Route>, parts: &Parts, sender: &RequestSender, sent: &SentHeaders<'_>,
     ) -> Self {
-        Self::with_settings(Some(&shared.settings), route, parts, sender, sent_names)
+        Self::with_settings(Some(&shared.settings), route, parts, sender, sent)
     }
 
     fn with_settings(
         settings: Option<&LayerSettings>, route: &Arc<Route>, parts: &Parts, sender: &RequestSender,
-        sent_names: SentNames,
+        sent: &SentHeaders<'_>,
     ) -> Self {
         let policy = &route.policy;
         let echoed = match policy.refusals {
@@ -142,21 +145,22 @@ impl RequestContext {
             message_id: None,
             client: BudgetClient::new(sender),
             client_address: match settings {
-                Some(settings) if sent_names.may_share(&FORWARDING) => {
+                Some(settings) if sent.names.may_share(&FORWARDING) => {
                     client_address(&parts.headers, sender.peer, &settings.trusted_proxies)
                 }
                 Some(_) => sender.peer,
                 None => None,
             },
-            request_id: request_id::sent_or_new(&parts.headers, &sent_names),
-            sent_names,
+            request_id: request_id::sent_or_new(&parts.headers, &sent.names),
+            sent_names: sent.names,
+            found_headers: FoundHeaders::of(sent),
             requested_at_ms: now_ms(),
             has_label_key: settings.is_some_and(|settings| settings.label_key),
             cors_origin: settings.and_then(|settings| settings.cors.as_ref()?.origin(&parts.headers)).map(Box::new),
             echoed,
             method: parts.method.clone(),
             target: parts.uri.path_and_query().cloned(),
-            user_agent: sent_names.get(&parts.headers, &header::USER_AGENT).cloned(),
+            user_agent: sent.get(&header::USER_AGENT).cloned(),
             started: Instant::now(),
             run: OnceLock::new(),
             is_late: AtomicBool::new(false),
@@ -168,7 +172,7 @@ impl RequestContext {
         let policy = Policy { refusals: format, ..Policy::ietf() }.checked().expect("valid with every refusal format");
         let protocol = Protocol::of_request(parts.version, &parts.headers);
         let route = Arc::new(Route { name: String::new(), policy, protocol });
-        Self::with_settings(settings, &route, parts, &RequestSender::default(), SentNames::of(&parts.headers))
+        Self::with_settings(settings, &route, parts, &RequestSender::default(), &SentHeaders::of(&parts.headers))
     }
 
     fn minimal(format: RefusalFormat, protocol: Protocol) -> Self {

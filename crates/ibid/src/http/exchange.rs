@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{
     LayerState, Route,
     anonymous::{self, AnonymousCaller},
-    app::{App, HandlerClaim},
+    app::{App, HandlerClaim, HandlerClaimState},
     body::{BoxError, RequestBody, ResponseBody, WholeBody},
     budget::{BudgetExhausted, MemoryReservation},
     call_app::{self, AppAnswer},
@@ -31,7 +31,7 @@ use crate::{
     refusal::{Refusal, RefusalReason},
     running::RunSlot,
     scope::{CallerKind, ScopePart},
-    sent_names::SentNames,
+    sent_names::SentHeaders,
     store::{ClaimOutcome, CompletedEntry, Fingerprint, Lease},
 };
 
@@ -157,7 +157,7 @@ impl Exchange {
     /// Decides what happens to the request. After `state.mark_claimed()`, the work runs to its end even if the client
     /// leaves.
     pub(super) async fn begin<'a, A, B>(
-        &'a mut self, app: &mut A, mut body: Pin<&mut B>, state: &'a WorkState<A::Body>,
+        &'a mut self, app: &mut A, mut body: Pin<&mut B>, state: &'a Arc<WorkState<A::Body>>,
     ) -> BegunExchange<'a>
     where
         A: App<B>,
@@ -242,7 +242,8 @@ impl Exchange {
             BeginOutcome::Refused(refusal) => return self.refuse(&refusal, state),
         };
         let claim = run.as_ref().filter(|_| A::USES_CLAIM && context.route.protocol.rules().is_plain_http());
-        *handler_claim = claim.map(|run| HandlerClaim::new(run, &context.route, context.requested_at_ms));
+        let claim = claim.map(|run| HandlerClaimState::new(run, &context.route, context.requested_at_ms));
+        *handler_claim = claim.map(|claim| state.set_claim(claim));
         BegunExchange::Run
     }
 
@@ -395,8 +396,8 @@ where
     B: Send + 'static,
 {
     let ResumedRun { route, lease, requested_at_ms } = run;
-    let names = SentNames::of(&parts.headers);
-    let mut context = Box::new(RequestContext::new(shared, &route, &parts, sender, names));
+    let sent = SentHeaders::of(&parts.headers);
+    let mut context = Box::new(RequestContext::new(shared, &route, &parts, sender, &sent));
     context.requested_at_ms = requested_at_ms;
     context.identity = Some(RequestIdentity::of_claim(&lease.request));
     context.key = MaskedKey::of(lease.request.tags.key());

@@ -7,7 +7,7 @@ use std::{
     mem,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
@@ -17,7 +17,13 @@ use http::Response;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
-use super::{Route, body::ResponseBody, cors::PreflightPatch, rules};
+use super::{
+    Route,
+    app::{HandlerClaim, HandlerClaimState, HoldsClaim},
+    body::ResponseBody,
+    cors::PreflightPatch,
+    rules,
+};
 use crate::running::RunningOperations;
 
 /// The work on one covered request. Its [`WorkState`] has the response at the end, unless it was sent before.
@@ -60,6 +66,14 @@ pub(super) struct WorkState<B> {
     /// The response, from when the app has answered until the work ends. It is large: as an output of the work, each
     /// future on its way would move it.
     response: Mutex<Option<Response<ResponseBody<B>>>>,
+    /// The claim for the handler, which may keep it for longer than the run.
+    claim: OnceLock<HandlerClaimState>,
+}
+
+impl<B: Send> HoldsClaim for WorkState<B> {
+    fn claim(&self) -> &HandlerClaimState {
+        self.claim.get().expect("set before a handler has it")
+    }
 }
 
 struct CoveredWork<B: 'static> {
@@ -129,7 +143,16 @@ where
 impl<B> WorkState<B> {
     pub(super) fn new() -> Arc<Self> {
         let (is_claimed, early_response, response) = (AtomicBool::new(false), Mutex::new(None), Mutex::new(None));
-        Arc::new(Self { is_claimed, early_response, response })
+        Arc::new(Self { is_claimed, early_response, response, claim: OnceLock::new() })
+    }
+
+    /// Sets the claim, and returns it for the handler.
+    pub(super) fn set_claim(self: &Arc<Self>, claim: HandlerClaimState) -> HandlerClaim
+    where
+        B: Send + 'static,
+    {
+        let _ = self.claim.set(claim);
+        HandlerClaim::held(self.clone())
     }
 
     /// From now on the work finishes even if its client leaves.

@@ -1,25 +1,12 @@
-//! Header values that differ per request, such as ids and numbers. They share the allocations of a buffer per thread.
+//! Header values that differ per request, such as ids and numbers.
 
-use std::cell::RefCell;
-
-use bytes::BytesMut;
 use http::HeaderValue;
 
-/// The size of a buffer in bytes. A value keeps its whole buffer alive.
-const BUFFER_BYTES: usize = 1024;
-
-thread_local!(static BUFFER: RefCell<BytesMut> = RefCell::default());
+use crate::thread_buffer;
 
 /// Creates a header value from bytes that are known to be valid in one.
 pub(super) fn from_bytes(value: &[u8]) -> HeaderValue {
-    let value = BUFFER.with_borrow_mut(|buffer| {
-        if buffer.capacity() < value.len() {
-            *buffer = BytesMut::with_capacity(BUFFER_BYTES.max(value.len()));
-        }
-        buffer.extend_from_slice(value);
-        buffer.split().freeze()
-    });
-    HeaderValue::from_maybe_shared(value).expect("valid in a header")
+    HeaderValue::from_maybe_shared(thread_buffer::copy(value)).expect("valid in a header")
 }
 
 /// Creates a header value of decimal digits. One digit, which most runs have as their number, needs no buffer.

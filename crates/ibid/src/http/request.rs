@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, net::IpAddr, sync::Arc, time::SystemTime};
 
-use http::{HeaderMap, header, request::Parts};
+use http::{HeaderMap, HeaderValue, header, request::Parts};
 
 use super::{
     LayerState, Route, ambiguity,
@@ -10,15 +10,16 @@ use super::{
     context::{RequestContext, RequestSender},
 };
 use crate::{
-    fingerprint::{BodyFormat, FingerprintInput, FoundHeaders, PartDigests, form, json},
+    fingerprint::{BodyFormat, FingerprintInput, PartDigests, form, json},
     key::{IdempotencyKey, KeySource, MaskedKey},
     label,
     policy::{LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
     protocol::{MessageKind, Protocol},
     refusal::{Refusal, RefusalReason},
-    scope::{AddressSecret, CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
-    sent_names::SentNames,
+    scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
+    sent_names::SentHeaders,
     store::{Address, ClaimRequest, Fingerprint, Tags, cut_tag, key_hash_digits},
+    thread_buffer,
 };
 
 /// The result of checking a request's head.
@@ -33,7 +34,10 @@ pub(super) enum HeadCheck {
 pub(super) struct KeyedRequest {
     /// `None` if the key is in the body.
     key: Option<IdempotencyKey>,
+    /// Empty if the address is known.
     scope: Scope,
+    /// The address, if it does not depend on the body and nothing but the fingerprint is read from the body.
+    address: Option<Address>,
     pub(super) caller: CallerKind,
     /// The user who may own a key of the form `user:operation:resource:timestamp`.
     key_owner: Option<String>,
@@ -51,12 +55,14 @@ impl KeyedRequest {
         let none = || CallerTag::Text(String::new());
         let (scope, caller) = (Scope::default(), CallerKind::Named);
         let (tenant, user) = (none(), none());
-        Self { key: None, scope, caller, key_owner: None, tenant, user, length: None, head_refusal: None }
+        let (key_owner, length, head_refusal) = (None, None, None);
+        Self { key: None, scope, address: None, caller, key_owner, tenant, user, length, head_refusal }
     }
 
     /// A request whose head is refused, once its body tells which message to refuse.
     pub(super) fn refused(refusal: Refusal, headers: &HeaderMap) -> Self {
-        Self { length: content_length(headers), head_refusal: Some(Box::new(refusal)), ..Self::resumed() }
+        let length = headers.get(header::CONTENT_LENGTH).and_then(content_length);
+        Self { length, head_refusal: Some(Box::new(refusal)), ..Self::resumed() }
     }
 }
 
@@ -83,7 +89,7 @@ pub(super) type RouteChoice = (Arc<Route>, HeadCheck, Vec<(Arc<Route>, KeyedRequ
 #[inline]
 pub(super) fn choose_route(
     shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts, sender: &RequestSender,
-    sent: &SentNames,
+    sent: &SentHeaders<'_>,
 ) -> RouteChoice {
     let first = check_head(shared, &route, parts, sender, sent);
     if also.is_empty() {
@@ -96,7 +102,7 @@ pub(super) fn choose_route(
 #[inline(never)]
 fn choose_among(
     shared: &LayerState, (route, first): (Arc<Route>, HeadCheck), also: Vec<Arc<Route>>, parts: &Parts,
-    sender: &RequestSender, sent: &SentNames,
+    sender: &RequestSender, sent: &SentHeaders<'_>,
 ) -> RouteChoice {
     let enforced = |route: &Route| route.policy.mode == PolicyMode::Enforce;
     if matches!(first, HeadCheck::Refused(..)) && enforced(&route) {
@@ -130,10 +136,10 @@ fn choose_among(
 
 /// Reads key and scope from the head.
 fn check_head(
-    shared: &LayerState, route: &Route, parts: &Parts, sender: &RequestSender, sent: &SentNames,
+    shared: &LayerState, route: &Route, parts: &Parts, sender: &RequestSender, sent: &SentHeaders<'_>,
 ) -> HeadCheck {
     let policy = &route.policy;
-    let key = match key_from_head(policy, parts) {
+    let key = match key_from_head(policy, parts, sent) {
         Ok(key) => key,
         Err(refusal) => return HeadCheck::Refused(refusal, refused_key(policy, parts, &[])),
     };
@@ -143,7 +149,7 @@ fn check_head(
         if policy.key.required {
             return HeadCheck::Refused(key_missing(policy), MaskedKey::default());
         }
-        return match ambiguity::check_headers(policy, credentials, &parts.headers, sent) {
+        return match ambiguity::check_headers(policy, credentials, &parts.headers, &sent.names) {
             Ok(()) => HeadCheck::Keyless,
             Err(refusal) => HeadCheck::Refused(refusal, MaskedKey::default()),
         };
@@ -171,17 +177,17 @@ fn check_head(
     let judged = match scope {
         // Report the earliest reason in the table.
         Err(refusal) if refusal.reason > RefusalReason::RequestAmbiguous => {
-            ambiguity::check_headers(policy, credentials, &parts.headers, sent).and(Err(refusal))
+            ambiguity::check_headers(policy, credentials, &parts.headers, &sent.names).and(Err(refusal))
         }
         scope => scope,
     };
     let owner = key_owner(policy, &caller);
     let judged = judged.and_then(|scope| {
-        ambiguity::check_headers(policy, credentials, &parts.headers, sent)?;
+        ambiguity::check_headers(policy, credentials, &parts.headers, &sent.names)?;
         if signed {
             ambiguity::check_path(parts.uri.path())?;
         }
-        if sent.may_have(&header::UPGRADE) && parts.headers.contains_key(header::UPGRADE) {
+        if sent.get(&header::UPGRADE).is_some() {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
             return Err(Refusal::new(RefusalReason::RequestAmbiguous, detail));
         }
@@ -189,7 +195,7 @@ fn check_head(
         if let Some(key) = &key {
             check_owner(owner.as_deref(), key)?;
         }
-        let length = content_length(&parts.headers);
+        let length = sent.get(&header::CONTENT_LENGTH).and_then(content_length);
         if let Some(length) = length {
             let first = |refusal| if scope.1 == CallerKind::CookiesOnly { cookies_only() } else { refusal };
             check_length(policy, length).map_err(first)?;
@@ -200,10 +206,19 @@ fn check_head(
         Err(refusal) => HeadCheck::Refused(refusal, masked()),
         Ok(((scope, kind), owner, length)) => {
             let (tenant, user) = CallerTag::of(policy, &caller, &scope, key.as_ref());
+            let is_plain = route.protocol == Protocol::Http && policy.guard.is_none();
+            let (scope, address) = match &key {
+                Some(key) if is_plain && policy.on_mismatch != OnMismatch::New => {
+                    let secret = shared.settings.address_secret.as_ref();
+                    (Scope::default(), Some(scope.into_address(key.as_str(), secret)))
+                }
+                _ => (scope, None),
+            };
             let head_refusal = None;
             HeadCheck::Keyed(KeyedRequest {
                 key,
                 scope,
+                address,
                 caller: kind,
                 key_owner: owner,
                 tenant,
@@ -231,7 +246,8 @@ impl KeyedRequest {
     pub(super) fn cookies_only_at(&self, shared: &LayerState, policy: &Policy) -> Option<Address> {
         let is_final = self.caller == CallerKind::CookiesOnly && policy.on_mismatch != OnMismatch::New;
         let key = self.key.as_ref().filter(|_| is_final)?;
-        Some(self.scope.address(key.as_str(), None, shared.settings.address_secret.as_ref()))
+        let secret = shared.settings.address_secret.as_ref();
+        Some(self.address.unwrap_or_else(|| self.scope.address(key.as_str(), None, secret)))
     }
 
     /// Finds key, fingerprint and address once the body is read. Returns `None` if the request has no key and needs none.
@@ -250,7 +266,7 @@ impl KeyedRequest {
         let policy = context.policy();
         let input = fingerprint_input(context, parts, (body, trailers));
         let secret = shared.settings.address_secret.as_ref();
-        let known_at = self.known_address(&context.route, secret);
+        let known_at = self.address;
         let memo = &shared.fingerprint_memo;
         let remembered = known_at.as_ref().and_then(|at| memo.find(at, &context.route, || input.tag(policy)));
         let (fingerprint, digests) = match remembered {
@@ -278,15 +294,6 @@ impl KeyedRequest {
         Ok(Some(RequestIdentity { address, fingerprint, digests, intent, is_memorable }))
     }
 
-    /// The address of an HTTP request, if it does not depend on the body and nothing but the fingerprint is read from the
-    /// body.
-    fn known_address(&self, route: &Route, secret: Option<&AddressSecret>) -> Option<Address> {
-        let policy = &route.policy;
-        let is_plain = route.protocol == Protocol::Http && policy.guard.is_none();
-        let key = self.key.as_ref().filter(|_| is_plain && policy.on_mismatch != OnMismatch::New)?;
-        Some(self.scope.address(key.as_str(), None, secret))
-    }
-
     /// Builds the claim.
     pub(super) fn claim(&self, context: &RequestContext, parts: &Parts) -> ClaimRequest {
         let (route, policy, key, identity) = (&*context.route, context.policy(), self.key(), context.identity());
@@ -295,25 +302,29 @@ impl KeyedRequest {
             LabelKeyDisplay::Masked => context.key.as_bytes(),
         };
         let agent = context.user_agent.as_ref().map(|agent| agent.as_bytes()).unwrap_or_default();
-        thread_local!(static ENDPOINT: RefCell<String> = const { RefCell::new(String::new()) });
-        let tags = ENDPOINT.with_borrow_mut(|written| {
+        thread_local!(static WRITTEN: RefCell<(String, Vec<u8>)> = const { RefCell::new((String::new(), Vec::new())) });
+        let (tags, label) = WRITTEN.with_borrow_mut(|(endpoint, out)| {
             // A catch-all route name does not describe the request.
             let endpoint = if matches!(route.name.as_str(), "" | "*") {
-                written.clear();
-                route.protocol.rules().write_endpoint(parts, written);
-                &*written
+                endpoint.clear();
+                route.protocol.rules().write_endpoint(parts, endpoint);
+                &*endpoint
             } else {
                 &route.name
             };
-            let (tenant, user) = (self.tenant.text(&self.scope), self.user.text(&self.scope));
-            let hash = key_hash_digits(key);
-            Tags::encode([tenant.as_bytes(), user.as_bytes(), cut_tag(endpoint), shown, hash.as_bytes()])
-        });
-        let whole_key = context.has_label_key.then_some(key);
-        let label = with_address_text(context.client_address, |client| {
-            let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-            let (digests, intent) = (identity.digests.as_ref(), identity.intent.as_ref());
-            label::encode(context.requested_at_ms, told, digests, whole_key, intent)
+            out.clear();
+            let (tenant, user, hash) = (self.tenant.as_bytes(), self.user.as_bytes(), key_hash_digits(key));
+            Tags::write([tenant, user, cut_tag(endpoint), shown, hash.as_bytes()], out);
+            let tags_length = out.len();
+            with_address_text(context.client_address, |client| {
+                let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
+                let (digests, intent) = (identity.digests.as_ref(), identity.intent.as_ref());
+                let whole_key = context.has_label_key.then_some(key);
+                label::write(out, context.requested_at_ms, told, digests, whole_key, intent);
+            });
+            // Stores encode or copy both: no claim keeps the buffer for longer than its run.
+            let mut label = thread_buffer::copy(out);
+            (Tags::from_written(label.split_to(tags_length)), label)
         });
         ClaimRequest::new(identity.address, identity.fingerprint, tags, label, policy.terms())
     }
@@ -378,8 +389,7 @@ fn fingerprint_input<'a>(
     context: &RequestContext, parts: &'a Parts, (body, trailers): RequestContent<'a>,
 ) -> FingerprintInput<'a> {
     let Parts { method, uri, headers, .. } = parts;
-    let found = FoundHeaders::of(headers, &context.sent_names);
-    FingerprintInput { method, uri, headers, found, body, trailers }
+    FingerprintInput { method, uri, headers, found: context.found_headers, body, trailers }
 }
 
 /// A label that reads a token claim makes the token mandatory. Otherwise a caller could stay unnamed by omitting the
@@ -420,19 +430,15 @@ pub(super) fn check_signature(policy: &Policy, parts: &Parts, body: &[u8]) -> Re
     verified.map_err(|why| Refusal::new(RefusalReason::IdentityInvalid, format!("the delivery is not believed: {why}")))
 }
 
-fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<IdempotencyKey>, Refusal> {
+fn key_from_head(policy: &Policy, parts: &Parts, sent: &SentHeaders<'_>) -> Result<Option<IdempotencyKey>, Refusal> {
     for source in &policy.key.from {
         let found = match source {
             KeySource::Header(name) => {
-                let any_repeated = parts.headers.len() > parts.headers.keys_len();
-                if any_repeated && parts.headers.get_all(name).iter().nth(1).is_some() {
+                if sent.is_repeated(name) {
                     return Err(key_invalid(format!("the header {name} is sent more than once; send one key")));
                 }
-                parts
-                    .headers
-                    .get(name)
-                    .map(|value| IdempotencyKey::from_header(&policy.key, value.as_bytes()).map_err(key_invalid))
-                    .transpose()?
+                let key = sent.get(name).map(|value| IdempotencyKey::from_header(&policy.key, value.as_bytes()));
+                key.transpose().map_err(key_invalid)?
             }
             KeySource::Query(name) => key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?,
             KeySource::Json(_) if body_format(&parts.headers) != BodyFormat::Json => None,
@@ -533,8 +539,8 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> Masked
     }
 }
 
-pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
-    let digits = headers.get(header::CONTENT_LENGTH)?.as_bytes();
+fn content_length(value: &HeaderValue) -> Option<u64> {
+    let digits = value.as_bytes();
     let number = digits.iter().try_fold(0_u64, |number, digit| {
         let digit = digit.checked_sub(b'0').filter(|digit| *digit <= 9)?;
         number.checked_mul(10)?.checked_add(digit.into())

@@ -220,7 +220,10 @@ pub(crate) fn is_remembered(policy: &Policy, status: StatusCode) -> bool {
 /// Selects the headers to store.
 pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> impl Fn(&HeaderName) -> bool {
     const NEVER: SentNames = SentNames::listed(&NEVER_STORED);
-    let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
+    // Looked for without the map's hash, because most responses have few headers and not this one.
+    let has_connection = headers.keys().any(|name| *name == header::CONNECTION);
+    let lines = has_connection.then(|| headers.get_all(header::CONNECTION)).into_iter().flatten();
+    let lines = lines.filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     move |name| {
         let is_forgotten = NEVER.may_have(name) && NEVER_STORED.contains(&name.as_str())

@@ -31,7 +31,7 @@ use crate::{
     policy::{Policy, PolicyMode},
     protocol::Protocol,
     refusal::{Refusal, RefusalReason},
-    sent_names::SentNames,
+    sent_names::{SentHeaders, SentNames},
 };
 
 /// Finds the key headers of requests with a method, for a CORS preflight. See
@@ -64,10 +64,10 @@ where
             return ResponseFuture::ready(context.refuse(&refusal));
         }
     };
-    let sent = SentNames::of(&parts.headers);
+    let sent = SentHeaders::of(&parts.headers);
     let (route, mut checked, mut others) = request::choose_route(shared, route, also, &parts, &sender, &sent);
-    strip_own_headers(&mut parts.headers, &sent, &route.policy);
-    let mut context = Box::new(RequestContext::new(shared, &route, &parts, &sender, sent));
+    let mut context = Box::new(RequestContext::new(shared, &route, &parts, &sender, &sent));
+    strip_own_headers(&mut parts.headers, &context.sent_names, &route.policy);
     let is_shadow = route.policy.mode == PolicyMode::Shadow;
     if !is_shadow && route.protocol == Protocol::JsonRpc {
         checked = match checked {
@@ -198,8 +198,7 @@ where
     A: App<B>,
 {
     let policy = &route.policy;
-    let sent = SentNames::of(&parts.headers);
-    let context = RequestContext::new(shared, route, &parts, sender, sent);
+    let context = RequestContext::new(shared, route, &parts, sender, &SentHeaders::of(&parts.headers));
     let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
     if is_protected && policy.mode == PolicyMode::Enforce {
         let detail = format!(
@@ -217,7 +216,7 @@ where
         RequestOutcome::Keyless
     };
     context.report(shared, outcome, NO_RESPONSE_STATUS);
-    strip_own_headers(&mut parts.headers, &sent, policy);
+    strip_own_headers(&mut parts.headers, &context.sent_names, policy);
     context.set_request_id(&mut parts.headers);
     ResponseFuture::pass_through(app.pass(Request::from_parts(parts, RequestBody::untouched(body))), None)
 }

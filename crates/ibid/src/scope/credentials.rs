@@ -6,7 +6,7 @@ use super::{frame, scope_missing, single_header};
 use crate::{
     policy::{InvalidSetting, require},
     refusal::Refusal,
-    sent_names::SentNames,
+    sent_names::SentHeaders,
 };
 
 /// Authorization schemes whose value is the same on every request.
@@ -76,9 +76,9 @@ impl Credentials {
     }
 
     /// Appends name and value of every header that is present. An empty header counts as missing.
-    pub(super) fn append(&self, headers: &HeaderMap, sent: &SentNames, out: &mut Vec<u8>) -> Result<(), Refusal> {
-        for name in self.headers.iter().filter(|name| sent.may_have(name)) {
-            let Some(value) = single_header(headers, name)?.filter(|value| !value.is_empty()) else { continue };
+    pub(super) fn append(&self, sent: &SentHeaders<'_>, out: &mut Vec<u8>) -> Result<(), Refusal> {
+        for name in self.headers.iter().filter(|name| sent.names.may_have(name)) {
+            let Some(value) = single_header(sent, name)?.filter(|value| !value.is_empty()) else { continue };
             if name == header::AUTHORIZATION {
                 self.check_scheme(value)?;
             }
@@ -146,7 +146,7 @@ mod tests {
             map.append(*name, value.parse().unwrap());
         }
         let mut out = Vec::new();
-        credentials.append(&map, &SentNames::of(&map), &mut out).map(|()| out)
+        credentials.append(&SentHeaders::of(&map), &mut out).map(|()| out)
     }
 
     #[test]

@@ -31,6 +31,18 @@ fn callers_with_other_credentials_have_other_addresses() {
 }
 
 #[test]
+fn an_address_is_the_same_whether_or_not_its_scope_is_kept() {
+    let secret = AddressSecret([7; 32]);
+    for (host, credential) in [("x", "a".to_owned()), ("longer.example", "b".repeat(10_000)), ("x", String::new())] {
+        for secret in [None, Some(&secret)] {
+            let headers = [("host", host), ("authorization", &*credential)];
+            let scope = of(&[ScopePart::Host, ScopePart::Credential], &headers, "10.0.0.1").unwrap();
+            assert_eq!(scope.clone().into_address("k", secret), scope.address("k", None, secret), "{host}");
+        }
+    }
+}
+
+#[test]
 fn parts_do_not_run_into_each_other() {
     assert_ne!(
         Scope::from_parts(&["ab", "c"]).address("k", None, None),

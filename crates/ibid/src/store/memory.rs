@@ -6,7 +6,6 @@
 use std::{
     collections::BTreeMap,
     hash::BuildHasher,
-    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -209,6 +208,18 @@ impl Memory {
         StoreFuture::ready(Ok(outcome))
     }
 
+    /// Completes the entry of a running holder where it is, which is what most calls do. Returns `None` otherwise.
+    fn complete_in_place(&self, lease: &Lease, end: &Settlement) -> Option<SettleOutcome> {
+        let (now, at) = (self.now(), &lease.request.address);
+        let mut shard = self.shard(at, now);
+        let MemoryShard { entries, wheel, .. } = &mut *shard;
+        let slot = entries.find_mut(self.hasher.hash_one(at), |slot| slot.entry.kept.address() == at)?;
+        let (completed, expires_at) = slot.entry.kept.completing(lease, end, now)?;
+        self.replace(slot, completed, None);
+        list_in_wheel(slot, expires_at, wheel);
+        Some(SettleOutcome::Applied)
+    }
+
     /// The slot of an address, whether or not it has an entry.
     fn slot<'a>(&self, entries: &'a mut HashTable<EntrySlot>, at: &Address) -> hash_table::Entry<'a, EntrySlot> {
         entries.entry(self.hasher.hash_one(at), |slot| slot.entry.kept.address() == at, |slot| slot.hash)
@@ -224,26 +235,31 @@ impl Memory {
         let running = matches!(entry.phase, EntryPhase::Running { .. }).then_some(entry.fence);
         *last_fence = entry.fence.0.max(*last_fence);
         let kept = KeptEntry::new(entry);
-        self.bytes.fetch_add(kept.bytes(), Relaxed);
         let slot = match slot {
             hash_table::Entry::Vacant(free) => {
+                self.bytes.fetch_add(kept.bytes(), Relaxed);
                 let entry = Box::new(MemoryEntry { kept, wheel_second: u64::MAX });
                 free.insert(EntrySlot { hash: self.hasher.hash_one(at), entry }).into_mut()
             }
             hash_table::Entry::Occupied(found) => {
                 let slot = found.into_mut();
-                let before = mem::replace(&mut slot.entry.kept, kept);
-                self.bytes.fetch_sub(before.bytes(), Relaxed);
-                if running != Some(before.fence()) {
-                    self.waits.wake(&at, before.fence());
-                }
+                self.replace(slot, kept, running);
                 slot
             }
         };
-        let listed = &mut slot.entry.wheel_second;
-        if *listed > wheel_second_of(expires_at.saturating_add(MAX_REMOVAL_DELAY)) {
-            *listed = wheel_second_of(expires_at);
-            wheel.entry(*listed).or_default().push(slot.hash);
+        list_in_wheel(slot, expires_at, wheel);
+    }
+
+    /// Puts `kept` in place of the entry before it, whose waiters are woken unless their holder still runs.
+    #[inline]
+    fn replace(&self, slot: &mut EntrySlot, kept: KeptEntry, running: Option<Fence>) {
+        let before = &mut slot.entry.kept;
+        let (fence, bytes) = (before.fence(), before.bytes());
+        self.bytes.fetch_add(kept.bytes(), Relaxed);
+        *before = kept;
+        self.bytes.fetch_sub(bytes, Relaxed);
+        if running != Some(fence) {
+            self.waits.wake(slot.entry.kept.address(), fence);
         }
     }
 
@@ -268,6 +284,15 @@ fn found<'a>(slot: &'a hash_table::Entry<'_, EntrySlot>) -> Option<&'a KeptEntry
     }
 }
 
+/// Lists an entry in the wheel, unless it is listed soon enough.
+fn list_in_wheel(slot: &mut EntrySlot, expires_at: UnixMicros, wheel: &mut BTreeMap<u64, Vec<u64>>) {
+    let listed = &mut slot.entry.wheel_second;
+    if *listed > wheel_second_of(expires_at.saturating_add(MAX_REMOVAL_DELAY)) {
+        *listed = wheel_second_of(expires_at);
+        wheel.entry(*listed).or_default().push(slot.hash);
+    }
+}
+
 fn wheel_second_of(at: UnixMicros) -> u64 {
     at.div_ceil(1_000_000)
 }
@@ -287,7 +312,10 @@ impl Store for Memory {
     }
 
     fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
-        self.change(&lease.request.address, |entry, now| transitions::settle(entry, lease, end, now))
+        match self.complete_in_place(lease, end) {
+            Some(outcome) => StoreFuture::ready(Ok(outcome)),
+            None => self.change(&lease.request.address, |entry, now| transitions::settle(entry, lease, end, now)),
+        }
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {

@@ -124,6 +124,13 @@ pub fn extend(
     }
 }
 
+/// Whether completing the claim of `lease` only sets the answer and the expiry of this entry: the holder runs, and no
+/// token is spent. [`settle`] decides everything else.
+pub(super) fn only_completes(entry: &StoredEntry, lease: &Lease, now: UnixMicros) -> bool {
+    let is_running = matches!(entry.phase, EntryPhase::Running { .. }) && entry.spent_tokens.is_empty();
+    is_running && entry.is_live(now) && entry.is_held_by(lease)
+}
+
 /// Ends a claim.
 pub fn settle(
     current: Option<&StoredEntry>, lease: &Lease, end: &Settlement, now: UnixMicros,

@@ -112,14 +112,23 @@ impl Tags {
     }
 
     /// Encodes parts that are short enough, and valid UTF-8.
-    pub(crate) fn encode(parts: [&[u8]; 5]) -> Self {
-        let written = if parts[4].is_empty() { &parts[..4] } else { &parts[..] };
-        let mut all = Vec::with_capacity(written.iter().map(|part| part.len() + 2).sum());
-        for part in written {
-            all.extend_from_slice(&(part.len() as u16).to_be_bytes());
-            all.extend_from_slice(part);
-        }
+    fn encode(parts: [&[u8]; 5]) -> Self {
+        let mut all = Vec::new();
+        Self::write(parts, &mut all);
         Self(all.into())
+    }
+
+    /// Appends what [`from_written`](Self::from_written) reads.
+    pub(crate) fn write(parts: [&[u8]; 5], out: &mut Vec<u8>) {
+        for part in if parts[4].is_empty() { &parts[..4] } else { &parts[..] } {
+            out.extend_from_slice(&(part.len() as u16).to_be_bytes());
+            out.extend_from_slice(part);
+        }
+    }
+
+    /// The tags in bytes that [`write`](Self::write) appended.
+    pub(crate) fn from_written(bytes: Bytes) -> Self {
+        Self(bytes)
     }
 
     /// Parses the result of [`Self::as_bytes`]. Returns `None` if the bytes are malformed.

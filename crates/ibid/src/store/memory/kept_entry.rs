@@ -6,9 +6,9 @@ use std::{borrow::Cow, mem, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use super::super::{
-    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, EntryState, Fence, Fingerprint, RecordSummary,
-    Tags,
-    transitions::{EntryPhase, StoredEntry, UnixMicros},
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, EntryState, Fence, Fingerprint, Lease,
+    RecordSummary, Settlement, Tags,
+    transitions::{self, EntryPhase, StoredEntry, UnixMicros, micros},
 };
 
 /// Entries with longer records are kept as they are: copying them takes longer, and would save next to nothing.
@@ -23,7 +23,7 @@ pub(super) enum KeptEntry {
     Compact(CompactEntry),
 }
 
-/// A completed entry. [`CompactEntry::new`] says which ones.
+/// A completed entry. [`CompactEntry::completing`] says which ones.
 #[derive(Debug)]
 pub(super) struct CompactEntry {
     address: Address,
@@ -48,9 +48,20 @@ pub(super) struct CompactEntry {
 }
 
 impl CompactEntry {
-    /// Returns `None` if the entry is not completed, is large, or has something that few entries have.
+    /// Returns `None` if the entry is not completed, or is not kept compact.
     fn new(entry: &StoredEntry) -> Option<Self> {
-        let EntryPhase::Completed { failed, record, summary, resolved: false } = &entry.phase else { return None };
+        match &entry.phase {
+            EntryPhase::Completed { failed, record, summary, resolved: false } => {
+                Self::completing(entry, (*failed, record, summary), entry.expires_at)
+            }
+            _ => None,
+        }
+    }
+
+    /// The entry with this answer. Returns `None` if it is large, or has something that few entries have.
+    fn completing(
+        entry: &StoredEntry, (failed, record, summary): (bool, &Bytes, &RecordSummary), expires_at: UnixMicros,
+    ) -> Option<Self> {
         let ClaimRequest { address, token, fingerprint, tags, label, lease, ttl, take_over: None } = &*entry.request
         else {
             return None;
@@ -70,9 +81,9 @@ impl CompactEntry {
             ttl: *ttl,
             fence: entry.fence,
             attempt: entry.attempt,
-            failed: *failed,
+            failed,
             claimed_at: entry.claimed_at,
-            expires_at: entry.expires_at,
+            expires_at,
             status,
             requested_at_ms,
             completed_at_ms,
@@ -136,6 +147,18 @@ impl CompactEntry {
 impl KeptEntry {
     pub(super) fn new(entry: StoredEntry) -> Self {
         CompactEntry::new(&entry).map_or_else(|| Self::Whole(entry), Self::Compact)
+    }
+
+    /// The entry after its holder has completed, if it is then compact: without a copy of the record on the way. Of all
+    /// other calls, [`transitions::settle`] makes the next entry.
+    pub(super) fn completing(&self, lease: &Lease, end: &Settlement, now: UnixMicros) -> Option<(Self, UnixMicros)> {
+        let (Self::Whole(entry), Settlement::Complete { failed, record, summary, ttl }) = (self, end) else {
+            return None;
+        };
+        let expires_at = now + micros(*ttl);
+        let is_completing = transitions::only_completes(entry, lease, now);
+        let compact = is_completing.then(|| CompactEntry::completing(entry, (*failed, record, summary), expires_at))?;
+        Some((Self::Compact(compact?), expires_at))
     }
 
     pub(super) fn whole(&self) -> Cow<'_, StoredEntry> {
