@@ -115,7 +115,15 @@ impl AnswerCache {
         self.0.bytes.load(Relaxed)
     }
 
+    /// Whether the cache has room for any answer. Without, calls need not ask it.
+    pub(super) fn keeps_any(&self) -> bool {
+        self.0.max_bytes > 0
+    }
+
     pub(super) fn find(&self, at: &Address) -> Option<CompletedEntry> {
+        if !self.keeps_any() {
+            return None;
+        }
         let now = Instant::now();
         let mut shard = self.shard(at).lock();
         let position = *shard.index.get(at)?;

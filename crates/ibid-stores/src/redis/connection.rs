@@ -7,7 +7,11 @@
 //! Invariants: [`RedisCallError::NotSent`] is returned only if no byte of the call was written. A command that was not
 //! written within [`MAX_UNWRITTEN_MICROS`] is never written, so that no fence arrives long after it was minted.
 
-use std::mem;
+use std::{
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use futures_util::task::AtomicWaker;
 use tokio::{
@@ -92,6 +96,18 @@ enum ReplyTarget {
     ClaimLog,
 }
 
+/// The reply of a call that was sent. Dropping it drops the reply only.
+pub(super) struct ReplyReceiver(oneshot::Receiver<Result<Reply, RedisCallError>>);
+
+impl Future for ReplyReceiver {
+    type Output = Result<Reply, RedisCallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let ended = |_| Err(RedisCallError::Unanswered("the connection's task has ended".into()));
+        Pin::new(&mut self.0).poll(cx).map(|reply| reply.unwrap_or_else(ended))
+    }
+}
+
 /// One or several commands that are written together.
 #[derive(Debug, Default)]
 pub(super) struct RedisCall {
@@ -110,6 +126,13 @@ impl RedisCall {
     /// Appends a command.
     pub(super) fn then(mut self, args: &[&[u8]]) -> Self {
         encode_command(&mut self.bytes, args);
+        self.replies += 1;
+        self
+    }
+
+    /// Appends a command that `encode` writes.
+    pub(super) fn then_encoded(mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Self {
+        encode(&mut self.bytes);
         self.replies += 1;
         self
     }
@@ -159,11 +182,11 @@ impl RedisConnection {
 
     /// Sends a call and waits for its reply, without a deadline. Dropping the future drops the reply only.
     pub(super) async fn call(&self, call: RedisCall) -> Result<Reply, RedisCallError> {
-        let reply = self.enqueue(call)?;
-        reply.await.unwrap_or_else(|_| Err(RedisCallError::Unanswered("the connection's task has ended".into())))
+        self.enqueue(call)?.await
     }
 
-    fn enqueue(&self, call: RedisCall) -> Result<oneshot::Receiver<Result<Reply, RedisCallError>>, RedisCallError> {
+    /// Adds a call to the next write.
+    pub(super) fn enqueue(&self, call: RedisCall) -> Result<ReplyReceiver, RedisCallError> {
         let (sender, receiver) = oneshot::channel();
         let target = if call.keep_all { ReplyTarget::All(sender) } else { ReplyTarget::Last(sender) };
         let mut outbox = self.state.outbox.lock();
@@ -183,7 +206,7 @@ impl RedisConnection {
         if was_empty {
             self.state.driver.wake();
         }
-        Ok(receiver)
+        Ok(ReplyReceiver(receiver))
     }
 
     /// Returns the server's time in microseconds, if it was read recently. Requests it again when the last reading gets
@@ -346,7 +369,7 @@ mod tests {
                 assert_eq!(server.read_u8().await.unwrap(), b'*');
                 continue;
             }
-            assert!(matches!(reply.await.unwrap(), Err(RedisCallError::NotSent(_))), "so the caller may mint another");
+            assert!(matches!(reply.await, Err(RedisCallError::NotSent(_))), "so the caller may mint another");
             let mut received = Vec::new();
             server.read_to_end(&mut received).await.unwrap();
             assert!(received.is_empty(), "{received:?}");

@@ -9,6 +9,7 @@
 //! must not be forgotten too soon. A lease has expired when the entry lives no longer than `lapse`, which is normally
 //! the ttl: the key of a running entry lives for lease + ttl.
 
+use bytes::Buf;
 use ibid::store::{CompletedEntry, Fingerprint, Holder, RecordSummary, SPENT_TOKEN_TTL, Tags};
 
 use super::{resp::Reply, *};
@@ -37,7 +38,19 @@ pub(super) struct EntryView {
 
 /// The value of a granted claim: exactly what the native claim of this lease wrote.
 pub(super) fn running_value(request: &ClaimRequest, fence: Fence, attempt: u32) -> Vec<u8> {
-    encode(request, fence, attempt, b'r', 0, 0, 0)
+    let mut value = Vec::with_capacity(running_length(request));
+    encode_running(&mut value, request, fence, attempt);
+    value
+}
+
+/// Appends [`running_value`].
+pub(super) fn encode_running(buffer: &mut Vec<u8>, request: &ClaimRequest, fence: Fence, attempt: u32) {
+    encode(buffer, request, &encode_header(request, fence, attempt, b'r', 0, 0));
+}
+
+/// The length of [`running_value`].
+pub(super) fn running_length(request: &ClaimRequest) -> usize {
+    HEADER_LEN + request.tags.as_bytes().len() + request.label.len()
 }
 
 /// The value of a completed claim, and how long its key stays. `now` is the server's time, if it is known.
@@ -45,11 +58,12 @@ pub(super) fn completed_value(lease: &Lease, completion: &Completion<'_>, now: O
     let flags = if completion.failed { FAILED } else { 0 };
     let (ttl, record) = (life_millis(completion.ttl), completion.record);
     let linger = FENCE_MEMORY_MS.saturating_sub(ttl);
-    let room = SUMMARY_LEN + record.len();
-    let mut value = encode(&lease.request, lease.fence, lease.attempt, b'd', flags, linger, room);
+    let mut header = encode_header(&lease.request, lease.fence, lease.attempt, b'd', flags, linger);
     // Of a completed entry the earliest takeover is when it expires.
     let expires_at = now.map_or(0, |now| now + ttl * 1000);
-    value[TAKEOVER_AT..TAKEOVER_AT + 8].copy_from_slice(&expires_at.to_be_bytes());
+    header[TAKEOVER_AT..TAKEOVER_AT + 8].copy_from_slice(&expires_at.to_be_bytes());
+    let mut value = Vec::with_capacity(running_length(&lease.request) + SUMMARY_LEN + record.len());
+    encode(&mut value, &lease.request, &header);
     value.extend_from_slice(&encode_summary(completion.summary));
     value.extend_from_slice(record);
     (value, ttl + linger)
@@ -63,29 +77,33 @@ pub(super) struct Completion<'a> {
     pub(super) ttl: Duration,
 }
 
-fn encode(
-    request: &ClaimRequest, fence: Fence, attempt: u32, phase: u8, flags: u8, linger: u64, room: usize,
-) -> Vec<u8> {
-    let (tags, label) = (request.tags.as_bytes(), &request.label);
-    let mut value = Vec::with_capacity(HEADER_LEN + tags.len() + label.len() + room);
+fn encode(buffer: &mut Vec<u8>, request: &ClaimRequest, header: &[u8; HEADER_LEN]) {
+    buffer.extend_from_slice(header);
+    buffer.extend_from_slice(request.tags.as_bytes());
+    buffer.extend_from_slice(&request.label);
+}
+
+fn encode_header(
+    request: &ClaimRequest, fence: Fence, attempt: u32, phase: u8, flags: u8, linger: u64,
+) -> [u8; HEADER_LEN] {
     let flags = flags | if request.take_over.is_some() { TOOK_OVER } else { 0 };
     let ttl = millis(request.ttl);
-    value.extend_from_slice(&[VERSION, phase, flags, 0]);
-    value.extend_from_slice(&attempt.to_be_bytes());
-    value.extend_from_slice(&fence.0.to_be_bytes());
-    value.extend_from_slice(&request.token.0);
-    value.push(request.fingerprint.version);
-    value.extend_from_slice(&request.fingerprint.digest);
-    // Lease, ttl, lapse, linger, earliest takeover.
-    for number in [life_millis(request.lease), ttl, ttl, linger, 0] {
-        value.extend_from_slice(&number.to_be_bytes());
+    let mut header = [0; HEADER_LEN];
+    header[..4].copy_from_slice(&[VERSION, phase, flags, 0]);
+    header[4..8].copy_from_slice(&attempt.to_be_bytes());
+    header[8..16].copy_from_slice(&fence.0.to_be_bytes());
+    header[16..32].copy_from_slice(&request.token.0);
+    header[32] = request.fingerprint.version;
+    header[33..65].copy_from_slice(&request.fingerprint.digest);
+    // Lease, ttl, lapse, linger. The earliest takeover stays 0.
+    for (field, number) in
+        header[65..TAKEOVER_AT].chunks_exact_mut(8).zip([life_millis(request.lease), ttl, ttl, linger])
+    {
+        field.copy_from_slice(&number.to_be_bytes());
     }
-    value.extend_from_slice(&(tags.len() as u32).to_be_bytes());
-    value.extend_from_slice(&(label.len() as u32).to_be_bytes());
-    debug_assert_eq!(value.len(), HEADER_LEN);
-    value.extend_from_slice(tags);
-    value.extend_from_slice(label);
-    value
+    header[105..109].copy_from_slice(&(request.tags.as_bytes().len() as u32).to_be_bytes());
+    header[109..].copy_from_slice(&(request.label.len() as u32).to_be_bytes());
+    header
 }
 
 /// Encodes a summary: status, requested, completed, took.
@@ -222,8 +240,13 @@ impl EntryView {
         [tags, label, label + u32_at(&self.value, 109) as usize]
     }
 
+    /// The same with the key's expiry as the server told it.
+    pub(super) fn with_pttl(self, pttl: i64) -> Result<Self, StoreError> {
+        Self::new(self.value, pttl, self.now)
+    }
+
     /// What somebody else's claim finds here, and what a holder that lost its claim is told.
-    pub(super) fn claim_outcome(&self) -> ClaimOutcome {
+    pub(super) fn into_claim_outcome(self) -> ClaimOutcome {
         let takeover_in = match self.phase() {
             b'r' => self.lease_left(),
             _ => Duration::from_micros(u64_at(&self.value, TAKEOVER_AT).saturating_sub(self.now)),
@@ -243,9 +266,15 @@ impl EntryView {
                 attempt: self.attempt(),
                 fingerprint: self.fingerprint(),
                 failed: self.value[2] & FAILED != 0,
-                record: self.value.slice(self.parts()[2] + SUMMARY_LEN..),
                 expires_in: self.expires_in(),
                 front_only: false,
+                record: {
+                    // A slice would share the value, which takes another allocation.
+                    let at = self.parts()[2] + SUMMARY_LEN;
+                    let mut value = self.value;
+                    value.advance(at);
+                    value
+                },
             }),
             _ => ClaimOutcome::TokenSpent,
         }
@@ -338,13 +367,15 @@ mod tests {
         let value = Bytes::from(running_value(&lease.request, lease.fence, lease.attempt));
         assert_eq!(value[8..32], holder_id(lease.fence, &lease.request.token));
         let view = EntryView::new(value.clone(), 100_001, 3_000_000).unwrap();
-        let ClaimOutcome::InProgress(holder) = view.claim_outcome() else { panic!("it runs for another millisecond") };
+        let ClaimOutcome::InProgress(holder) = view.into_claim_outcome() else {
+            panic!("it runs for another millisecond")
+        };
         assert_eq!((holder.fence, holder.attempt, holder.fingerprint), (lease.fence, 2, lease.request.fingerprint));
         assert_eq!((holder.takeover_in, holder.age), (Duration::from_millis(1), Duration::from_secs(2)));
         assert_eq!(running_holder(&value, 100_001), Some((lease.fence, Duration::from_millis(1))));
         assert_eq!(running_holder(&value, 100_000), None);
         let lapsed = EntryView::new(value.clone(), 100_000, 3_000_000).unwrap();
-        assert!(matches!(lapsed.claim_outcome(), ClaimOutcome::OutcomeUnknown(_)), "exactly the ttl is left");
+        assert!(matches!(lapsed.into_claim_outcome(), ClaimOutcome::OutcomeUnknown(_)), "exactly the ttl is left");
         assert_eq!(EntryView::new(value, -1, 0).err().unwrap().kind, ErrorKind::Corrupt, "a key without an expiry");
     }
 
@@ -360,12 +391,12 @@ mod tests {
         assert!(EntryView::from_value(value.clone(), 9).unwrap().is_none(), "it is kept for longer than it lives");
         assert!(has_completed(&value, 10_000) && !has_completed(&value, 9_999));
         let view = EntryView::new(value, 55_000, 0).unwrap();
-        let ClaimOutcome::Completed(entry) = view.claim_outcome() else { panic!() };
+        let info = view.entry_info(Address([7; 32])).unwrap().unwrap();
+        let ClaimOutcome::Completed(entry) = view.into_claim_outcome() else { panic!() };
         assert_eq!(
             (entry.failed, &entry.record[..], entry.expires_in),
             (true, &b"record"[..], Duration::from_secs(45))
         );
-        let info = view.entry_info(Address([7; 32])).unwrap().unwrap();
         assert_eq!((info.state, info.summary, &info.label[..]), (EntryState::Failed, Some(summary), &b"label"[..]));
         assert_eq!(info.tags, lease().request.tags);
     }
@@ -380,7 +411,7 @@ mod tests {
             }
             let _ = (running_holder(&value, 1), EntryView::from_value(value.clone().into(), 1));
             if let Ok(view) = EntryView::new(value.into(), 1, 1) {
-                let _ = (view.claim_outcome(), view.entry_info(Address([0; 32])));
+                let _ = (view.entry_info(Address([0; 32])), view.into_claim_outcome());
             }
         }
     }

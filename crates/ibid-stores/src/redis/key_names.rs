@@ -42,17 +42,18 @@ impl KeyNames {
 
     pub(super) fn entry_key(&self, at: &Address) -> Vec<u8> {
         const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut digits = [0; 64];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(at.0) {
+            pair.copy_from_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+        }
         let mut key = Vec::with_capacity(self.prefix.len() + 96);
         key.extend_from_slice(self.prefix.as_bytes());
         match self.generation.load(Relaxed) {
             0 => {}
             generation => key.extend_from_slice(format!(":{generation}").as_bytes()),
         }
-        let hex = |byte: u8| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]];
-        key.extend_from_slice(b":{");
-        key.extend_from_slice(&hex(at.0[0]));
-        key.extend_from_slice(b"}:");
-        at.0.iter().for_each(|byte| key.extend_from_slice(&hex(*byte)));
+        key.extend_from_slice(&[b':', b'{', digits[0], digits[1], b'}', b':']);
+        key.extend_from_slice(&digits);
         key
     }
 

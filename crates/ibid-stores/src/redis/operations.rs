@@ -8,10 +8,10 @@
 use super::{
     connection::RedisCall,
     entry::{
-        Completion, EntryView, FENCE_MEMORY_MS, completed_value, encode_summary, holder_id, life_millis, millis,
-        reply_number, running_value,
+        Completion, EntryView, FENCE_MEMORY_MS, completed_value, encode_running, encode_summary, holder_id,
+        life_millis, millis, reply_number, running_length, running_value,
     },
-    resp::{Reply, decimal},
+    resp::{Reply, decimal, encode_arg, encode_arg_length},
     routing::Attempt,
     server::Answered,
     *,
@@ -38,7 +38,7 @@ impl RedisCore {
         let at = &ask.address;
         if self.wait_replicas > 0 {
             let call = |form| self.claim_script(ask, form).claiming(*at);
-            let answer = self.run_replicated(at.0[0], call, |answer| has_tag(answer, b"G")).await?;
+            let answer = Box::pin(self.run_replicated(at.0[0], call, |answer| has_tag(answer, b"G"))).await?;
             self.forget_cached(at);
             return parse_claim(&answer, ask);
         }
@@ -51,7 +51,7 @@ impl RedisCore {
             match connection.server_time().filter(|_| is_plain) {
                 Some(now) => {
                     let fence = Fence(now);
-                    let call = native_claim(&key, &running_value(ask, fence, 1), life, is_tracked);
+                    let call = native_claim(&key, ask, fence, life, is_tracked);
                     (call.claiming(*at), ClaimForm::Native { fence, is_tracked })
                 }
                 None => {
@@ -63,7 +63,7 @@ impl RedisCore {
         let answered = match self.run_on_owner(at.0[0], build).await {
             Ok(answered) => answered,
             // A full or read-only server refuses this command even where it would only read. The script reads first.
-            Err(trouble) if is_plain && trouble.refuses_writes() => return self.claim_by_script(ask).await,
+            Err(trouble) if is_plain && trouble.refuses_writes() => return Box::pin(self.claim_by_script(ask)).await,
             Err(trouble) => return Err(trouble.into()),
         };
         let Answered { reply, sent, connection } = answered;
@@ -71,7 +71,7 @@ impl RedisCore {
             ClaimForm::Script { is_tracked } => self.cacheable(at, is_tracked, parse_claim(&reply, ask)?),
             ClaimForm::Native { fence, is_tracked } => match parse_native_claim(reply, ask, fence, is_tracked)? {
                 Some(found) => self.cacheable(at, is_tracked, found),
-                None => self.claim_by_script(ask).await?,
+                None => Box::pin(self.claim_by_script(ask)).await?,
             },
         };
         if !matches!(&found, ClaimOutcome::Granted(_)) {
@@ -135,7 +135,7 @@ impl RedisCore {
         if self.wait_replicas > 0 && completion.is_some() {
             let call = |form| self.settle_script(lease, end, form, None, false);
             let changed = |answer: &Reply| has_tag(answer, b"H") || has_tag(answer, b"R");
-            let answer = self.run_replicated(at.0[0], call, changed).await?;
+            let answer = Box::pin(self.run_replicated(at.0[0], call, changed)).await?;
             self.forget_cached(at);
             return parse_settle(&answer);
         }
@@ -167,7 +167,7 @@ impl RedisCore {
         };
         let (outcome, is_tracked) = match applied {
             Some(applied) => applied,
-            None => self.settle_by_script(lease, end).await?,
+            None => Box::pin(self.settle_by_script(lease, end)).await?,
         };
         if !is_tracked {
             self.forget_cached(at);
@@ -235,7 +235,7 @@ impl RedisCore {
         let Reply::Array(rows) = &answered.reply else { return Err(corrupt_reply("no row came")) };
         let Some(Reply::Array(parts)) = rows.first() else { return Ok(None) };
         let view = EntryView::from_parts(parts)?;
-        let found = view.entry_info(*at)?.map(|_| view.claim_outcome());
+        let found = view.entry_info(*at)?.map(|_| view.into_claim_outcome());
         Ok(found.map(|found| self.cacheable(at, answered.sent, found)))
     }
 
@@ -308,15 +308,31 @@ impl RedisCore {
 }
 
 /// `SET … NX GET`. With tracking in a transaction, because the server does not track what this command reads.
-fn native_claim(key: &[u8], value: &[u8], life: u64, is_tracked: bool) -> RedisCall {
-    let mut digits = [0; 20];
-    let set: [&[u8]; 7] = [b"SET", key, value, b"NX", b"GET", b"PX", decimal(life, &mut digits)];
-    if is_tracked { tracked_transaction(&set, &[b"PTTL", key]) } else { RedisCall::new(&set) }
+fn native_claim(key: &[u8], ask: &ClaimRequest, fence: Fence, life: u64, is_tracked: bool) -> RedisCall {
+    // The value goes straight into the call: most requests claim, and their values are the longest arguments.
+    let value_length = running_length(ask);
+    let set = |buffer: &mut Vec<u8>| {
+        buffer.reserve(key.len() + value_length + 96);
+        buffer.extend_from_slice(b"*7\r\n$3\r\nSET\r\n");
+        encode_arg(buffer, key);
+        encode_arg_length(buffer, value_length);
+        encode_running(buffer, ask, fence, 1);
+        buffer.extend_from_slice(b"\r\n$2\r\nNX\r\n$3\r\nGET\r\n$2\r\nPX\r\n");
+        encode_arg(buffer, decimal(life, &mut [0; 20]));
+    };
+    if is_tracked {
+        start_transaction().then_encoded(set).then(&[b"PTTL", key]).then(&[b"EXEC"])
+    } else {
+        RedisCall::default().then_encoded(set)
+    }
 }
 
 fn tracked_transaction(write: &[&[u8]], read: &[&[u8]]) -> RedisCall {
-    let call = RedisCall::new(&[b"CLIENT", b"CACHING", b"YES"]).then(&[b"MULTI"]).then(write).then(read);
-    call.then(&[b"EXEC"])
+    start_transaction().then(write).then(read).then(&[b"EXEC"])
+}
+
+fn start_transaction() -> RedisCall {
+    RedisCall::new(&[b"CLIENT", b"CACHING", b"YES"]).then(&[b"MULTI"])
 }
 
 fn tracked(call: RedisCall, is_tracked: bool) -> RedisCall {
@@ -342,11 +358,11 @@ fn parse_native_claim(
         _ => return Err(corrupt_reply("no value came")),
     };
     // The fence is the server's time.
-    let Some(view) = EntryView::from_value(value.clone(), fence.0)? else { return Ok(None) };
+    let Some(view) = EntryView::from_value(value, fence.0)? else { return Ok(None) };
     match (view.phase(), pttl) {
         (b'r', _) if view.has_token(&ask.token) => Ok(Some(granted(view.fence(), view.attempt()))),
-        (b'd', Some(Reply::Int(pttl))) => Ok(Some(EntryView::new(value, pttl, fence.0)?.claim_outcome())),
-        (b'd', None) => Ok(Some(view.claim_outcome())),
+        (b'd', Some(Reply::Int(pttl))) => Ok(Some(view.with_pttl(pttl)?.into_claim_outcome())),
+        (b'd', None) => Ok(Some(view.into_claim_outcome())),
         _ => Ok(None),
     }
 }
@@ -367,7 +383,7 @@ fn parse_claim(reply: &Reply, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, S
             front_only: false,
         })),
         (b"S", []) => Ok(ClaimOutcome::TokenSpent),
-        (b"V", parts) => Ok(EntryView::from_parts(parts)?.claim_outcome()),
+        (b"V", parts) => Ok(EntryView::from_parts(parts)?.into_claim_outcome()),
         _ => Err(corrupt_reply("its kind is not known")),
     }
 }
@@ -378,7 +394,7 @@ fn parse_settle(reply: &Reply) -> Result<SettleOutcome, StoreError> {
         (b"R", _) => Ok(SettleOutcome::Restored),
         (b"L", []) => Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent))),
         (b"L", [seen]) => match tagged(seen)? {
-            (b"V", parts) => Ok(SettleOutcome::ClaimLost(Box::new(EntryView::from_parts(parts)?.claim_outcome()))),
+            (b"V", parts) => Ok(SettleOutcome::ClaimLost(Box::new(EntryView::from_parts(parts)?.into_claim_outcome()))),
             _ => Err(corrupt_reply("its kind is not known")),
         },
         _ => Err(corrupt_reply("its kind is not known")),

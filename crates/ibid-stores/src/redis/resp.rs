@@ -58,10 +58,15 @@ pub(super) fn encode_header(buffer: &mut Vec<u8>, count: usize) {
 }
 
 pub(super) fn encode_arg(buffer: &mut Vec<u8>, arg: &[u8]) {
-    buffer.push(b'$');
-    encode_number(buffer, arg.len() as u64);
-    buffer.extend_from_slice(b"\r\n");
+    encode_arg_length(buffer, arg.len());
     buffer.extend_from_slice(arg);
+    buffer.extend_from_slice(b"\r\n");
+}
+
+/// Appends the start of an argument of this length. The argument and a line end must follow.
+pub(super) fn encode_arg_length(buffer: &mut Vec<u8>, length: usize) {
+    buffer.push(b'$');
+    encode_number(buffer, length as u64);
     buffer.extend_from_slice(b"\r\n");
 }
 

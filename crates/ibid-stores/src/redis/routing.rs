@@ -67,7 +67,7 @@ impl RedisCore {
                 Some(host) => self.topology.server_at(host),
                 None => match self.topology.server_for(bucket) {
                     Some(server) => server,
-                    None => self.find_owner(bucket, deadline).await?,
+                    None => Box::pin(self.find_owner(bucket, deadline)).await?,
                 },
             };
             let attempt = Attempt { form, asking: asking.is_some() };
@@ -90,7 +90,7 @@ impl RedisCore {
                 Some(to) if trouble.has_code("ASK") => (asking, form) = (Some(to), ScriptForm::Digest),
                 _ if trouble.has_code("TRYAGAIN") => {
                     asking = None;
-                    sleep(with_jitter(TRYAGAIN_DELAY)).await;
+                    Box::pin(sleep(with_jitter(TRYAGAIN_DELAY))).await;
                     // A retry that may hit the deadline would turn a known failure into an ambiguous one.
                     if deadline.saturating_duration_since(Instant::now()) < self.timeout() / 3 {
                         return Err(trouble);

@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use tokio::sync::Semaphore;
 
 use super::{
-    connection::{OnInvalidate, RedisCall},
+    connection::{OnInvalidate, RedisCall, ReplyReceiver},
     resp::Reply,
     *,
 };
-use crate::breaker::CircuitBreaker;
+use crate::breaker::{BreakerPermit, CircuitBreaker};
 
 /// Maximum number of connections per server for calls that wait for replicas. Each serves one call at a time.
 const MAX_WAIT_CONNECTIONS: usize = 32;
@@ -93,19 +93,42 @@ impl RedisServer {
 
     /// Sends a call and waits for the reply until the deadline. An error reply is an error. With replicas, the reply is
     /// an array of the call's reply and the number of replicas that have it.
+    ///
+    /// Boxes what few calls need: every call would move it.
     pub(super) async fn send<T>(
         &self, deadline: Instant, replicas: u32, build: impl FnOnce(&RedisConnection) -> (RedisCall, T),
     ) -> Result<Answered<T>, RedisCallError> {
-        self.guarded(async {
-            if replicas > 0 {
-                return self.send_replicated(deadline, replicas, build).await;
+        let pass = self.pass_breaker()?;
+        let answered = if replicas > 0 {
+            Box::pin(self.send_replicated(deadline, replicas, build)).await
+        } else {
+            match self.thread_connection() {
+                Some(connection) => self.send_on(connection, deadline, build).await,
+                None => {
+                    let sent = async {
+                        let connection = self.open_connection(deadline).await?;
+                        self.send_on(connection, deadline, build).await
+                    };
+                    Box::pin(sent).await
+                }
             }
-            let connection = self.get_connection(deadline).await?;
-            let (call, sent) = build(&connection);
-            let reply = self.exchange(&connection, deadline, call).await?;
+        };
+        self.report(pass, answered.as_ref().err());
+        answered
+    }
+
+    /// Sends a call on a connection.
+    fn send_on<T>(
+        &self, connection: Arc<RedisConnection>, deadline: Instant,
+        build: impl FnOnce(&RedisConnection) -> (RedisCall, T),
+    ) -> impl Future<Output = Result<Answered<T>, RedisCallError>> {
+        // Not an `async fn`, which would keep the call.
+        let (call, sent) = build(&connection);
+        let (before, reply) = (connection.reply_count(), connection.enqueue(call));
+        async move {
+            let reply = self.receive(&connection, deadline, before, reply?).await?;
             Ok(Answered { reply, sent, connection })
-        })
-        .await
+        }
     }
 
     /// Sends a plain call.
@@ -113,22 +136,23 @@ impl RedisServer {
         self.send(deadline, 0, |_| (call, ())).await.map(|answered| answered.reply)
     }
 
-    /// Sends through the circuit breaker.
-    async fn guarded<T>(&self, send: impl Future<Output = Result<T, RedisCallError>>) -> Result<T, RedisCallError> {
-        let pass = self.breaker.pass().map_err(|pause| {
+    fn pass_breaker(&self) -> Result<BreakerPermit<'_>, RedisCallError> {
+        self.breaker.pass().map_err(|pause| {
             let why = self.failed.lock().as_ref().map_or_else(String::new, |(_, why)| format!(": {why}"));
             RedisCallError::NotSent(format!("it failed several times in a row and is left alone for {pause:.0?}{why}"))
-        })?;
-        let answered = send.await;
-        match &answered {
-            Ok(_) | Err(RedisCallError::Refused { .. }) => pass.answered(),
-            Err(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
+        })
+    }
+
+    /// Reports the result of a call to the circuit breaker.
+    fn report(&self, pass: BreakerPermit<'_>, error: Option<&RedisCallError>) {
+        match error {
+            None | Some(RedisCallError::Refused { .. }) => pass.answered(),
+            Some(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
         }
-        if answered.as_ref().is_err_and(RedisCallError::says_wrong_server) {
+        if error.is_some_and(RedisCallError::says_wrong_server) {
             // The server may no longer be the right one: resolve names and ask sentinels again.
             self.hang_up();
         }
-        answered
     }
 
     /// Makes later calls open new connections. Calls in flight still get their replies.
@@ -137,12 +161,11 @@ impl RedisServer {
         self.wait_connections.lock().clear();
     }
 
-    /// Waits for a reply until the deadline.
-    async fn exchange(
-        &self, connection: &RedisConnection, deadline: Instant, call: RedisCall,
+    /// Waits for a reply until the deadline. `before` is the number of replies when the call was sent.
+    async fn receive(
+        &self, connection: &RedisConnection, deadline: Instant, before: u64, reply: ReplyReceiver,
     ) -> Result<Reply, RedisCallError> {
-        let before = connection.reply_count();
-        match timeout_at(deadline, connection.call(call)).await {
+        match timeout_at(deadline, reply).await {
             Ok(Err(RedisCallError::Unanswered(why))) => {
                 Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {why}", connection.host)))
             }
@@ -159,10 +182,8 @@ impl RedisServer {
         }
     }
 
-    async fn get_connection(&self, deadline: Instant) -> Result<Arc<RedisConnection>, RedisCallError> {
-        if let Some(connection) = self.thread_connection() {
-            return Ok(connection);
-        }
+    /// Opens the connection of this thread, unless another call does.
+    async fn open_connection(&self, deadline: Instant) -> Result<Arc<RedisConnection>, RedisCallError> {
         let asked = Instant::now();
         let late = || RedisCallError::NotSent(format!("no connection within {:?}", self.connector.timeout));
         let _connecting = timeout_at(deadline, self.connect_lock.lock()).await.map_err(|_| late())?;
@@ -239,9 +260,11 @@ impl RedisServer {
         let left = deadline.saturating_duration_since(Instant::now());
         let patience = (left * 4 / 5).min(left.saturating_sub(Duration::from_millis(150))).max(left / 2);
         let patience = (patience.as_millis() as u64).max(1).to_string();
-        let (call, sent) = build(&connection);
-        let call = call.then(&[b"WAIT", replicas.to_string().as_bytes(), patience.as_bytes()]).keep_all();
-        let reply = self.exchange(&connection, deadline, call).await?;
+        let answered = self.send_on(connection, deadline, |connection| {
+            let (call, sent) = build(connection);
+            (call.then(&[b"WAIT", replicas.to_string().as_bytes(), patience.as_bytes()]).keep_all(), sent)
+        });
+        let Answered { reply, sent, connection } = answered.await?;
         self.wait_connections.lock().push(connection.clone());
         let Reply::Array(mut replies) = reply else { return Err(RedisCallError::Unanswered("no array".into())) };
         // ASKING may come first.
