@@ -229,6 +229,7 @@ const GATEWAY: &[Contender] = &[
 const SHARED_STORES: &[Contender] = &[
     contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
     contender("proxy", ContenderProgram::Proxy, "/orders", KeyTraffic::Miss),
+    contender("memory-replay", ContenderProgram::Ibid, "/orders", KeyTraffic::Replay),
     contender("redis-miss", ContenderProgram::IbidOn(SharedStores::Redis), "/orders", KeyTraffic::Miss),
     contender("redis-replay", ContenderProgram::IbidOn(SharedStores::Redis), "/orders", KeyTraffic::Replay),
     contender(
@@ -338,7 +339,7 @@ pub const BENCHMARKS: &[Benchmark] = &[
                 &[speed("proxy", 0.60), shown("redis-benchmark claim"), shown("redis-benchmark claim -P 16")],
             ),
             row("gateway-redis-replay-300", "redis-replay", &[speed("proxy", 1.5), shown("redis-benchmark claim")]),
-            row("gateway-redis-near-replay-300", "redis-near-replay", &[speed("proxy", 2.4), shown("upstream")]),
+            row("gateway-redis-near-replay-300", "redis-near-replay", &[speed("memory-replay", 0.95), shown("proxy")]),
             row("gateway-redis-near-miss-300", "redis-near-miss", &[shown("proxy"), shown("redis-miss")]),
             row(
                 "gateway-valkey-miss-300",
