@@ -35,7 +35,8 @@ const SERVE_ARGS: &[&str] =
     &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", "off", "--preset", "ietf"];
 /// Its routes, where it is to protect one gRPC method and let the others pass.
 const GRPC_ROUTES: &str = "grpc_unknown = \"pass\"\n[[route]]\nmatch = \"grpc bench.Orders/Covered\"\n";
-const MEMORY_STORE_ARGS: &[&str] = &["--store", "memory:"];
+/// A long run must not fill it.
+const MEMORY_STORE_ARGS: &[&str] = &["--store", "memory:?max_size=8GiB"];
 const QUIET_LOG_ARGS: &[&str] = &["--log-level", "warn"];
 
 /// A scene's results.
@@ -419,22 +420,26 @@ pub(crate) async fn start_server(
         ContenderProgram::IbidApi => Some(api_config(folder.path())),
         _ => None,
     });
+    let is_configured = config.is_some();
     if let Some(config) = config {
         fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
     }
     let file = file.display().to_string();
+    let with_file: &[&str] = if is_configured { &["--config", &file] } else { &[] };
     let flags: Vec<&str> = match program {
         ContenderProgram::Upstream | ContenderProgram::LayerApp => {
             vec!["--listen", "127.0.0.1:0", "--answer", &answer, "--threads", &threads]
         }
         ContenderProgram::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
-        ContenderProgram::Ibid => [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream]].concat(),
+        ContenderProgram::Ibid => {
+            [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream], with_file].concat()
+        }
         ContenderProgram::IbidLogging => [SERVE_ARGS, MEMORY_STORE_ARGS, &["--upstream", &upstream]].concat(),
         ContenderProgram::IbidGrpc | ContenderProgram::IbidApi => {
             [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
         }
         ContenderProgram::IbidEmbedded => {
-            [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--store", &embedded]].concat()
+            [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--store", &embedded], with_file].concat()
         }
         ContenderProgram::IbidOn(_) => {
             [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
