@@ -37,7 +37,7 @@ const HAS_DIGESTS: u8 = 1;
 const HAS_KEY: u8 = 2;
 const HAS_INTENT: u8 = 4;
 
-/// Appends a label.
+/// Appends the encoded label to `out`.
 pub(crate) fn write(
     out: &mut Vec<u8>, requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>, key: Option<&str>,
     intent: Option<&Address>,

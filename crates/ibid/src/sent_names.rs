@@ -63,7 +63,7 @@ pub(crate) struct SentHeaders<'a> {
 const MAX_PLACES: usize = 16;
 
 impl<'a> SentHeaders<'a> {
-    /// Reads all headers.
+    /// Finds all headers in one pass.
     #[inline]
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
         let mut sent = Self::unread(headers);

@@ -218,7 +218,7 @@ fn lost<B>(error: impl Into<BoxError>) -> AppError<B> {
 #[derive(Clone)]
 pub struct HandlerClaim(Arc<dyn HoldsClaim>);
 
-/// What shares its allocation with the claim for a handler.
+/// A value that contains the claim for a handler, so that the claim needs no allocation of its own.
 pub(super) trait HoldsClaim: Send + Sync {
     /// The claim, which is set before the handler runs.
     fn claim(&self) -> &HandlerClaimState;
@@ -251,7 +251,7 @@ impl HandlerClaimState {
 pub struct NotRememberedError(pub StatusCode);
 
 impl HandlerClaim {
-    /// The claim that is held there.
+    /// Returns a handle to the claim in `by`, which must be set.
     pub(super) fn held(by: Arc<dyn HoldsClaim>) -> Self {
         Self(by)
     }

@@ -322,7 +322,8 @@ impl KeyedRequest {
                 let whole_key = context.has_label_key.then_some(key);
                 label::write(out, context.requested_at_ms, told, digests, whole_key, intent);
             });
-            // Stores encode or copy both: no claim keeps the buffer for longer than its run.
+            // Most stores encode or copy both. The memory store keeps them, and so the buffer, only for entries that are
+            // not compact: large, unknown or released ones.
             let mut label = thread_buffer::copy(out);
             (Tags::from_written(label.split_to(tags_length)), label)
         });
